@@ -1,0 +1,5 @@
+"""What a user can put right, and how it is told apart from a fault of ours."""
+
+
+class UserError(Exception):
+    """Something the user can put right. The command line prints the message alone, no traceback."""
