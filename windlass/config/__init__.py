@@ -1,0 +1,32 @@
+"""YAML and key=value into frozen dataclasses, or one error that lists every problem."""
+
+from typing import Any
+
+from windlass.config.reading import Problem, listing, read
+from windlass.config.recipe import KINDS, Layers, find, load, shipped
+from windlass.config.schema import comments, json_schema
+from windlass.config.sections import Open, differences, section, tree
+from windlass.config.text import write
+
+__all__ = [
+    "KINDS",
+    "Layers",
+    "Open",
+    "Problem",
+    "comments",
+    "differences",
+    "find",
+    "json_schema",
+    "listing",
+    "load",
+    "read",
+    "section",
+    "shipped",
+    "to_yaml",
+    "tree",
+]
+
+
+def to_yaml(instance: Any) -> str:
+    """A section as YAML that reads back to the same section."""
+    return write(tree(instance))

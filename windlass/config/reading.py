@@ -1,0 +1,236 @@
+"""Reading plain data into sections, or one error that names every problem."""
+
+import difflib
+import json
+from collections.abc import Callable, Iterable
+from dataclasses import MISSING
+from pathlib import Path
+from types import NoneType
+from typing import Any, NamedTuple, TypeVar
+
+import pydantic
+
+from windlass.config.sections import default, dotted, fields, holds, leaves
+from windlass.config.text import scalar
+from windlass.errors import UserError
+
+T = TypeVar("T")
+Problem = tuple[str, str]  # the full key, and what is wrong with it
+Check = Callable[[Any], list[Problem]]
+
+
+def read(
+    schema: type[T], tree: Any, *, origin: str = "the recipe", checks: Iterable[Check] = ()
+) -> T:
+    """The section that a tree describes, or a UserError that lists every problem.
+
+    Checks look at what was read as a whole, so they run only when every key is in order.
+    """
+    found, problems = attempt(schema, tree, checks)
+    if problems:
+        raise UserError(report(problems, origin))
+    return found
+
+
+def attempt(schema: type[T], tree: Any, checks: Iterable[Check] = ()) -> tuple[T, list[Problem]]:
+    """What was read, and its problems; the first means something only when there are none."""
+    reader = _Reader()
+    found = reader.section(schema, tree, "")
+    problems = reader.explained()
+    if not problems:
+        problems = [problem for check in checks for problem in check(found)]
+    return found, problems
+
+
+def report(problems: list[Problem], origin: str) -> str:
+    """Every problem on a line of its own, the keys in one column."""
+    problems = list(dict.fromkeys(problems))
+    names = [key or "the recipe" for key, _ in problems]
+    width = max(len(name) for name in names)
+    plural = "s" if len(problems) > 1 else ""
+    lines = [f"  {name:<{width}}  {what}" for name, (_, what) in zip(names, problems, strict=True)]
+    return "\n".join([f"{len(problems)} problem{plural} in {origin}:", *lines])
+
+
+def listing(words: Iterable[Any], last: str = "or") -> str:
+    """`a, b or c`."""
+    *front, end = [str(word) for word in words]
+    return f"{', '.join(front)} {last} {end}" if front else end
+
+
+def show(value: Any) -> str:
+    """A value as one would write it in a recipe, cut short where it is long."""
+    if isinstance(value, dict):
+        return "a mapping"
+    text = json.dumps(value, ensure_ascii=False, default=str)
+    return text if len(text) <= 60 else f"{text[:57]}..."
+
+
+_WORDS: dict[Any, str] = {
+    int: "a whole number",
+    float: "a number",
+    bool: "true or false",
+    str: "text",
+    Path: "a path",
+    NoneType: "null",
+    Any: "anything",
+}
+
+
+def describe(annotation: Any) -> str:
+    """What may be written for a field, in words."""
+    slot = holds(annotation)
+    match slot.shape:
+        case "section":
+            words = f"a section with {listing(fields(slot.of), 'and')}"
+        case "open":
+            words = f"a section with {slot.of.tag}: {listing(slot.of.names())}"
+        case "list" | "tuple":
+            words = f"a list, each item {describe(slot.of)}"
+        case "mapping":
+            words = f"a mapping, each value {describe(slot.of)}"
+        case _:
+            return listing(_WORDS.get(leaf, str(leaf)) for leaf in leaves(annotation))
+    return f"{words}, or null" if slot.optional else words
+
+
+def closest(word: Any, known: Iterable[str]) -> str | None:
+    return next(iter(difflib.get_close_matches(str(word), list(known), n=1)), None)
+
+
+class _Unknown(NamedTuple):
+    key: str
+    siblings: list[str]
+
+    def meant(self) -> str | None:
+        return closest(self.key.rpartition(".")[2], self.siblings)
+
+    def explain(self, known: list[str]) -> str:
+        if meant := self.meant():
+            return f"unknown; did you mean {meant}?"
+        name = self.key.rpartition(".")[2]
+        if elsewhere := [full for full in known if full.rpartition(".")[2] == name]:
+            return f"unknown; did you mean {listing(elsewhere)}?"
+        return f"unknown; it can be {listing(self.siblings)}"
+
+
+class _Reader:
+    """Walks a tree beside its schema and collects what is wrong with it."""
+
+    def __init__(self):
+        self.problems: list[Problem | _Unknown] = []
+        self.known: list[str] = []  # every full key of the sections that were met
+
+    def explained(self) -> list[Problem]:
+        """The problems, now that every key an unknown one could have been is known."""
+        return [
+            (problem.key, problem.explain(self.known)) if isinstance(problem, _Unknown) else problem
+            for problem in self.problems
+        ]
+
+    def value(self, annotation: Any, value: Any, key: str) -> Any:
+        slot = holds(annotation)
+        if value is None and slot.optional:
+            return None
+        match slot.shape:
+            case "section":
+                return self.section(slot.of, value, key)
+            case "open":
+                return self.open(slot.of, value, key)
+            case "list" | "tuple" if isinstance(value, list | tuple):
+                items = [self.value(slot.of, item, dotted(key, i)) for i, item in enumerate(value)]
+                return tuple(items) if slot.shape == "tuple" else items
+            case "mapping" if isinstance(value, dict):
+                return {
+                    name: self.value(slot.of, x, dotted(key, name)) for name, x in value.items()
+                }
+            case "leaf":
+                return self.leaf(annotation, value, key)
+        return self.refuse(annotation, value, key)
+
+    def refuse(self, annotation: Any, value: Any, key: str) -> None:
+        meant = closest(value, [leaf for leaf in leaves(annotation) if isinstance(leaf, str)])
+        hint = f"did you mean {meant}?" if meant else f"it must be {describe(annotation)}"
+        self.problems.append((key, f"is {show(value)}; {hint}"))
+
+    def section(self, schema: Any, value: Any, key: str) -> Any:
+        known = fields(schema)
+        shorthand = getattr(schema, "shorthand", None)
+        given = {} if value is None else value if isinstance(value, dict) else {"": value}
+        given = _written_out(given, shorthand)
+        if "" in given:
+            return self.refuse(schema, given[""], key)
+        self.known += [dotted(key, name) for name in known]
+        before = len(self.problems)
+        unknown = [_Unknown(dotted(key, name), list(known)) for name in given if name not in known]
+        self.problems += unknown
+        misspelled = {one.meant() for one in unknown}  # one mistake is one problem
+        values = {}
+        for name, (field, annotation) in known.items():
+            if name in given:
+                values[name] = self.value(annotation, given[name], dotted(key, name))
+            elif default(field) is MISSING and name not in misspelled:
+                self.problems.append((dotted(key, name), f"is required: {describe(annotation)}"))
+        if len(self.problems) > before:
+            return None
+        try:
+            return schema(**values)
+        except ValueError as refused:
+            self.problems += [_placed(str(what), key, known) for what in refused.args]
+
+    def open(self, choice: Any, value: Any, key: str) -> Any:
+        given = {} if value is None else value if isinstance(value, dict) else {"": value}
+        given = _written_out(given, choice.tag)
+        name, known = given.pop(choice.tag, None), choice.names()
+        tag = dotted(key, choice.tag)
+        if name is None:
+            self.problems.append((tag, f"is required: {listing(known)}"))
+        elif name not in known:
+            meant = closest(name, known)
+            hint = f"did you mean {meant}? " if meant else ""
+            self.problems.append((tag, f"is {show(name)}; {hint}there {_are(known)}"))
+        else:
+            self.known.append(tag)
+            return self.section(choice.load(name), given, key)
+
+    def leaf(self, annotation: Any, value: Any, key: str) -> Any:
+        allowed = leaves(annotation)
+        if (
+            isinstance(value, str)
+            and {int, float, bool}.intersection(allowed)
+            and str not in allowed
+        ):
+            # `3e-4` may come as text: from Python, or in quotes.
+            value = value if value in allowed else scalar(value)
+        # True is an int to Python, and 1 is true to pydantic; to a reader of recipes they differ.
+        if isinstance(value, bool) and not {bool, Any}.intersection(allowed):
+            return self.refuse(annotation, value, key)
+        strict = set(allowed) <= {bool, NoneType}
+        try:
+            return _adapter(annotation).validate_python(value, strict=strict)
+        except pydantic.ValidationError:
+            return self.refuse(annotation, value, key)
+
+
+def _adapter(annotation: Any) -> pydantic.TypeAdapter:
+    return pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(allow_inf_nan=False))
+
+
+def _written_out(given: dict, shorthand: str | None) -> dict:
+    """The keys of a section, a bare value among them under its name; what was said last wins."""
+    out: dict = {}
+    for name, value in given.items():
+        name = shorthand if name == "" and shorthand else name
+        out.pop(name, None)
+        out[name] = value
+    return out
+
+
+def _placed(what: str, key: str, known: Iterable[str]) -> Problem:
+    """A section's own refusal, under the field it opens with if it opens with one."""
+    name, _, rest = what.partition(" ")
+    return (dotted(key, name), rest) if name in known else (key, what)
+
+
+def _are(names: list[str]) -> str:
+    return f"are {listing(names, 'and')}" if len(names) > 1 else f"is {listing(names)}"

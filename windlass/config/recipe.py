@@ -1,0 +1,202 @@
+"""A recipe in its layers: the file, what it says for one kind of device, and the command line."""
+
+import dataclasses
+from collections.abc import Iterable, Sequence
+from importlib import resources
+from pathlib import Path
+from typing import Any, TypeVar
+
+from windlass.config.reading import Check, Problem, attempt, closest, listing, report, show
+from windlass.config.sections import dotted, flat
+from windlass.config.text import parse, scalar
+from windlass.errors import UserError
+
+T = TypeVar("T")
+KINDS = ("tpu", "gpu", "cpu")
+
+
+@dataclasses.dataclass(frozen=True)
+class Layers:
+    """What was written, and where. Which keys win is known once the kind of device is."""
+
+    name: str
+    origin: str
+    recipe: dict[str, Any]
+    by_device: dict[str, dict[str, Any]]
+    command_line: dict[str, Any]
+    problems: tuple[Problem, ...] = ()  # those that are seen without knowing any section
+
+    def merged(self, kind: str | None) -> dict[str, Any]:
+        """The recipe, under its `by_device` for this kind, under the command line."""
+        special = self.by_device.get(kind, {}) if kind else {}
+        return overlay(overlay(self.recipe, special), self.command_line)
+
+    def peek(self, name: str, schema: type[T]) -> T | None:
+        """One section as it is whatever the device, or None where it has problems."""
+        found, problems = attempt(schema, self.merged(None).get(name))
+        return None if problems else found
+
+    def read(self, schema: type[T], kind: str | None, checks: Iterable[Check] = ()) -> T:
+        """The run on one kind of device, or every problem of the recipe on any kind."""
+        found, here = attempt(schema, self.merged(kind), () if self.problems else checks)
+        problems = [*self.problems, *(self._spelled(problem, kind) for problem in here)]
+        for other in self.by_device:
+            if other != kind:
+                there = attempt(schema, self.merged(other))[1]
+                new = [problem for problem in there if problem not in here]
+                problems += [(f"by_device.{other}.{key}", what) for key, what in new]
+        if problems:
+            raise UserError(report(problems, self.origin))
+        return found
+
+    def _spelled(self, problem: Problem, kind: str | None) -> Problem:
+        """A problem under the key as written, `by_device.tpu.` in front if it came by that."""
+        key, what = problem
+        special = flat(self.by_device.get(kind, {})) if kind else {}
+        if _touches(key, special) and not _touches(key, flat(self.command_line)):
+            return f"by_device.{kind}.{key}", what
+        return problem
+
+
+def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Layers:
+    """A recipe by path, by the name of one that ships with the package, or as a mapping."""
+    problems: list[Problem] = []
+    if isinstance(recipe, dict):
+        name, origin, data = "recipe", "the recipe", recipe
+    else:
+        path = find(recipe)
+        name, origin = path.stem, str(recipe) if path == Path(recipe) else path.stem
+        try:
+            data, problems = parse(path.read_text(encoding="utf-8"), origin)
+        except UnicodeDecodeError as error:
+            raise UserError(f"{origin} is not UTF-8 text: byte {error.start}") from None
+        if not isinstance(data, dict | None):
+            raise UserError(f"{origin} holds {show(data)}; a recipe is a mapping of sections")
+    written = _nested(data or {}, "", problems)
+    said = _command_line(overrides, problems)
+    by_device = overlay(written.pop("by_device", {}), said.pop("by_device", {}))
+    if overrides:
+        origin = f"{origin} and the command line"
+    kinds = _by_device(by_device, problems)
+    return Layers(name, origin, written, kinds, said, tuple(problems))
+
+
+def shipped() -> dict[str, Path]:
+    """The recipes that come with the package, by name."""
+    folder = Path(str(resources.files("windlass"))) / "recipes"
+    return {path.stem: path for path in sorted(folder.glob("*.yaml"))}
+
+
+def find(recipe: str | Path) -> Path:
+    """Where a recipe is: a path that exists, or the name of one that ships."""
+    path = Path(recipe)
+    if path.is_file():
+        return path
+    if path.is_dir():
+        raise UserError(f"{recipe} is a folder; a recipe is a YAML file")
+    known = shipped()
+    if str(recipe) in known:
+        return known[str(recipe)]
+    meant = closest(recipe, known)
+    hint = f"; did you mean {meant}?" if meant else ""
+    have = f"; the recipes that ship are {listing(known, 'and')}" if known else ""
+    raise UserError(f'no recipe at "{recipe}", and none of that name{hint}{have}')
+
+
+def overlay(base: Any, new: Any) -> Any:
+    """`new` on top of `base`: mappings merge, anything else replaces.
+
+    A bare value and a mapping for the same section (`device: tpu`, then `device.count=4`) are both
+    kept, the value under the empty key. Later keys stand later, so that the last one said wins.
+    """
+    if not isinstance(new, dict):
+        if not isinstance(base, dict) or not base or new is None:
+            return new
+        return {**{key: value for key, value in base.items() if key != ""}, "": new}
+    merged = dict(base) if isinstance(base, dict) else {} if base is None else {"": base}
+    for key, value in new.items():
+        merged[key] = overlay(merged.pop(key, None), value)
+    return merged
+
+
+def _nested(data: dict[Any, Any], at: str, problems: list[Problem]) -> dict[str, Any]:
+    """A mapping with its dotted keys opened up."""
+    tree: dict[str, Any] = {}
+    for path, value in _paths(data, at, problems):
+        *parents, last = path
+        node: Any = {last: value}
+        for parent in reversed(parents):
+            node = {parent: node}
+        known = flat(tree)
+        if dotted(*path) in known:
+            problems.append((dotted(at, *path), "is given twice"))
+        tree = overlay(tree, node)
+    return tree
+
+
+def _paths(data: dict[Any, Any], at: str, problems: list[Problem]) -> Iterable[tuple[list, Any]]:
+    for name, value in data.items():
+        path = str(name).split(".")
+        if isinstance(value, dict) and value:
+            for inner, item in _paths(value, dotted(at, name), problems):
+                yield [*path, *inner], item
+        elif isinstance(value, list | tuple):
+            here = dotted(at, name)
+            items = [
+                _nested(item, dotted(here, i), problems) if isinstance(item, dict) else item
+                for i, item in enumerate(value)
+            ]
+            yield path, items
+        else:
+            yield path, value
+
+
+def _command_line(overrides: Sequence[str], problems: list[Problem]) -> dict[str, Any]:
+    """`key=value`, `--key=value` and `--key value`, the last one of a key winning."""
+    tree: dict[str, Any] = {}
+    words = list(overrides)
+    while words:
+        word = words.pop(0)
+        key, equals, text = word.removeprefix("--").partition("=")
+        if not equals and word.startswith("--") and words and not words[0].startswith("--"):
+            equals, text = " ", words.pop(0)
+        if not key or not equals:
+            problems.append((key or word, f"has no value; write {key or 'key'}=value"))
+            continue
+        value: Any = scalar(text)
+        if text[:1] in ("[", "{", '"', "'"):  # only these open YAML: `prompt=Tom: hello` is text
+            try:
+                value, twice = parse(text, "it")
+            except UserError as error:
+                problems.append((key, f"is {show(text)}; {str(error).splitlines()[0]}"))
+                continue
+            problems += [(dotted(key, name), what) for name, what in twice]
+        tree = overlay(tree, _nested({key: value}, "", problems))
+    return tree
+
+
+def _by_device(given: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+    """What is said for each kind of device, with what cannot be said there taken out."""
+    if not isinstance(given, dict):
+        problems.append(
+            ("by_device", f"is {show(given)}; it must be a mapping of {listing(KINDS)}")
+        )
+        return {}
+    kinds = {}
+    for kind, keys in given.items():
+        if kind not in KINDS:
+            meant = closest(kind, KINDS)
+            hint = f"did you mean {meant}?" if meant else f"it can be {listing(KINDS)}"
+            problems.append((f"by_device.{kind}", f"unknown; {hint}"))
+        elif not isinstance(keys, dict | None):
+            problems.append((f"by_device.{kind}", f"is {show(keys)}; it must be a mapping of keys"))
+        else:
+            kinds[kind] = dict(keys or {})
+            if kinds[kind].pop("device", None) is not None:
+                what = "cannot be set here: it decides which of these apply"
+                problems.append((f"by_device.{kind}.device", what))
+    return kinds
+
+
+def _touches(key: str, keys: Iterable[str]) -> bool:
+    return any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in keys)

@@ -1,0 +1,111 @@
+"""The JSON schema of a recipe, so that an editor can complete it and explain its keys."""
+
+import ast
+import dataclasses
+import inspect
+import textwrap
+from typing import Any
+
+import pydantic
+
+from windlass.config.recipe import KINDS
+from windlass.config.sections import Open, default, fields, holds, tree
+
+
+def json_schema(schema: Any) -> dict[str, Any]:
+    """The schema of a whole recipe, `by_device` included."""
+    whole = _section(schema)
+    same = {name: {"$ref": f"#/properties/{name}"} for name in whole["properties"]}
+    same.pop("device", None)
+    special = {"type": "object", "properties": same, **_closed()}
+    whole["properties"]["by_device"] = {
+        "description": "keys that win on that kind of device only",
+        "type": "object",
+        "properties": dict.fromkeys(KINDS, special),
+        "additionalProperties": False,
+    }
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **whole}
+
+
+def _closed() -> dict[str, Any]:
+    # A key may be written dotted (`train.batch: 64`) in any mapping, which also means that nothing
+    # can be required here: what looks absent may come dotted, by device, or on the command line.
+    return {"patternProperties": {r"\.": {}}, "additionalProperties": False}
+
+
+def _section(schema: Any) -> dict[str, Any]:
+    notes = comments(schema)
+    properties = {}
+    for name, (field, annotation) in fields(schema).items():
+        entry = _holds(annotation)
+        said = notes.get(name) or entry.get("description", "")
+        if (value := default(field)) is dataclasses.MISSING:
+            said = f"{said} (required)".lstrip()
+        else:
+            entry["default"] = tree(value)
+        if said:
+            entry["description"] = said
+        properties[name] = entry
+    described = {"description": inspect.getdoc(schema)} if schema.__doc__ else {}
+    return {**described, "type": "object", "properties": properties, **_closed()}
+
+
+def _holds(annotation: Any) -> dict[str, Any]:
+    slot = holds(annotation)
+    choices: list[dict[str, Any]]
+    match slot.shape:
+        case "section":
+            whole = _section(slot.of)
+            shorthand = getattr(slot.of, "shorthand", None)
+            choices = [_holds(fields(slot.of)[shorthand][1]), whole] if shorthand else [whole]
+        case "open":
+            choices = [_one_of(slot.of, name) for name in slot.of.names()]
+            choices.append({"enum": slot.of.names()})
+        case "list" | "tuple":
+            choices = [{"type": "array", "items": _holds(slot.of)}]
+        case "mapping":
+            choices = [{"type": "object", "additionalProperties": _holds(slot.of)}]
+        case _:
+            return pydantic.TypeAdapter(annotation).json_schema()
+    if slot.optional:
+        choices.append({"type": "null"})
+    return choices[0] if len(choices) == 1 else {"anyOf": choices}
+
+
+def _one_of(choice: Open, name: str) -> dict[str, Any]:
+    found = _section(choice.load(name))
+    found["properties"] = {choice.tag: {"const": name}, **found["properties"]}
+    return found
+
+
+def comments(schema: Any) -> dict[str, str]:
+    """What the source says of each field: the comment beside it, or else the one just above it."""
+    found = {}
+    for cls in reversed(schema.__mro__):
+        if dataclasses.is_dataclass(cls):
+            found |= _comments_in(cls)
+    return found
+
+
+def _comments_in(cls: Any) -> dict[str, str]:
+    try:
+        source = textwrap.dedent(inspect.getsource(cls))
+    except OSError:  # a class typed at a prompt has no source
+        return {}
+    lines = source.splitlines()
+    found = {}
+    for node in ast.parse(source).body[0].body:  # pyright: ignore[reportAttributeAccessIssue]
+        if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
+            continue
+        assert node.end_lineno is not None
+        # The parser counts columns in bytes.
+        rest = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
+        said = [rest]
+        if not rest.strip():
+            start = node.lineno - 1
+            while lines[start - 1].strip().startswith("#"):
+                start -= 1
+            said = lines[start : node.lineno - 1]
+        if text := " ".join(line.strip().lstrip("# ") for line in said):
+            found[node.target.id] = text
+    return found

@@ -1,0 +1,153 @@
+"""What a section is, what its fields may hold, and how it is written down again."""
+
+import dataclasses
+import importlib
+import pkgutil
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+T = TypeVar("T")
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True)
+def section(cls: type[T]) -> type[T]:
+    """One part of a run: a plain dataclass, frozen and keyword-only.
+
+    With `shorthand: ClassVar[str] = "kind"`, a plain value written where the section is expected
+    is the value of that field: `device: tpu` is `device: {kind: tpu}`.
+    """
+    return dataclasses.dataclass(frozen=True, kw_only=True)(cls)
+
+
+@dataclasses.dataclass(frozen=True)
+class Open:
+    """Marks a field that holds one of an open set: `Annotated[Any, Open("windlass.models", ...)]`.
+
+    The key `tag` names a file of `package`, and the other keys are read into its `attribute`.
+    """
+
+    package: str
+    tag: str
+    attribute: str
+
+    def names(self) -> list[str]:
+        """The files of the folder, each a thing that can be named."""
+        path = importlib.import_module(self.package).__path__
+        names = [module.name for module in pkgutil.iter_modules(path)]
+        return sorted(name for name in names if not name.startswith("_"))
+
+    def load(self, name: str) -> Any:
+        return getattr(importlib.import_module(f"{self.package}.{name}"), self.attribute)
+
+
+@dataclasses.dataclass(frozen=True)
+class Holds:
+    """What an annotation allows: a section, one of an open set, several of something, or a leaf."""
+
+    shape: Literal["section", "open", "list", "tuple", "mapping", "leaf"]
+    of: Any  # the section, the Open, the annotation of an item, or of the leaf
+    optional: bool
+
+
+def holds(annotation: Any) -> Holds:
+    choices = _alternatives(annotation)
+    inner = [choice for choice in choices if choice is not NoneType]
+    optional = len(inner) < len(choices)
+    if len(inner) == 1:
+        only, origin, args = inner[0], get_origin(inner[0]), get_args(inner[0])
+        if isinstance(only, type) and dataclasses.is_dataclass(only):
+            return Holds("section", only, optional)
+        if origin is Annotated and isinstance(args[1], Open):
+            return Holds("open", args[1], optional)
+        if origin is list:
+            return Holds("list", args[0], optional)
+        if origin is tuple and args[1:] == (...,):
+            return Holds("tuple", args[0], optional)
+        if origin is dict:
+            return Holds("mapping", args[1], optional)
+    return Holds("leaf", annotation, optional)
+
+
+def fields(schema: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
+    """The fields of a section by name, with their annotations."""
+    hints = get_type_hints(schema, include_extras=True)
+    return {field.name: (field, hints[field.name]) for field in dataclasses.fields(schema)}
+
+
+def default(field: dataclasses.Field) -> Any:
+    """What a field holds when nothing is said, or MISSING if something must be."""
+    made = field.default_factory
+    return field.default if made is dataclasses.MISSING else made()
+
+
+def leaves(annotation: Any) -> list[Any]:
+    """The plain types a leaf may have, and the words of its literals."""
+    found = []
+    for choice in _alternatives(annotation):
+        bare = get_args(choice)[0] if get_origin(choice) is Annotated else choice
+        found += get_args(bare) if get_origin(bare) is Literal else [bare]
+    return found
+
+
+def _alternatives(annotation: Any) -> list[Any]:
+    is_union = get_origin(annotation) in (Union, UnionType)
+    return list(get_args(annotation)) if is_union else [annotation]
+
+
+def tree(instance: Any) -> Any:
+    """A section as plain data, tags of open sets included: what `read` would make it from."""
+    if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
+        return {
+            name: _tagged(annotation, getattr(instance, name))
+            for name, (_, annotation) in fields(type(instance)).items()
+        }
+    if isinstance(instance, dict):
+        return {key: tree(value) for key, value in instance.items()}
+    if isinstance(instance, list | tuple):
+        return [tree(item) for item in instance]
+    return str(instance) if isinstance(instance, Path) else instance
+
+
+def _tagged(annotation: Any, value: Any) -> Any:
+    slot = holds(annotation)
+    if value is None or slot.shape not in ("open", "list", "tuple", "mapping"):
+        return tree(value)
+    if slot.shape == "open":
+        return {slot.of.tag: type(value).__module__.rpartition(".")[2], **tree(value)}
+    if slot.shape == "mapping":
+        return {key: _tagged(slot.of, item) for key, item in value.items()}
+    return [_tagged(slot.of, item) for item in value]
+
+
+def differences(a: dict, b: dict) -> list[tuple[str, Any, Any]]:
+    """The dotted keys on which two trees differ, with both values; absent is None."""
+    left, right = flat(a), flat(b)
+    pairs = [(key, left.get(key), right.get(key)) for key in left | right]
+    return [(key, one, other) for key, one, other in pairs if one != other]
+
+
+def flat(tree: dict) -> dict[str, Any]:
+    """A tree as one mapping with dotted keys."""
+    found = {}
+    for key, value in tree.items():
+        if isinstance(value, dict) and value:
+            inner = flat(value)
+            found |= {dotted(key, name): item for name, item in inner.items()}
+        else:
+            found[key] = value
+    return found
+
+
+def dotted(*names: Any) -> str:
+    return ".".join(str(name) for name in names if name != "")

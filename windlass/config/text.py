@@ -1,0 +1,94 @@
+"""YAML as recipes use it: words are words, numbers are numbers, and no key is given twice."""
+
+import re
+from typing import Any
+
+import yaml
+
+from windlass.errors import UserError
+
+# YAML 1.1 reads `no` as false, `3e-4` as text, `1:30` as ninety and `010` as eight. Here a plain
+# word is text unless it is null, true, false or a decimal number, in reading and in writing.
+_NUMBER = r"[-+]?(?:0|[1-9][0-9_]*)"
+_PLAIN = {
+    "null": (r"~|null|Null|NULL|", ["~", "n", "N", ""]),
+    "bool": (r"true|True|TRUE|false|False|FALSE", list("tTfF")),
+    "int": (_NUMBER, list("-+0123456789")),
+    "float": (
+        rf"(?:{_NUMBER}(?:\.[0-9]*)?|[-+]?\.[0-9]+)(?:[eE][-+]?[0-9]+)?|[-+]?\.inf|\.nan",
+        list("-+.0123456789"),
+    ),
+}
+
+
+class _Loader(yaml.SafeLoader):
+    yaml_implicit_resolvers = {}
+
+
+class _Dumper(yaml.SafeDumper):
+    yaml_implicit_resolvers = {}
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+for _kind, (_pattern, _first) in _PLAIN.items():
+    for _one in (_Loader, _Dumper):
+        _one.add_implicit_resolver(
+            f"tag:yaml.org,2002:{_kind}", re.compile(f"^(?:{_pattern})$"), _first
+        )
+
+
+def scalar(text: str) -> Any:
+    """A plain word as YAML would read it."""
+    loader = _Loader("")
+    tag = loader.resolve(yaml.ScalarNode, text, (True, False))
+    return loader.construct_object(yaml.ScalarNode(tag, text))
+
+
+def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
+    """The data in a YAML text, and the keys that are given twice."""
+    problems: list[tuple[str, str]] = []
+    try:
+        loader = _Loader(text)
+        node = loader.get_single_node()
+        return (None if node is None else _build(loader, node, (), problems)), problems
+    except yaml.MarkedYAMLError as error:
+        assert error.problem_mark is not None
+        line, column = error.problem_mark.line, error.problem_mark.column
+        shown = text.splitlines()[line] if line < len(text.splitlines()) else ""
+        raise UserError(
+            f"{origin} does not parse: line {line + 1}, column {column + 1}: {error.problem}\n"
+            f"  {shown}\n  {' ' * column}^"
+        ) from None
+    except yaml.reader.ReaderError as error:
+        line = text.count("\n", 0, error.position) + 1
+        column = error.position - text.rfind("\n", 0, error.position)
+        raise UserError(
+            f"{origin} does not parse: line {line}, column {column}: "
+            f"character {error.character:#x} is not text"
+        ) from None
+
+
+def _build(loader: _Loader, node: Any, path: tuple[str, ...], problems: list) -> Any:
+    if isinstance(node, yaml.SequenceNode):
+        items = enumerate(node.value)
+        return [_build(loader, item, (*path, str(i)), problems) for i, item in items]
+    if not isinstance(node, yaml.MappingNode):
+        return loader.construct_object(node)
+    built, lines = {}, {}
+    for name, value in node.value:
+        if not isinstance(name, yaml.ScalarNode):
+            raise yaml.MarkedYAMLError(problem="a key is a word", problem_mark=name.start_mark)
+        key, line = name.value, name.start_mark.line + 1
+        here = (*path, key)
+        if key in lines:
+            problems.append((".".join(here), f"is given twice, on lines {lines[key]} and {line}"))
+            continue
+        lines[key] = line
+        built[key] = _build(loader, value, here, problems)
+    return built
+
+
+def write(tree: Any) -> str:
+    return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
