@@ -1,0 +1,153 @@
+"""Where arrays live: axis names, and the two tables that map them to the mesh."""
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jaxtyping import Array, PyTree
+
+# What a named axis is split over; a name that is absent is never split. Models name axes, and only
+# this table says where they go. `embed` differs between the two: weights are stored in pieces and
+# gathered, one layer at a time, to meet activations that are whole.
+WEIGHTS = dict(embed="fsdp", vocab="tensor", heads="tensor", kv_heads="tensor", mlp="tensor")
+ACTIVATIONS = dict(
+    batch=("data", "fsdp"), heads="tensor", kv_heads="tensor", mlp="tensor", vocab="tensor"
+)
+
+
+class Placed(eqx.Module):
+    """A module that owns weights, and names the axes of each.
+
+    `axes` has an entry for each array field; a stacked array has `layers` in front of them.
+    `matrices` are the fields that are multiplied with activations: they are decayed, and cast to
+    the precision of the computation. The others (norms, biases) are neither.
+    """
+
+    axes: eqx.AbstractVar[dict[str, tuple[str, ...]]]
+    matrices: eqx.AbstractClassVar[tuple[str, ...]]
+
+
+def annotate(tree: PyTree, function: Callable[[Any, tuple[str, ...], bool], Any]) -> PyTree:
+    """`function(leaf, axes, is_matrix)` of every leaf; one outside any `Placed` has no axes.
+
+    An optimiser's moments are trees of the same modules as the weights, so the same names reach
+    them: nothing has to be said twice.
+    """
+
+    def visit(node):
+        if not isinstance(node, Placed):
+            return function(node, (), False)
+        children, structure = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda inner: inner is not node
+        )
+        return structure.unflatten([field(node, path[0].name, child) for path, child in children])
+
+    def field(node, name, child):
+        if name not in node.axes:  # an inner module
+            return jax.tree.map(visit, child, is_leaf=_is_placed)
+        return None if child is None else function(child, node.axes[name], name in node.matrices)
+
+    return jax.tree.map(visit, tree, is_leaf=_is_placed)
+
+
+def placements(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
+    """The layout of every array of a model, or of a whole train state."""
+    return annotate(
+        tree, lambda x, axes, _: NamedSharding(mesh, _spec(WEIGHTS, axes, x.shape, mesh))
+    )
+
+
+def matrices(tree: PyTree) -> PyTree:
+    """True at every array that its module declares a matrix."""
+    return annotate(tree, lambda x, axes, is_matrix: is_matrix)
+
+
+def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
+    """The model as it computes: float32 matrices in `dtype`, everything else as it is.
+
+    Activations take their precision from the embedding they come from, so this alone decides what
+    a model computes in.
+    """
+
+    def lower(x, axes, is_matrix):
+        return x.astype(dtype) if is_matrix and x.dtype == jnp.float32 else x
+
+    return annotate(tree, lower)
+
+
+def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
+    """What cannot be split as the table says, because its size does not divide: to be said."""
+    found: dict[str, None] = {}
+
+    def look(x, axes, _):
+        for name, size in zip(axes, x.shape[x.ndim - len(axes) :], strict=True):
+            ways = _ways(mesh, WEIGHTS.get(name))
+            if size % ways:
+                found[f"{name} ({size}) is not split {ways} ways over {WEIGHTS[name]}"] = None
+
+    annotate(tree, look)
+    return list(found)
+
+
+def shard(x: Array, axes: str) -> Array:
+    """State an activation's layout by the names of its axes: `shard(x, "batch seq embed")`."""
+    return x if _mesh().empty else jax.sharding.reshard(x, layout(axes, x.shape))
+
+
+def layout(axes: str | Sequence[str], shape: Sequence[int]) -> PartitionSpec | None:
+    """Where an activation of this shape lives; None where there is no mesh."""
+    names = axes.split() if isinstance(axes, str) else axes
+    if len(names) != len(shape):
+        raise ValueError(f"{axes!r} names {len(names)} axes; the array has shape {shape}")
+    return None if _mesh().empty else _spec(ACTIVATIONS, names, shape, _mesh())
+
+
+def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
+    """A weight as it meets activations: whole over the mesh axis that only stores it in pieces."""
+    if _mesh().empty:
+        return weight
+    met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
+    return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
+
+
+def batch_shards(rows: int) -> int:
+    """Over how many groups of devices a batch of so many rows is split."""
+    ways = _ways(_mesh(), ACTIVATIONS["batch"])
+    return 1 if rows % ways else ways
+
+
+def split_over(axis: str, size: int) -> str | None:
+    """The mesh axis that an activation's named axis of this size is split over, if any."""
+    mesh_axis = ACTIVATIONS[axis]
+    return None if size % _ways(_mesh(), mesh_axis) or _mesh().empty else mesh_axis
+
+
+def tensor_ways() -> int:
+    return _ways(_mesh(), "tensor")
+
+
+def _mesh() -> AbstractMesh:
+    return jax.sharding.get_abstract_mesh()
+
+
+def _is_placed(node) -> bool:
+    return isinstance(node, Placed)
+
+
+def _ways(mesh, mesh_axis: str | tuple[str, ...] | None) -> int:
+    names = (mesh_axis,) if isinstance(mesh_axis, str) else mesh_axis or ()
+    return math.prod(mesh.shape.get(name, 1) for name in names)
+
+
+def _spec(table, axes, shape, mesh) -> PartitionSpec:
+    stacked = [None] * (len(shape) - len(axes))  # the leading `layers` axis of scanned blocks
+    sizes = shape[len(stacked) :]
+    split = [
+        table.get(name) if size % _ways(mesh, table.get(name)) == 0 else None
+        for name, size in zip(axes, sizes, strict=True)
+    ]
+    return PartitionSpec(*stacked, *split)

@@ -1,0 +1,1 @@
+"""The only modules that own weights, and what is built of them."""

@@ -1,0 +1,56 @@
+"""A causal language model: embedding, blocks, norm, head."""
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+from windlass.layers.attention import Attention
+from windlass.layers.context import Memory, enter
+from windlass.layers.embedding import Embedding
+from windlass.layers.head import Head
+from windlass.layers.mlp import SwiGLU
+from windlass.layers.norm import RMSNorm
+from windlass.layers.residual import Plain
+from windlass.layers.stack import Stack
+
+
+class Block(eqx.Module):
+    """Attention, then a feed-forward layer, each on a normalised stream."""
+
+    attention_norm: RMSNorm
+    attention: Attention
+    mlp_norm: RMSNorm
+    mlp: SwiGLU
+    residual: eqx.Module = Plain()
+
+    def __call__(self, x: Float[Array, "batch seq embed"], context):
+        x = self.residual(x, lambda x: self.attention(self.attention_norm(x), context))
+        return self.residual(x, lambda x: self.mlp(self.mlp_norm(x)))
+
+
+class Decoder(eqx.Module):
+    embedding: Embedding
+    blocks: Stack
+    norm: RMSNorm
+    output: Head | None  # None: the head shares the embedding's weight
+
+    def __init__(
+        self, sizes: dict[str, int], blocks: Stack, *, eps: float, tied: bool, key: PRNGKeyArray
+    ):
+        embedding, head = jax.random.split(key)
+        self.embedding = Embedding(sizes, key=embedding)
+        self.blocks = blocks
+        self.norm = RMSNorm("embed", sizes, eps=eps)
+        self.output = None if tied else Head.init(sizes, key=head)
+
+    @property
+    def head(self) -> Head:
+        return Head(self.embedding.weight) if self.output is None else self.output
+
+    def __call__(
+        self, batch: dict[str, Array], memory: Memory | None = None
+    ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]:
+        context = enter(batch, memory)
+        x = self.embedding(batch["tokens"])
+        x, layers = self.blocks(x, context, None if memory is None else memory.layers)
+        return self.norm(x), {}, context.finish(layers)

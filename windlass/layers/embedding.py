@@ -1,0 +1,29 @@
+"""Tokens to vectors."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from windlass.devices.axes import Placed, gathered, layout
+
+
+class Embedding(Placed):
+    weight: Float[Array, "vocab embed"]
+    matrices: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def __init__(self, sizes: dict[str, int], *, key: PRNGKeyArray):
+        self.weight = 0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"]))
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"weight": ("vocab", "embed")}
+
+    def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+        weight = gathered(self.weight, self.axes["weight"])
+        out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
+        # Through float32, so that the gradients of a token that occurs a thousand times are added
+        # in float32: bfloat16 would lose most of them.
+        rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
+        return rows.astype(weight.dtype)

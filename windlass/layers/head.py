@@ -1,0 +1,223 @@
+"""From hidden states to words: the only place where logits exist.
+
+A full `[tokens, vocab]` array is the largest of a language model by far, so in training it is never
+there: losses are computed on tiles of a few thousand tokens, together with their gradients.
+"""
+
+from collections.abc import Callable
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, Int, PRNGKeyArray
+
+from windlass.devices.axes import (
+    Placed,
+    batch_shards,
+    gathered,
+    layout,
+    shard,
+    split_over,
+)
+
+TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at 152k words
+
+# Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
+TileLoss = Callable[
+    [Float[Array, "... vocab"], dict[str, Array]],
+    tuple[Float[Array, "..."], dict[str, Float[Array, "..."]]],
+]
+
+
+class Head(Placed):
+    weight: Float[Array, "vocab embed"]
+    matrices: ClassVar[tuple[str, ...]] = ("weight",)
+
+    @staticmethod
+    def init(sizes: dict[str, int], *, key: PRNGKeyArray) -> "Head":
+        return Head(0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"])))
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"weight": ("vocab", "embed")}
+
+    def logits(self, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
+        """All logits, in float32: for generation, a few positions at a time."""
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        out = layout("batch seq vocab", (*hidden.shape[:2], weight.shape[0]))
+        return jnp.einsum("bse,ve->bsv", hidden, weight, out_sharding=out).astype(jnp.float32)
+
+    def reduce(
+        self,
+        loss: TileLoss,
+        hidden: Float[Array, "batch seq embed"],
+        columns: dict[str, Array],
+        *,
+        tile_tokens: int = TILE_TOKENS,
+    ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
+        """The sum of a per-token loss of the logits, and of what else `loss` reports.
+
+        `loss` is called on float32 logits of one tile with the same tokens of every column
+        (`[batch, seq, ...]`, all zero where a tile reaches beyond the row: it must be weighted by
+        one of them). Its gradient is taken where it is computed, so that no tile is computed twice;
+        the backward pass only scales it. The sums carry no gradient.
+        """
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        tiles = _Tiles(hidden.shape, tile_tokens)
+
+        def value(hidden, weight, columns):
+            def add(sums, tile):
+                found = loss(_logits(tile[0], weight), tile[1])
+                return _add(sums, found), None
+
+            zeros = _zeros(loss, tiles, hidden, weight, columns)
+            sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
+            return _over_shards(sums)
+
+        def value_and_gradient(hidden, weight, columns):
+            def add(carry, tile):
+                sums, d_weight = carry
+                h, own = tile
+                _, back, found = _vjp(loss, _logits(h, weight), own)
+                # Both products in the precision of the model: float32 here would leave the fast
+                # paths of every accelerator.
+                d_logits = back.astype(h.dtype)
+                d_h = jnp.einsum("gbsv,ve->gbse", d_logits, weight, out_sharding=_typeof(h))
+                d_weight += jnp.einsum("gbsv,gbse->gve", d_logits, h).astype(jnp.float32)
+                return (_add(sums, found), d_weight), d_h
+
+            # One accumulator per group of devices that shares rows: they meet once, at the end.
+            shape = (tiles.shards, *weight.shape)
+            d_weight = jnp.zeros(
+                shape, jnp.float32, out_sharding=layout(("batch", "vocab", ""), shape)
+            )
+            zeros = _zeros(loss, tiles, hidden, weight, columns)
+            (sums, d_weight), d_hidden = jax.lax.scan(
+                add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
+            )
+            d_weight = jnp.sum(d_weight, axis=0).astype(weight.dtype)
+            return _over_shards(sums), (tiles.join(d_hidden), d_weight)
+
+        @jax.custom_vjp
+        def total(hidden, weight, columns):
+            return value(hidden, weight, columns)
+
+        def backward(gradients, cotangents):
+            scale = cotangents[0]
+            d_hidden, d_weight = (g * scale.astype(g.dtype) for g in gradients)
+            return d_hidden, d_weight, None
+
+        total.defvjp(value_and_gradient, backward)
+        summed, others = total(hidden, weight, columns)
+        return summed, jax.tree.map(jax.lax.stop_gradient, others)
+
+
+class _Tiles:
+    """How a batch is cut along its rows, so that every device works on every tile.
+
+    A tile is `[shards, rows, seq, ...]`: the groups of devices that hold rows of their own come
+    first, so that nothing is summed over them before the end.
+    """
+
+    def __init__(self, shape: tuple[int, ...], tokens: int):
+        self.batch, self.seq = shape[:2]
+        self.shards = batch_shards(self.batch)
+        self.rows = self.batch // self.shards
+        self.length = min(self.seq, max(1, tokens // self.rows))
+        self.count = -(-self.seq // self.length)
+
+    def cut(self, tree):
+        def each(x):
+            rest = x.shape[2:]
+            padding = [(0, 0), (0, self.count * self.length - self.seq), *[(0, 0)] * len(rest)]
+            x = jnp.pad(x, padding)
+            shape = (self.shards, self.rows, self.count, self.length, *rest)
+            out = layout(("batch", *[""] * (len(shape) - 1)), shape)
+            return jnp.moveaxis(jnp.reshape(x, shape, out_sharding=out), 2, 0)
+
+        return jax.tree.map(each, tree)
+
+    def join(self, x: Array) -> Array:
+        whole = (self.shards, self.rows, self.count * self.length, *x.shape[4:])
+        x = jnp.moveaxis(x, 0, 2).reshape(whole)[:, :, : self.seq]
+        shape = (self.batch, self.seq, *x.shape[3:])
+        out = layout(("batch", *[""] * (len(shape) - 1)), shape)
+        return jnp.reshape(x, shape, out_sharding=out)
+
+
+def log_z(logits: Float[Array, "... vocab"]) -> Float[Array, "..."]:
+    """The logarithm of the sum over words that turns a logit into a log-probability."""
+    return jax.nn.logsumexp(logits, axis=-1)
+
+
+def pick(logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
+    """The logit of one word per token.
+
+    By comparison: an indexed read would scatter into a whole tile in the backward pass, and cannot
+    cross the devices that share the vocabulary.
+    """
+    hot = targets[..., None] == jnp.arange(logits.shape[-1])
+    return jnp.sum(jnp.where(hot, logits, 0.0), axis=-1)
+
+
+def pick_several(
+    logits: Float[Array, "... vocab"], candidates: Int[Array, "... k"]
+) -> Float[Array, "... k"]:
+    """The logits of several words per token, each device looking among the words it holds."""
+    axis = split_over("vocab", logits.shape[-1])
+
+    def local(logits, candidates):
+        held = logits.shape[-1]
+        first = 0 if axis is None else jax.lax.axis_index(axis) * held
+        index = candidates - first
+        found = jnp.take_along_axis(logits, jnp.clip(index, 0, held - 1), axis=-1)
+        found = jnp.where((index >= 0) & (index < held), found, 0.0)
+        return found if axis is None else jax.lax.psum(found, axis)
+
+    rows = layout(("batch",), logits.shape[:1])
+    if rows is None:
+        return local(logits, candidates)
+    inner = [None] * (logits.ndim - 2)
+    return jax.shard_map(
+        local,
+        in_specs=(PartitionSpec(*rows, *inner, axis), PartitionSpec(*rows, *inner, None)),
+        out_specs=PartitionSpec(*rows, *inner, None),
+    )(logits, shard(candidates, " ".join(["batch", *"." * (candidates.ndim - 1)])))
+
+
+def _logits(h, weight):
+    shape = (*h.shape[:3], weight.shape[0])
+    out = layout(("batch", "", "", "vocab"), shape)
+    return jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out).astype(jnp.float32)
+
+
+def _vjp(loss, logits, columns):
+    def summed(logits):
+        each, others = loss(logits, columns)
+        return jnp.sum(each), (each, others)
+
+    (value, found), gradient = jax.value_and_grad(summed, has_aux=True)(logits)
+    return value, gradient, found
+
+
+def _add(sums, found):
+    return jax.tree.map(lambda total, x: total + jnp.sum(x, axis=(1, 2)), sums, found)
+
+
+def _zeros(loss, tiles, hidden, weight, columns):
+    def first(hidden, weight, columns):
+        h, own = jax.tree.map(lambda x: x[0], (tiles.cut(hidden), tiles.cut(columns)))
+        return loss(_logits(h, weight), own)
+
+    shapes = jax.eval_shape(first, hidden, weight, columns)
+    out = layout(("batch",), (tiles.shards,))
+    return jax.tree.map(lambda x: jnp.zeros(tiles.shards, jnp.float32, out_sharding=out), shapes)
+
+
+def _over_shards(sums):
+    return jax.tree.map(lambda x: jnp.sum(x), sums)
+
+
+def _typeof(x):
+    return layout(("batch", *[""] * (x.ndim - 1)), x.shape)

@@ -1,0 +1,102 @@
+"""The layers of a model: scanned, rematerialised, in a repeating pattern of kinds."""
+
+import dataclasses
+from collections.abc import Callable, Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+# What a layer saves for its backward pass under `saved`: the results of matrix products, which are
+# dear to compute again. Norms, rotations and activations are recomputed from them.
+SAVED = ("query", "key", "value", "mixed", "gate", "up", "residual")
+
+
+class Stack(eqx.Module):
+    """Blocks in a row. Every weight has a leading `layers` axis.
+
+    With a pattern of several kinds, layer i is of kind `i % len(kinds)`, and each kind is stacked
+    by itself.
+    """
+
+    kinds: tuple[PyTree, ...]
+    layers: int = eqx.field(static=True)
+    remat: str = eqx.field(static=True, default="saved")  # none, saved or full
+    unroll: int = eqx.field(static=True, default=1)  # rounds of the pattern per loop iteration
+
+    def __call__(
+        self, x: Float[Array, "batch seq embed"], context, kept: PyTree = None
+    ) -> tuple[Float[Array, "batch seq embed"], PyTree]:
+        """The stream after all blocks, and what each of them keeps."""
+        weights, rest = eqx.partition(self.kinds, eqx.is_array)
+        rounds, odd = divmod(self.layers, len(self.kinds))
+        kept_rounds, kept_odd = (None, [None] * odd) if kept is None else kept
+
+        loops = self.unroll < rounds
+
+        def one(kind):
+            def apply(x, weights, kept):
+                view = context.layer(kept)
+                return eqx.combine(weights, rest[kind])(x, view), view.leave()
+
+            return _rematerialised(apply, self.remat, in_loop=loops)
+
+        def around(x, now):
+            left = []
+            for kind, (own, old) in enumerate(zip(*now, strict=True)):
+                x, new = one(kind)(x, own, old)
+                left.append(new)
+            return x, tuple(left)
+
+        nothing = (None,) * len(self.kinds)
+        scanned = (_take(weights, slice(rounds)), nothing if kept is None else kept_rounds)
+        if loops:
+            x, left_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
+        else:
+            per_round = [nothing] if rounds == 0 else []
+            for i in range(rounds):
+                x, left = around(x, _take(scanned, i))
+                per_round.append(left)
+            left_rounds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_round)
+
+        left_odd = []
+        for kind in range(odd):
+            x, left = one(kind)(x, _take(weights[kind], rounds), kept_odd[kind])
+            left_odd.append(left)
+        return x, (left_rounds, tuple(left_odd))
+
+
+def stacked(
+    pattern: Sequence[Callable[[PRNGKeyArray], PyTree]], layers: int, *, key: PRNGKeyArray
+) -> Stack:
+    """A stack of so many layers, made by the functions of `pattern` in turn."""
+    keys = jax.random.split(key, layers)
+    made = [eqx.filter_vmap(make)(keys[i :: len(pattern)]) for i, make in enumerate(pattern)]
+    return Stack(tuple(made), layers)
+
+
+def arrange(model: PyTree, *, remat: str, unroll: int) -> PyTree:
+    """The model with every stack run so: what is saved for the backward pass, layers per loop."""
+
+    def change(node):
+        if not isinstance(node, Stack):
+            return node
+        return dataclasses.replace(node, remat=remat, unroll=unroll)
+
+    return jax.tree.map(change, model, is_leaf=lambda node: isinstance(node, Stack))
+
+
+def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callable:
+    if remat == "none":
+        return function
+    named = jax.checkpoint_policies.save_only_these_names(*SAVED)
+    # The compiler would merge the second computation with the first and undo the saving; it cannot
+    # do so across the loops of a scan, where the barrier against it only costs time.
+    return jax.checkpoint(
+        function, policy=named if remat == "saved" else None, prevent_cse=not in_loop
+    )
+
+
+def _take(tree: PyTree, index: int | slice) -> PyTree:
+    return jax.tree.map(lambda x: x[index], tree)

@@ -1,0 +1,98 @@
+"""Llama: grouped-query attention, SwiGLU, rotary positions. SmolLM and many others are of it."""
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from windlass.config import section
+from windlass.layers.attention import Attention
+from windlass.layers.decoder import Block, Decoder
+from windlass.layers.mlp import SwiGLU
+from windlass.layers.norm import RMSNorm
+from windlass.layers.stack import stacked
+
+NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.scale": "model.norm.weight",
+    "output.weight": "lm_head.weight",
+    "blocks.attention_norm.scale": "model.layers.{layer}.input_layernorm.weight",
+    "blocks.attention.query": "model.layers.{layer}.self_attn.q_proj",
+    "blocks.attention.key": "model.layers.{layer}.self_attn.k_proj",
+    "blocks.attention.value": "model.layers.{layer}.self_attn.v_proj",
+    "blocks.attention.output": "model.layers.{layer}.self_attn.o_proj",
+    "blocks.mlp_norm.scale": "model.layers.{layer}.post_attention_layernorm.weight",
+    "blocks.mlp.gate": "model.layers.{layer}.mlp.gate_proj",
+    "blocks.mlp.up": "model.layers.{layer}.mlp.up_proj",
+    "blocks.mlp.down": "model.layers.{layer}.mlp.down_proj",
+}
+
+
+@section
+class Config:
+    """A Llama model from scratch."""
+
+    vocab: int
+    embed: int
+    mlp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    theta: float  # the base of the rotary positions
+    eps: float = 1e-5  # added to the variance in every norm
+    tied: bool = False  # the head shares the embedding's weight
+    attention_bias: bool = False
+    mlp_bias: bool = False
+
+    causal = True
+
+    def __post_init__(self):
+        check_heads(self.heads, self.kv_heads, self.head_dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return axis_sizes(self)
+
+    def init(self, key: PRNGKeyArray) -> Decoder:
+        def block(key):
+            attention, mlp = jax.random.split(key)
+            return Block(
+                attention_norm=RMSNorm("embed", self.sizes, eps=self.eps),
+                attention=Attention(
+                    self.sizes, theta=self.theta, bias=self.attention_bias, key=attention
+                ),
+                mlp_norm=RMSNorm("embed", self.sizes, eps=self.eps),
+                mlp=SwiGLU(self.sizes, bias=self.mlp_bias, key=mlp),
+            )
+
+        rest, blocks = jax.random.split(key)
+        stack = stacked([block], self.layers, key=blocks)
+        return Decoder(self.sizes, stack, eps=self.eps, tied=self.tied, key=rest)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        return cls(
+            vocab=96,
+            embed=32,
+            mlp=64,
+            layers=3,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            theta=5e4,
+            eps=1e-3,
+            tied=True,
+            attention_bias=True,
+            mlp_bias=True,
+        )
+
+
+def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
+    if heads % kv_heads:
+        raise ValueError(f"kv_heads is {kv_heads}; it must divide heads ({heads})")
+    if head_dim % 2:
+        raise ValueError(f"head_dim is {head_dim}; rotary positions need an even one")
+
+
+def axis_sizes(config) -> dict[str, int]:
+    axes = ("vocab", "embed", "mlp", "heads", "kv_heads", "head_dim")
+    return {name: getattr(config, name) for name in axes}

@@ -1,0 +1,79 @@
+"""Qwen3, dense: as Llama, with norms on each query and key."""
+
+import jax
+from jaxtyping import PRNGKeyArray
+
+from windlass.config import section
+from windlass.layers.attention import Attention
+from windlass.layers.decoder import Block, Decoder
+from windlass.layers.mlp import SwiGLU
+from windlass.layers.norm import RMSNorm
+from windlass.layers.stack import stacked
+from windlass.models import llama
+
+NAMES = llama.NAMES | {
+    "blocks.attention.query_norm.scale": "model.layers.{layer}.self_attn.q_norm.weight",
+    "blocks.attention.key_norm.scale": "model.layers.{layer}.self_attn.k_norm.weight",
+}
+
+
+@section
+class Config:
+    """A Qwen3 model from scratch."""
+
+    vocab: int
+    embed: int
+    mlp: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    theta: float  # the base of the rotary positions
+    eps: float = 1e-6  # added to the variance in every norm
+    tied: bool = True  # the head shares the embedding's weight
+    attention_bias: bool = False
+
+    causal = True
+
+    def __post_init__(self):
+        llama.check_heads(self.heads, self.kv_heads, self.head_dim)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return llama.axis_sizes(self)
+
+    def init(self, key: PRNGKeyArray) -> Decoder:
+        def block(key):
+            attention, mlp = jax.random.split(key)
+            return Block(
+                attention_norm=RMSNorm("embed", self.sizes, eps=self.eps),
+                attention=Attention(
+                    self.sizes,
+                    theta=self.theta,
+                    bias=self.attention_bias,
+                    norm_eps=self.eps,
+                    key=attention,
+                ),
+                mlp_norm=RMSNorm("embed", self.sizes, eps=self.eps),
+                mlp=SwiGLU(self.sizes, key=mlp),
+            )
+
+        rest, blocks = jax.random.split(key)
+        stack = stacked([block], self.layers, key=blocks)
+        return Decoder(self.sizes, stack, eps=self.eps, tied=self.tied, key=rest)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        return cls(
+            vocab=96,
+            embed=32,
+            mlp=64,
+            layers=3,
+            heads=4,
+            kv_heads=2,
+            head_dim=8,
+            theta=5e4,
+            eps=1e-3,
+            tied=False,
+            attention_bias=True,
+        )

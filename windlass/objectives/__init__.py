@@ -1,0 +1,75 @@
+"""What a run minimises. One file each; `objective` in a recipe is the file's name.
+
+A file defines `Objective`: a section that extends `Contract` and can be called. Everything it
+returns is a sum, so that microbatches, devices and evaluation batches add up without anybody
+knowing what it counts.
+"""
+
+from typing import Any, ClassVar, NamedTuple, Protocol
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+
+
+class Tally(NamedTuple):
+    """What an objective returns: sums, never means. The loss is `total / weight`."""
+
+    total: Float[Array, ""]
+    weight: Float[Array, ""]  # tokens, pairs, ...: what the loss is an average over
+    sums: dict[str, tuple[Float[Array, ""], Float[Array, ""]]]  # to report: a total and its weight
+    extremes: dict[str, Float[Array, ""]]  # to report: maxima
+
+    def __add__(self, other: "Tally") -> "Tally":  # pyright: ignore[reportIncompatibleMethodOverride]
+        total, weight, sums = jax.tree.map(jnp.add, self[:3], other[:3])
+        return Tally(total, weight, sums, jax.tree.map(jnp.maximum, self[3], other[3]))
+
+    def metrics(self) -> dict[str, Float[Array, ""]]:
+        """Averages, where a weight of zero gives zero."""
+        sums = {"loss": (self.total, self.weight), **self.sums}
+        means = {name: t / jnp.maximum(w, 1e-9) for name, (t, w) in sums.items()}
+        return means | self.extremes
+
+
+class Carry(NamedTuple):
+    """What an objective keeps from one step to the next."""
+
+    rows: PyTree = None  # a leading batch axis: split and joined with microbatches and devices
+    sums: PyTree = None  # threaded through the microbatches
+
+
+class Contract:
+    """The parts of an objective that most leave as they are."""
+
+    columns: ClassVar[tuple[str, ...]]  # what a batch must hold
+
+    def start(self, model: Any, batch: dict[str, Array]) -> Carry:
+        return Carry()
+
+    def finish(self, model: Any, carry: Carry) -> Any:
+        """The model after the last step: closed-form readouts are solved here."""
+        return model
+
+    def evaluate(self, model: Any, batch: dict[str, Array], *, helpers: dict[str, Any]) -> Tally:
+        carry = self.start(model, batch)
+        return self(model, batch, key=None, carry=carry, helpers=helpers)[0]  # pyright: ignore
+
+
+class Objective(Protocol):
+    columns: ClassVar[tuple[str, ...]]
+
+    def __call__(
+        self,
+        model: Any,
+        batch: dict[str, Array],
+        *,
+        key: PRNGKeyArray | None,  # None: nothing random, as in evaluation
+        carry: Carry,
+        helpers: dict[str, Any],  # frozen modules it names: a teacher, a reference
+    ) -> tuple[Tally, Carry]: ...
+
+    def start(self, model: Any, batch: dict[str, Array]) -> Carry: ...
+
+    def finish(self, model: Any, carry: Carry) -> Any: ...
+
+    def evaluate(self, model: Any, batch: dict[str, Array], *, helpers: dict) -> Tally: ...
