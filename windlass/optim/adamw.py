@@ -4,7 +4,7 @@ import optax
 
 from windlass.config import section
 from windlass.devices.axes import matrices
-from windlass.optim.schedule import Schedule
+from windlass.optim import Schedule
 
 
 @section

@@ -1,0 +1,1 @@
+"""The step, and the loop around it."""

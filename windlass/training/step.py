@@ -1,0 +1,154 @@
+"""One training step: gradient, update, report."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jaxtyping import Array, Float, Int, PyTree, UInt32
+
+from windlass.devices.axes import cast, layout
+from windlass.objectives import Carry, Objective, Tally
+
+
+class Progress(NamedTuple):
+    """What the loop asks of the state when it reports."""
+
+    not_finite: Int[Array, ""]  # steps in a row, up to this one, whose loss or gradient was not
+    skipped: Int[Array, ""]  # such steps in all
+    best: Float[Array, ""]  # the lowest validation loss
+
+
+class State(NamedTuple):
+    """All that changes during training, and all that a checkpoint holds."""
+
+    step: Int[Array, ""]
+    key: UInt32[Array, "..."]  # of the run: every random number follows from it and the step
+    weights: PyTree  # the trainable part of the model; the rest is None
+    moments: PyTree
+    carry: Carry
+    progress: Progress
+
+
+class Frozen(NamedTuple):
+    """What the step reads and never changes."""
+
+    model: PyTree  # the arrays that are not trained
+    helpers: dict[str, Any]
+
+
+Batch = dict[str, Array]
+Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
+
+
+def start(
+    weights: PyTree, optimizer: optax.GradientTransformation, carry: Carry, *, seed: int
+) -> State:
+    zero = jnp.int32(0)
+    return State(
+        step=zero,
+        key=jax.random.key_data(jax.random.key(seed)),
+        weights=weights,
+        moments=optimizer.init(weights),
+        carry=carry,
+        progress=Progress(zero, zero, jnp.float32(jnp.inf)),
+    )
+
+
+def make_step(
+    static: PyTree,
+    objective: Objective,
+    optimizer: optax.GradientTransformation,
+    *,
+    microbatches: int,
+    compute: str,
+    skips: int,
+) -> Step:
+    """The step, to be compiled. What changes is in `State`; what does not is an argument here.
+
+    A step whose loss or gradient is not finite changes nothing but the count of such steps. After
+    more than `skips` of them in a row no step changes anything, so that the loop may find out late.
+    """
+
+    def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
+        def total(weights, rows, key, carry):
+            model = cast(eqx.combine(weights, frozen.model, static), compute)
+            tally, carry = objective(model, rows, key=key, carry=carry, helpers=frozen.helpers)
+            return tally.total, (tally, carry)
+
+        key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        tally, carry, gradient = accumulate(
+            total, state.weights, batch, state.carry, key, microbatches
+        )
+        weight = jnp.maximum(tally.weight, 1e-9)  # a batch may hold nothing to train on
+        gradient = jax.tree.map(lambda g: g / weight, gradient)
+        norm = optax.global_norm(gradient)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = optimizer.update(gradient, state.moments, state.weights)
+        weights = eqx.apply_updates(state.weights, updates)
+
+        is_finite = jnp.isfinite(norm) & jnp.isfinite(tally.total)
+        stopped = state.progress.not_finite > skips
+        goes_on = jnp.where(stopped, 0, 1)
+        progress = state.progress._replace(
+            not_finite=jnp.where(is_finite & ~stopped, 0, state.progress.not_finite + goes_on),
+            skipped=state.progress.skipped + jnp.where(is_finite, 0, goes_on),
+        )
+        new, old = (weights, moments, carry), (state.weights, state.moments, state.carry)
+        keep = is_finite & ~stopped
+        kept = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, old)
+        metrics = tally.metrics() | {"gradient_norm": norm}
+        return State(state.step + goes_on, state.key, *kept, progress), metrics
+
+    return step
+
+
+def accumulate(
+    total: Callable, weights: PyTree, batch: Batch, carry: Carry, key, microbatches: int
+) -> tuple[Tally, Carry, PyTree]:
+    """The objective's tally and carry, and the gradient of its total, summed over microbatches."""
+
+    def one(rows, sums, number):
+        rows, own = rows
+        gradient, (tally, new) = jax.grad(total, has_aux=True)(
+            weights, rows, jax.random.fold_in(key, number), Carry(own, sums)
+        )
+        return tally, new, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
+
+    def add(so_far, now):
+        tally, sums, gradient = so_far
+        more, new, further = one(*now[:1], sums, now[1])
+        return (tally + more, new.sums, jax.tree.map(jnp.add, gradient, further)), new.rows
+
+    split = jax.tree.map(lambda x: _split(x, microbatches), (batch, carry.rows))
+    numbers = jnp.arange(microbatches)
+    first = jax.tree.map(lambda x: x[0], split)
+    tally, new, gradient = jax.eval_shape(one, first, carry.sums, numbers[0])
+    # The first tally to add to: nothing, and no maximum.
+    none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
+    none = none._replace(extremes=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), none[3]))
+    zeros = jax.tree.map(
+        lambda g: jnp.zeros(g.shape, g.dtype, out_sharding=_sharding(g)), gradient
+    )
+    (tally, sums, gradient), rows = jax.lax.scan(add, (none, carry.sums, zeros), (split, numbers))
+    return tally, Carry(jax.tree.map(_join, rows), sums), gradient
+
+
+def _split(x: Array, microbatches: int) -> Array:
+    # Row i goes to microbatch i % microbatches, so that each device splits the rows it holds.
+    # Contiguous blocks would put a whole microbatch on a few devices.
+    shape = (x.shape[0] // microbatches, microbatches, *x.shape[1:])
+    out = layout(("batch", *[""] * x.ndim), shape)
+    return jnp.reshape(x, shape, out_sharding=out).swapaxes(0, 1)
+
+
+def _join(x: Array) -> Array:
+    shape = (x.shape[0] * x.shape[1], *x.shape[2:])
+    out = layout(("batch", *[""] * (len(shape) - 1)), shape)
+    return jnp.reshape(x.swapaxes(0, 1), shape, out_sharding=out)
+
+
+def _sharding(x):
+    return None if jax.sharding.get_abstract_mesh().empty else jax.typeof(x).sharding.spec
