@@ -1,0 +1,128 @@
+"""Which devices a run uses: what was asked for against what is present."""
+
+from collections.abc import Mapping
+from typing import ClassVar, Literal, NamedTuple
+
+import jax
+
+from windlass.config import KINDS, listing, section
+from windlass.errors import UserError
+
+
+@section
+class Device:
+    """The accelerator a run asks for."""
+
+    shorthand: ClassVar[str] = "kind"
+
+    kind: Literal["auto", "tpu", "gpu", "cpu"] = "auto"  # auto: the best that is present
+    fallback: bool = False  # where what is asked for is absent, warn and use what there is
+    count: int | None = None  # how many to use; null: all of them
+
+    def __post_init__(self):
+        if self.count is not None and self.count < 1:
+            raise ValueError(f"count is {self.count}; it must be 1 or more, or null for all")
+
+
+class Chosen(NamedTuple):
+    """The devices a run will use, and what there is to say about the choice."""
+
+    kind: str
+    count: int
+    asked: str  # the kind that was asked for, in the words it was asked in
+    notes: list[str]
+    warnings: list[str]
+
+
+# What PyTorch/XLA users have in their environment, and what it means here.
+_PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
+
+
+def choose(asked: Device, present: Mapping[str, list[str]], environ: Mapping[str, str]) -> Chosen:
+    """The kind and number of devices to use, from the names of those present, by kind.
+
+    `PJRT_DEVICE` and `TPU_NUM_DEVICES` count where the recipe leaves the choice open.
+    """
+    if not any(present.values()):
+        raise UserError("no device is present: JAX finds no TPU, GPU or CPU")
+    kind, said = _kind(asked, environ)
+    best = next(one for one in KINDS if present.get(one))
+    notes, warnings = [], []
+    if kind == "auto":
+        kind = best
+        better = [one.upper() for one in KINDS[: KINDS.index(best)]]
+        without = f"no {listing(better)} is present, " if better else ""
+        notes.append(f"device auto: {without}using {_all(best, present)}")
+    elif not present.get(kind):
+        if not asked.fallback:
+            works = listing(f"device={one}" for one in [*_kinds(present), "auto"])
+            raise UserError(
+                f"{said}, and no {kind.upper()} is present: there is {_inventory(present)}; "
+                f"{works} would run here, and device.fallback=true goes on with the best there is"
+            )
+        warnings.append(
+            f"{said}, and no {kind.upper()} is present: going on with {_all(best, present)}, "
+            "because device.fallback is true"
+        )
+        kind = best
+    have = len(present[kind])
+    count, source = _count(asked, kind, environ)
+    if count is not None and count > have:
+        wrong = f"{source} is {count}, and there is {_all(kind, present)}"
+        if not asked.fallback:
+            would = "1" if have == 1 else f"1 to {have}"
+            raise UserError(
+                f"{wrong}: {would} would do, or device.fallback=true to use what there is"
+            )
+        warnings.append(f"{wrong}: using {have}, because device.fallback is true")
+    return Chosen(kind, min(count or have, have), asked.kind, notes, warnings)
+
+
+def present() -> dict[str, list[str]]:
+    """The devices JAX can reach, by kind: not what is installed, but what answers."""
+    found = {}
+    for kind in KINDS:
+        try:
+            found[kind] = [device.device_kind for device in jax.devices(kind)]
+        except RuntimeError:  # how JAX says that there is no such platform
+            continue
+    return found
+
+
+def devices(chosen: Chosen) -> list:
+    """The JAX devices that were chosen."""
+    return jax.devices(chosen.kind)[: chosen.count]
+
+
+def _kind(asked: Device, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The kind that is asked for, and by whom."""
+    named = environ.get("PJRT_DEVICE")
+    if asked.kind != "auto" or not named:
+        return asked.kind, f"device.kind is {asked.kind}"
+    if named.upper() not in _PJRT:
+        raise UserError(f'PJRT_DEVICE is "{named}"; it must be {listing(_PJRT)}')
+    return _PJRT[named.upper()], f"PJRT_DEVICE is {named}"
+
+
+def _count(asked: Device, kind: str, environ: Mapping[str, str]) -> tuple[int | None, str]:
+    named = environ.get("TPU_NUM_DEVICES")
+    if asked.count is not None or kind != "tpu" or not named:
+        return asked.count, "device.count"
+    if not named.isdecimal() or int(named) < 1:
+        raise UserError(f'TPU_NUM_DEVICES is "{named}"; it must be a whole number, 1 or more')
+    return int(named), "TPU_NUM_DEVICES"
+
+
+def _kinds(present: Mapping[str, list[str]]) -> list[str]:
+    return [kind for kind in KINDS if present.get(kind)]
+
+
+def _inventory(present: Mapping[str, list[str]]) -> str:
+    return listing((_all(kind, present) for kind in _kinds(present)), "and")
+
+
+def _all(kind: str, present: Mapping[str, list[str]]) -> str:
+    """`8 TPU (TPU v5 lite)`."""
+    names = listing(dict.fromkeys(present[kind]), "and")
+    what = f"{len(present[kind])} {kind.upper()}"
+    return what if names == kind else f"{what} ({names})"
