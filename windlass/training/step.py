@@ -46,14 +46,13 @@ Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
 def start(
     weights: PyTree, optimizer: optax.GradientTransformation, carry: Carry, *, seed: int
 ) -> State:
-    zero = jnp.int32(0)
     return State(
-        step=zero,
+        step=jnp.int32(0),
         key=jax.random.key_data(jax.random.key(seed)),
         weights=weights,
         moments=optimizer.init(weights),
         carry=carry,
-        progress=Progress(zero, zero, jnp.float32(jnp.inf)),
+        progress=Progress(jnp.int32(0), jnp.int32(0), jnp.float32(jnp.inf)),
     )
 
 
@@ -110,29 +109,29 @@ def accumulate(
 ) -> tuple[Tally, Carry, PyTree]:
     """The objective's tally and carry, and the gradient of its total, summed over microbatches."""
 
-    def one(rows, sums, number):
-        rows, own = rows
+    def one(rows, sums):
+        number, own, carried = rows
         gradient, (tally, new) = jax.grad(total, has_aux=True)(
-            weights, rows, jax.random.fold_in(key, number), Carry(own, sums)
+            weights, own, jax.random.fold_in(key, number), Carry(carried, sums)
         )
         return tally, new, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
 
-    def add(so_far, now):
+    def add(so_far, rows):
         tally, sums, gradient = so_far
-        more, new, further = one(*now[:1], sums, now[1])
+        more, new, further = one(rows, sums)
         return (tally + more, new.sums, jax.tree.map(jnp.add, gradient, further)), new.rows
 
     split = jax.tree.map(lambda x: _split(x, microbatches), (batch, carry.rows))
-    numbers = jnp.arange(microbatches)
+    split = (jnp.arange(microbatches), *split)
     first = jax.tree.map(lambda x: x[0], split)
-    tally, new, gradient = jax.eval_shape(one, first, carry.sums, numbers[0])
+    tally, _, gradient = jax.eval_shape(one, first, carry.sums)
     # The first tally to add to: nothing, and no maximum.
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
     none = none._replace(extremes=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), none[3]))
     zeros = jax.tree.map(
         lambda g: jnp.zeros(g.shape, g.dtype, out_sharding=_sharding(g)), gradient
     )
-    (tally, sums, gradient), rows = jax.lax.scan(add, (none, carry.sums, zeros), (split, numbers))
+    (tally, sums, gradient), rows = jax.lax.scan(add, (none, carry.sums, zeros), split)
     return tally, Carry(jax.tree.map(_join, rows), sums), gradient
 
 
