@@ -1,0 +1,56 @@
+"""Eight simulated devices, checked shapes, strict types: what every test runs under."""
+
+import getpass
+import importlib.util
+import os
+import pkgutil
+import tempfile
+from pathlib import Path
+
+import pytest
+
+# Before anything imports jax. Code is compiled without the passes that make it fast: tests compile
+# much and compute little.
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ["XLA_FLAGS"] = " ".join(
+    [
+        os.environ.get("XLA_FLAGS", ""),
+        "--xla_force_host_platform_device_count=8",
+        "--xla_backend_optimization_level=0",
+        "--xla_llvm_disable_expensive_passes=true",
+    ]
+)
+# One folder for all processes and runs of the tests. It holds code, so it is the user's alone.
+compiled = Path(tempfile.gettempdir()) / f"windlass-tests-{getpass.getuser()}"
+compiled.mkdir(mode=0o700, exist_ok=True)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
+os.environ["HF_HUB_OFFLINE"] = "1"
+
+if importlib.util.find_spec("beartype"):
+    from jaxtyping import install_import_hook
+
+    install_import_hook("windlass", "beartype.beartype")
+
+import jax  # noqa: E402
+
+import windlass.models  # noqa: E402
+
+jax.config.update("jax_numpy_dtype_promotion", "strict")
+
+# A family is found by being in the folder, and these are as if they were.
+windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
+
+
+def pytest_generate_tests(metafunc: pytest.Metafunc):
+    if "family" in metafunc.fixturenames:
+        found = pkgutil.iter_modules(windlass.models.__path__)
+        metafunc.parametrize("family", sorted(module.name for module in found))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Where prepared data goes, instead of the user's home."""
+    path = tmp_path_factory.mktemp("cache")
+    os.environ["WINDLASS_CACHE"] = str(path)
+    return path

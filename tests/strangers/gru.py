@@ -1,0 +1,88 @@
+"""A language model of gated recurrent units: a family as somebody else would add it, one file."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from windlass.config import section
+from windlass.layers.context import enter
+from windlass.layers.embedding import Embedding
+from windlass.layers.head import Head
+from windlass.layers.linear import Linear
+from windlass.layers.norm import RMSNorm
+from windlass.layers.residual import Plain
+from windlass.layers.stack import Stack, stacked
+
+
+@section
+class Config:
+    """A GRU language model from scratch."""
+
+    vocab: int
+    embed: int
+    state: int  # what a unit remembers
+    layers: int
+    eps: float = 1e-6  # added to the variance in every norm
+
+    causal = True
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return dict(vocab=self.vocab, embed=self.embed, state=self.state, gates=3)
+
+    def init(self, key: PRNGKeyArray) -> "Recurrent":
+        embedding, blocks, head = jax.random.split(key, 3)
+        return Recurrent(
+            embedding=Embedding(self.sizes, key=embedding),
+            blocks=stacked([lambda key: Unit(self, key=key)], self.layers, key=blocks),
+            norm=RMSNorm("embed", self.sizes, eps=self.eps),
+            head=Head.init(self.sizes, key=head),
+        )
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        return cls(vocab=96, embed=32, state=24, layers=2, eps=1e-3)
+
+
+class Unit(eqx.Module):
+    norm: RMSNorm
+    reads: Linear
+    recalls: Linear
+    writes: Linear
+    residual: eqx.Module
+
+    def __init__(self, config: Config, *, key: PRNGKeyArray):
+        reads, recalls, writes = jax.random.split(key, 3)
+        self.norm = RMSNorm("embed", config.sizes, eps=config.eps)
+        self.reads = Linear("embed", "gates state", config.sizes, bias=True, key=reads)
+        self.recalls = Linear("state", "gates state", config.sizes, bias=True, key=recalls)
+        self.writes = Linear("state", "embed", config.sizes, key=writes)
+        self.residual = Plain()
+
+    def __call__(self, x: Float[Array, "batch seq embed"], context):
+        def branch(x):
+            start = jnp.zeros(self.recalls.weight.shape[0], x.dtype)
+            return self.writes(context.recur(self.cell, start, self.reads(self.norm(x))))
+
+        return self.residual(x, branch)
+
+    def cell(self, state: Float[Array, "batch state"], x: Float[Array, "batch gates state"]):
+        recalled = self.recalls(state)
+        reset, update = (jax.nn.sigmoid(x[:, i] + recalled[:, i]) for i in range(2))
+        fresh = jnp.tanh(x[:, 2] + reset * recalled[:, 2])
+        state = (1 - update) * fresh + update * state
+        return state, state
+
+
+class Recurrent(eqx.Module):
+    embedding: Embedding
+    blocks: Stack
+    norm: RMSNorm
+    head: Head
+
+    def __call__(self, batch, memory=None):
+        context = enter(batch, memory)
+        x = self.embedding(batch["tokens"])
+        x, layers = self.blocks(x, context, None if memory is None else memory.layers)
+        return self.norm(x), {}, context.finish(layers)

@@ -1,0 +1,104 @@
+"""Small models, rows and meshes to test with."""
+
+import importlib
+from collections.abc import Sequence
+from functools import cache
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import NamedSharding
+from jaxtyping import PyTree
+
+from windlass.devices.axes import layout, placements
+from windlass.devices.mesh import Mesh, build
+from windlass.objectives import Carry
+from windlass.objectives.next_token import Objective
+
+
+def config(family: str):
+    return importlib.import_module(f"windlass.models.{family}").Config.tiny()
+
+
+@cache
+def model(family: str):
+    """The tiny model of a family, with random norms and biases: none of them is 1 or 0."""
+    return roughened(config(family).init(jax.random.key(0)))
+
+
+def roughened(tree: PyTree) -> PyTree:
+    leaves, structure = jax.tree.flatten(tree)
+    rng = np.random.default_rng(7)
+    rough = [x + 0.1 * rng.normal(size=x.shape).astype(x.dtype) for x in leaves]
+    return structure.unflatten(rough)
+
+
+def documents(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:
+    """Random documents; one of n tokens has n - 1 to predict."""
+    rng = np.random.default_rng(seed)
+    return [rng.integers(vocab, size=n).astype(np.int32) for n in lengths]
+
+
+def packed(rows: Sequence[Sequence[np.ndarray]], length: int) -> dict[str, jax.Array]:
+    """A batch: each row the documents given for it, then padding."""
+    batch = {
+        name: np.full((len(rows), length), blank, dtype)
+        for name, blank, dtype in [
+            ("tokens", 0, np.int32),
+            ("targets", 0, np.int32),
+            ("weight", 0, np.float32),
+            ("position", 0, np.int32),
+            ("document", -1, np.int32),
+        ]
+    }
+    for row, held in enumerate(rows):
+        at = 0
+        for number, tokens in enumerate(held):
+            here = (row, slice(at, at := at + len(tokens) - 1))
+            batch["tokens"][here], batch["targets"][here] = tokens[:-1], tokens[1:]
+            batch["position"][here] = np.arange(len(tokens) - 1)
+            batch["document"][here], batch["weight"][here] = number, 1
+    return {name: jnp.asarray(column) for name, column in batch.items()}
+
+
+def rows(vocab: int, seed: int = 0) -> dict[str, jax.Array]:
+    """Eight packed rows of 12: documents of many lengths, some padding, weights of 0 and 0.5."""
+    lengths = [[13], [5, 5, 5], [7, 3], [2, 2, 9], [10, 4], [8], [3, 10], [6, 7, 2]]
+    batch = packed([documents(vocab, each, seed + i) for i, each in enumerate(lengths)], 12)
+    uneven = np.random.default_rng(seed).choice([0, 0.5, 1], size=(8, 12)).astype(np.float32)
+    return batch | {"weight": batch["weight"] * uneven}
+
+
+def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> jax.Array:
+    """The mean loss of a batch, by next_token unless told otherwise."""
+    objective = objective or Objective()
+    tally, _ = objective(model, batch, key=None, carry=Carry(), helpers={})
+    return tally.total / tally.weight
+
+
+def mesh(data: int, fsdp: int, tensor: int) -> jax.sharding.Mesh:
+    sizes = Mesh(data=data, fsdp=fsdp, tensor=tensor)
+    return build(sizes, jax.devices()[: data * fsdp * tensor])
+
+
+def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree, PyTree]:
+    """Weights and rows where they belong on a mesh, which must be the current one."""
+
+    def move(x):
+        axes = ("batch", *[""] * (x.ndim - 1))
+        return jax.device_put(x, NamedSharding(mesh, layout(axes, x.shape)))
+
+    arrays, static = eqx.partition(tree, eqx.is_array)
+    arrays = jax.device_put(arrays, placements(arrays, mesh))
+    return eqx.combine(arrays, static), jax.tree.map(move, batch)
+
+
+def apart(found: PyTree, expected: PyTree) -> float:
+    """The largest difference between two trees, each array's relative to its largest entry."""
+    gaps = jax.tree.map(
+        lambda a, b: np.abs(np.asarray(a) - np.asarray(b)).max() / max(np.abs(b).max(), 1e-9),
+        found,
+        expected,
+    )
+    return max(jax.tree.leaves(gaps))
