@@ -43,7 +43,7 @@ class Packed:
     def leave(self) -> None:
         return None
 
-    def finish(self, layers: None) -> None:
+    def finish(self, layers: PyTree) -> None:
         return None
 
     def attend(self, q: Array, k: Array, v: Array) -> Array:

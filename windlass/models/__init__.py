@@ -3,15 +3,16 @@
 A family's file defines
 
 - `Config`, a section whose fields are named for the axes they size, with `sizes`, `causal`,
-  `init(key) -> model`, `tiny()` (a config in which no field has its default), and
-  `other(field)` (a second value for a field, which must make another model);
+  `init(key) -> model` and `tiny()` (a config in which no field has its default). Every field must
+  make another model when it is doubled, or negated if it is a statement; `other(field)` gives the
+  second value of one that cannot be;
 - `NAMES`, from our paths to the names in a Hugging Face checkpoint, where there is one.
 
 The model is called as `model(batch, memory=None) -> (hidden, auxiliary, memory)`, and `model.head`
 alone turns hidden states into logits.
 """
 
-from typing import Any, Protocol, Self
+from typing import Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -19,6 +20,7 @@ from windlass.layers.context import Memory
 from windlass.layers.head import Head
 
 
+@runtime_checkable
 class Model(Protocol):
     @property
     def head(self) -> Head: ...
@@ -28,6 +30,7 @@ class Model(Protocol):
     ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]: ...
 
 
+@runtime_checkable
 class Config(Protocol):
     vocab: int
 
@@ -40,6 +43,4 @@ class Config(Protocol):
     def init(self, key: PRNGKeyArray) -> Model: ...
 
     @classmethod
-    def tiny(cls) -> Self: ...
-
-    def other(self, field: str) -> Any: ...
+    def tiny(cls) -> "Config": ...

@@ -5,7 +5,7 @@ returns is a sum, so that microbatches, devices and evaluation batches add up wi
 knowing what it counts.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol
+from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +55,7 @@ class Contract:
         return self(model, batch, key=None, carry=carry, helpers=helpers)[0]  # pyright: ignore
 
 
+@runtime_checkable
 class Objective(Protocol):
     columns: ClassVar[tuple[str, ...]]
 
