@@ -26,20 +26,22 @@ def read(
 
     Checks look at what was read as a whole, so they run only when every key is in order.
     """
-    found, problems = attempt(schema, tree, checks)
+    found, problems = attempt(schema, tree)
+    problems = problems or run(checks, found)
     if problems:
         raise UserError(report(problems, origin))
     return found
 
 
-def attempt(schema: type[T], tree: Any, checks: Iterable[Check] = ()) -> tuple[T, list[Problem]]:
+def attempt(schema: type[T], tree: Any) -> tuple[T, list[Problem]]:
     """What was read, and its problems; the first means something only when there are none."""
     reader = _Reader()
     found = reader.section(schema, tree, "")
-    problems = reader.explained()
-    if not problems:
-        problems = [problem for check in checks for problem in check(found)]
-    return found, problems
+    return found, reader.explained()
+
+
+def run(checks: Iterable[Check], found: Any) -> list[Problem]:
+    return [problem for check in checks for problem in check(found)]
 
 
 def report(problems: list[Problem], origin: str) -> str:

@@ -6,7 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windlass.config.reading import Check, Problem, attempt, closest, listing, report, show
+from windlass.config.reading import Check, Problem, attempt, closest, listing, report, run, show
 from windlass.config.sections import dotted, flat
 from windlass.config.text import parse, scalar
 from windlass.errors import UserError
@@ -37,25 +37,18 @@ class Layers:
         return None if problems else found
 
     def read(self, schema: type[T], kind: str | None, checks: Iterable[Check] = ()) -> T:
-        """The run on one kind of device, or every problem of the recipe on any kind."""
-        found, here = attempt(schema, self.merged(kind), () if self.problems else checks)
-        problems = [*self.problems, *(self._spelled(problem, kind) for problem in here)]
-        for other in self.by_device:
-            if other != kind:
-                there = attempt(schema, self.merged(other))[1]
-                new = [problem for problem in there if problem not in here]
-                problems += [(f"by_device.{other}.{key}", what) for key, what in new]
+        """The run on one kind of device, or every problem, those of other kinds' keys included."""
+        found, here = attempt(schema, self.merged(kind))
+        always = attempt(schema, self.merged(None))[1]
+        problems = [*self.problems, *(problem for problem in here if problem in always)]
+        for name in self.by_device:
+            there = attempt(schema, self.merged(name))[1]
+            new = [problem for problem in there if problem not in always]
+            problems += [(dotted("by_device", name, key), what) for key, what in new]
+        problems = problems or run(checks, found)
         if problems:
             raise UserError(report(problems, self.origin))
         return found
-
-    def _spelled(self, problem: Problem, kind: str | None) -> Problem:
-        """A problem under the key as written, `by_device.tpu.` in front if it came by that."""
-        key, what = problem
-        special = flat(self.by_device.get(kind, {})) if kind else {}
-        if _touches(key, special) and not _touches(key, flat(self.command_line)):
-            return f"by_device.{kind}.{key}", what
-        return problem
 
 
 def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Layers:
@@ -109,6 +102,8 @@ def overlay(base: Any, new: Any) -> Any:
     A bare value and a mapping for the same section (`device: tpu`, then `device.count=4`) are both
     kept, the value under the empty key. Later keys stand later, so that the last one said wins.
     """
+    if new == {} and base is not None:
+        return base
     if not isinstance(new, dict):
         if not isinstance(base, dict) or not base or new is None:
             return new
@@ -196,7 +191,3 @@ def _by_device(given: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]
                 what = "cannot be set here: it decides which of these apply"
                 problems.append((f"by_device.{kind}.device", what))
     return kinds
-
-
-def _touches(key: str, keys: Iterable[str]) -> bool:
-    return any(f"{key}.".startswith(f"{one}.") or f"{one}.".startswith(f"{key}.") for one in keys)

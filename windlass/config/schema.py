@@ -90,7 +90,7 @@ def comments(schema: Any) -> dict[str, str]:
 def _comments_in(cls: Any) -> dict[str, str]:
     try:
         source = textwrap.dedent(inspect.getsource(cls))
-    except OSError:  # a class typed at a prompt has no source
+    except (OSError, TypeError):  # a class typed at a prompt has no source
         return {}
     lines = source.splitlines()
     found = {}
