@@ -28,11 +28,14 @@ def find(device_kind: str) -> Chip | None:
     return _BY_NAME.get(device_kind)
 
 
-def _tpu(name: str, teraflops: float, memory_bytes: float, *device_kinds: str) -> Chip:
+_Number = int | float
+
+
+def _tpu(name: str, teraflops: _Number, memory_bytes: _Number, *device_kinds: str) -> Chip:
     return Chip(name, "tpu", {"bfloat16": teraflops * 1e12}, int(memory_bytes), device_kinds)
 
 
-def _gpu(name: str, teraflops: float, gigabytes: float, *device_kinds: str) -> Chip:
+def _gpu(name: str, teraflops: _Number, gigabytes: _Number, *device_kinds: str) -> Chip:
     peak = {"bfloat16": teraflops * 1e12}
     return Chip(name, "gpu", peak, int(gigabytes * _GB), device_kinds)
 

@@ -57,7 +57,7 @@ def choose(asked: Device, present: Mapping[str, list[str]], environ: Mapping[str
         if not asked.fallback:
             works = listing(f"device={one}" for one in [*_kinds(present), "auto"])
             raise UserError(
-                f"{said}, and no {kind.upper()} is present: there is {_inventory(present)}; "
+                f"{said}, and no {kind.upper()} is present, only {_inventory(present)}; "
                 f"{works} would run here, and device.fallback=true goes on with the best there is"
             )
         warnings.append(
@@ -68,7 +68,7 @@ def choose(asked: Device, present: Mapping[str, list[str]], environ: Mapping[str
     have = len(present[kind])
     count, source = _count(asked, kind, environ)
     if count is not None and count > have:
-        wrong = f"{source} is {count}, and there is {_all(kind, present)}"
+        wrong = f"{source} is {count}, with {_all(kind, present)} present"
         if not asked.fallback:
             would = "1" if have == 1 else f"1 to {have}"
             raise UserError(
@@ -122,7 +122,8 @@ def _inventory(present: Mapping[str, list[str]]) -> str:
 
 
 def _all(kind: str, present: Mapping[str, list[str]]) -> str:
-    """`8 TPU (TPU v5 lite)`."""
+    """`8 TPUs (TPU v5 lite)`."""
     names = listing(dict.fromkeys(present[kind]), "and")
-    what = f"{len(present[kind])} {kind.upper()}"
+    plural = "s" if len(present[kind]) > 1 else ""
+    what = f"{len(present[kind])} {kind.upper()}{plural}"
     return what if names == kind else f"{what} ({names})"
