@@ -1,0 +1,45 @@
+# Everything a developer runs. Each target makes the environment it needs, from Python alone, and
+# makes it again when pyproject.toml changes.
+PYTHON ?= python3
+VENV ?= .venv
+PY := $(VENV)/bin/python
+INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
+
+.PHONY: quickstart test check proof bench docs clean
+
+quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about a minute
+	$(VENV)/bin/windlass train quickstart
+
+test: $(VENV)/.dev
+	$(PY) -m pytest -q -n auto --maxprocesses 8
+
+check: $(VENV)/.dev
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+	$(PY) -m pyright --pythonpath $(PY)
+
+proof: $(VENV)/.dev  ## the long experiments behind the claims
+	$(PY) proofs/run.py
+
+bench: $(VENV)/.core
+	$(PY) benchmarks/cpu.py
+
+docs: $(VENV)/.core  ## the schema and the reference of every key, from the source
+	$(PY) -m windlass.cli.docs
+
+clean:
+	rm -rf $(VENV) dist
+
+$(VENV)/.core: pyproject.toml
+	@echo "installing windlass into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e .
+	@touch $@
+
+# The parity tests compare with PyTorch. It has no wheel for every machine, and where it has none
+# the tests that need it say so.
+$(VENV)/.dev: $(VENV)/.core
+	@echo "installing what the tests need into $(VENV)"
+	@$(INSTALL) -e '.[dev]'
+	@$(INSTALL) torch==2.13.0 || echo "torch 2.13.0 cannot be installed here: no parity tests"
+	@touch $@
