@@ -1,0 +1,194 @@
+"""Rows of equal length from documents that are not: an index, and rows read through it."""
+
+from collections import defaultdict
+from typing import Literal, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from windlass.data.cache import Corpus, claimed, publish
+
+Packing = Literal["documents", "none"]
+
+
+class Piece(NamedTuple):
+    """Part of a document in a row: its tokens from `start` to `stop` are what the model reads."""
+
+    document: int
+    start: int
+    stop: int
+
+
+class Index(NamedTuple):
+    """Pieces in the order of rows; row i holds those from `first[i]` to `first[i + 1]`."""
+
+    begin: np.ndarray  # where the piece begins among the tokens of the whole corpus
+    size: np.ndarray
+    document: np.ndarray
+    first: np.ndarray
+
+
+class Rows:
+    """Rows of tokens as a model is trained on them, by number.
+
+    A row holds whole documents, or pieces of those longer than it; every token of a document but
+    the first is a target exactly once. What is left of a row is known by `document` -1 and `weight`
+    0, never by the token that stands there, which ends documents too.
+    """
+
+    def __init__(self, corpus: Corpus, index: Index, length: int):
+        self.corpus, self.index, self.length = corpus, index, length
+
+    def __len__(self) -> int:
+        return len(self.index.first) - 1
+
+    def __getitem__(self, number: int) -> dict[str, np.ndarray]:
+        if not 0 <= number < len(self):
+            raise IndexError(f"row {number} of {len(self)}")
+        return {name: column[0] for name, column in self.batch([number]).items()}
+
+    @property
+    def tokens(self) -> int:
+        """How many targets there are."""
+        return int(self.index.size.sum(dtype=np.int64))
+
+    @property
+    def documents(self) -> int:
+        return len(np.unique(self.index.document))
+
+    @property
+    def efficiency(self) -> float:
+        """The share of all places that hold a target."""
+        return self.tokens / (len(self) * self.length)
+
+    def pieces(self, number: int) -> list[Piece]:
+        """What a row is made of, from left to right; its columns number these from 0."""
+        which = slice(*self.index.first[number : number + 2].tolist())
+        document = self.index.document[which]
+        start = self.index.begin[which] - self.corpus.offsets[document]
+        stop = start + self.index.size[which]
+        parts = zip(document.tolist(), start.tolist(), stop.tolist(), strict=True)
+        return [Piece(*part) for part in parts]
+
+    def batch(self, numbers: "np.ndarray | list[int]") -> dict[str, np.ndarray]:
+        """Several rows at once; the number -1 stands for a row of nothing."""
+        numbers = np.asarray(numbers, np.int64)
+        first = self.index.first
+        is_row = numbers >= 0
+        pieces = np.where(is_row, first[numbers + 1] - first[numbers], 0)
+        which = np.repeat(first[numbers], pieces) + _count(pieces)
+        begin, size = self.index.begin[which], self.index.size[which].astype(np.int64)
+
+        ends = np.cumsum(size)
+        before_row = np.append(0, ends)[np.cumsum(pieces) - pieces]
+        row = np.repeat(np.arange(len(numbers)), pieces)
+        slot = row * self.length + ends - size - before_row[row]
+
+        position = _count(size)
+        source = np.repeat(begin, size) + position
+        place = np.repeat(slot, size) + position
+
+        def column(values: np.ndarray, dtype: type, otherwise: int) -> np.ndarray:
+            flat = np.full(len(numbers) * self.length, otherwise, dtype)
+            flat[place] = values
+            return flat.reshape(len(numbers), self.length)
+
+        padding = self.corpus.tokeniser.eos
+        return {
+            "tokens": column(self.corpus.tokens[source], np.int32, padding),
+            "targets": column(self.corpus.tokens[source + 1], np.int32, padding),
+            "weight": column(np.ones(len(place)), np.float32, 0),
+            "position": column(position, np.int32, 0),
+            "document": column(np.repeat(_count(pieces), size), np.int32, -1),
+        }
+
+
+def rows(
+    corpus: Corpus,
+    documents: np.ndarray,
+    length: int,
+    packing: Packing,
+    name: str,
+    console: Console,
+) -> Rows:
+    """The rows of some documents, by the index kept with the corpus under a name."""
+    folder = corpus.folder / "rows" / name
+    if not folder.is_dir():
+        with claimed(corpus.folder / "building" / name, console) as partial:
+            if not folder.is_dir():
+                index = arrange(corpus.offsets, documents, length, packing)
+                for field, values in index._asdict().items():
+                    np.save(partial / f"{field}.npy", values)
+                publish(partial, folder, is_whole=folder.is_dir)
+    mapped = [np.load(folder / f"{field}.npy", mmap_mode="r") for field in Index._fields]
+    return Rows(corpus, Index(*(array.view(np.ndarray) for array in mapped)), length)
+
+
+def arrange(offsets: np.ndarray, documents: np.ndarray, length: int, packing: Packing) -> Index:
+    """Puts the pieces of documents into rows."""
+    # A document of n tokens has n - 1 to read and n - 1 to predict.
+    readable = np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
+    pieces = -(-readable // length)
+    start = _count(pieces) * length
+    size = np.minimum(np.repeat(readable, pieces) - start, length)
+    begin = np.repeat(offsets[documents], pieces) + start
+    document = np.repeat(documents, pieces)
+
+    row = best_fit(size, length) if packing == "documents" else np.arange(len(size))
+    order = np.argsort(row, kind="stable")
+    first = np.concatenate([[0], np.cumsum(np.bincount(row))])
+    return Index(begin[order], size[order].astype(np.int32), document[order], first)
+
+
+def best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
+    """The row of each piece: the longest first, each into the fullest row that still takes it.
+
+    Pieces of one size are placed together, and so are rows with the same space left, so that the
+    work grows with the number of sizes and not of pieces. A row is numbered by its earliest piece,
+    which keeps rows in about the order of the documents.
+    """
+    row = np.empty(len(sizes), np.int64)
+    by_size = np.argsort(-sizes, kind="stable")
+    ends = np.cumsum(np.bincount(sizes, minlength=room + 1)[::-1])[::-1].tolist()
+    free: defaultdict[int, list[np.ndarray]] = defaultdict(list)  # rows by the space they have left
+    spaces = 0  # bit s is set where `free[s]` has rows
+    rows = 0
+
+    for size in range(room, 0, -1):
+        begin, end = ends[size + 1] if size < room else 0, ends[size]
+        while begin < end:
+            fitting = spaces >> size
+            if fitting:
+                space = size + (fitting & -fitting).bit_length() - 1
+                taken = np.concatenate(free.pop(space))
+                spaces ^= 1 << space
+            else:
+                space = room
+                taken = np.arange(rows, rows + -(-(end - begin) // (room // size)))
+                rows += len(taken)
+            # Having taken one piece, a row is the fullest that can take another.
+            each = space // size
+            placed = min(len(taken) * each, end - begin)
+            full, rest = divmod(placed, each)
+            row[by_size[begin : begin + placed]] = np.repeat(taken[: full + 1], each)[:placed]
+            begin += placed
+            partly = full + (rest > 0)
+            for left, which in (
+                (space - each * size, taken[:full]),
+                (space - rest * size, taken[full:partly]),
+                (space, taken[partly:]),
+            ):
+                if left and len(which):
+                    free[left].append(which)
+                    spaces |= 1 << left
+
+    earliest = np.unique(row, return_index=True)[1]
+    renumbered = np.empty(rows, np.int64)
+    renumbered[np.argsort(earliest)] = np.arange(rows)
+    return renumbered[row]
+
+
+def _count(lengths: np.ndarray) -> np.ndarray:
+    """0, 1, 2, ... for each length, one after the other."""
+    ends = np.cumsum(lengths)
+    return np.arange(ends[-1] if len(ends) else 0) - np.repeat(ends - lengths, lengths)

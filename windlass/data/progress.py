@@ -1,0 +1,35 @@
+"""How far a long preparation has come: a bar on a terminal, a line now and then elsewhere."""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+SECONDS_BETWEEN_LINES = 10
+
+
+@contextmanager
+def progress(console: Console, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+    """Gives a function that is told how many are done, and anything more to say."""
+    if not console.is_terminal:
+        yield _lines(console, what, total)
+        return
+    columns = [TextColumn(what), BarColumn(), MofNCompleteColumn()]
+    columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
+    with Progress(*columns, console=console, transient=True) as bar:
+        task = bar.add_task(what, total=total, note="")
+        yield lambda done, note: bar.update(task, completed=done, note=note)
+
+
+def _lines(console: Console, what: str, total: int) -> Callable[[int, str], None]:
+    last = time.monotonic()
+
+    def tell(done: int, note: str) -> None:
+        nonlocal last
+        if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
+            last = time.monotonic()
+            console.print(f"{what}: {done:,} of {total:,}, {note}", highlight=False)
+
+    return tell

@@ -1,0 +1,250 @@
+"""Text to numbers and back: bytes, a vocabulary learned from the corpus, or a tokenizer.json."""
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from functools import cached_property
+from itertools import chain
+from pathlib import Path
+from typing import ClassVar, Literal
+
+import numpy as np
+from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
+from tokenizers import Tokenizer as Library
+
+from windlass.config import section
+from windlass.errors import UserError
+
+END = "<|endoftext|>"
+SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
+# Characters read for each token to be learned, and in all: enough for merges to settle.
+SAMPLE_CHARACTERS_PER_TOKEN = 2048
+SAMPLE_CHARACTERS = 64 * 2**20
+REMEMBERED_WORDS = 2**18
+
+# Between these a byte-level vocabulary always cuts, so that what stands between can be encoded once
+# and remembered. Only where ASCII is on both sides: elsewhere opinions differ on what a space is.
+BETWEEN_WORDS = re.compile("(?<=[!-~])(?= [!-~])")
+
+# How well-known vocabularies write the end of a document, where nothing else says it.
+KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>")
+
+
+@section
+class Tokenizer:
+    """How text becomes tokens."""
+
+    shorthand: ClassVar[str] = "kind"
+
+    kind: Literal["byte", "bpe", "file"] = "byte"
+    vocab: int | None = None  # bpe: how many tokens to learn, bytes and the end included
+    path: str | None = None  # file: a tokenizer.json, or the folder that holds one
+    eos: str | None = None  # file: the token that ends a document, where the files do not say
+
+    def __post_init__(self):
+        needs = {"vocab": "bpe", "path": "file"}
+        for name, kind in needs.items():
+            if getattr(self, name) is None and self.kind == kind:
+                raise ValueError(f"{name} is missing; tokenizer.kind {kind} needs it")
+        for name, kind in {**needs, "eos": "file"}.items():
+            if getattr(self, name) is not None and self.kind != kind:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}; it belongs to tokenizer.kind {kind}, "
+                    f"and this is {self.kind}"
+                )
+        if self.vocab is not None and self.vocab < SMALLEST_VOCABULARY:
+            raise ValueError(
+                f"vocab is {self.vocab}; 256 bytes and the end of a document need "
+                f"{SMALLEST_VOCABULARY}"
+            )
+
+
+class Tokeniser:
+    """A vocabulary in use. The text of its tokenizer.json is the whole of it, but for two numbers:
+    the token that ends a document, and the one that begins it where there is such a token."""
+
+    def __init__(self, text: str, *, eos: int, bos: int | None):
+        self.text, self.eos, self.bos = text, eos, bos
+        self._library = Library.from_str(text)
+        # Settings some files carry for their first use, which would cut documents or fill them up.
+        self._library.no_truncation()
+        self._library.no_padding()
+        # A document that spells out a special token is text like any other.
+        self._library.encode_special_tokens = True
+        self.size = 1 + max(self._library.get_vocab(with_added_tokens=True).values())
+        self._is_byte = text == _byte_text()  # what the library does slowly, numpy does at once
+        self._has_words = _cuts_at_spaces(text)
+        self._words: dict[str, list[int]] = {}
+
+    @cached_property
+    def fingerprint(self) -> str:
+        return hashlib.sha256(f"{self.eos} {self.bos} {self.text}".encode()).hexdigest()
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        """The tokens of each text, with nothing in front or behind."""
+        if self._is_byte:
+            return [np.frombuffer(text.encode(), np.uint8).astype(np.int32) for text in texts]
+        if not self._has_words:
+            return [np.array(ids, np.int32) for ids in self._encode(texts)]
+        split = [BETWEEN_WORDS.split(text) for text in texts]
+        if len(self._words) > REMEMBERED_WORDS:
+            self._words.clear()
+        words = set(chain.from_iterable(split))
+        new = [word for word in words if word not in self._words]
+        self._words.update(zip(new, self._encode(new), strict=True))
+        return [
+            np.fromiter(chain.from_iterable(map(self._words.__getitem__, parts)), np.int32)
+            for parts in split
+        ]
+
+    def encode(self, text: str) -> np.ndarray:
+        return self.encode_batch([text])[0]
+
+    def decode(self, tokens: Iterable[int]) -> str:
+        """The text of tokens; special ones are left out."""
+        return self._library.decode([int(token) for token in tokens])
+
+    def name(self, token: int) -> str:
+        """How the vocabulary itself writes a token."""
+        return self._library.id_to_token(token) or f"<{token}>"
+
+    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
+        """The text of tokens as they come, in pieces that never cut a character.
+
+        Some vocabularies write a word differently at the start of a text, so that each piece is
+        the difference that new tokens make to the text of those just before.
+        """
+        before: list[int] = []
+        new: list[int] = []
+        for token in tokens:
+            new.append(int(token))
+            piece = self._difference(before, new)
+            if piece and not piece.endswith("\ufffd"):
+                yield piece
+                before, new = new, []
+        if piece := self._difference(before, new):
+            yield piece
+
+    def save(self, path: str | Path) -> None:
+        Path(path).write_text(self.text, encoding="utf-8")
+
+    def _encode(self, texts: Sequence[str]) -> list[list[int]]:
+        encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [one.ids for one in encoded]
+
+    def _difference(self, before: list[int], new: list[int]) -> str:
+        return self.decode(before + new)[len(self.decode(before)) :]
+
+
+def byte() -> Tokeniser:
+    """Every byte is a token; number 256 ends a document, and begins the next."""
+    return Tokeniser(_byte_text(), eos=256, bos=256)
+
+
+def learn(texts: Iterable[str], vocab: int) -> Tokeniser:
+    """Byte pairs merged by how often they stand together."""
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    library.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab,
+        special_tokens=[END],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    library.train_from_iterator(texts, trainer)
+    eos = library.token_to_id(END)
+    _begin_with(library, END, eos)
+    return Tokeniser(library.to_str(), eos=eos, bos=eos)
+
+
+def load(path: str, eos: str | None) -> Tokeniser:
+    """A tokenizer.json, with what the files beside it say of the end of a document."""
+    place = Path(path).expanduser()
+    file = place / "tokenizer.json" if place.is_dir() else place
+    if not file.is_file():
+        raise UserError(f"tokenizer.path is {path}; there is no file {file}")
+    try:
+        text = file.read_text(encoding="utf-8")
+        is_tokenizer = "model" in json.loads(text)
+    except ValueError:  # neither UTF-8 nor JSON
+        is_tokenizer = False
+    if not is_tokenizer:
+        raise UserError(
+            f"tokenizer.path is {path}; {file} is not a tokenizer.json, the file that the "
+            "tokenizers library writes"
+        )
+    library = Library.from_str(text)
+    return Tokeniser(text, eos=_end(library, file, eos), bos=_begin(library))
+
+
+def sample(documents: int) -> Iterator[int]:
+    """Numbers of documents spread evenly over a corpus, wherever one stops taking them."""
+    # Multiples of a step near the golden section fill gaps evenly; a step without a common factor
+    # comes to every document once.
+    step = max(1, round(documents * 0.6180339887498949))
+    while np.gcd(step, documents) != 1:
+        step += 1
+    number = 0
+    for _ in range(documents):
+        yield number
+        number = (number + step) % documents
+
+
+def _byte_text() -> str:
+    library = Library(models.BPE(vocab=_byte_letters(), merges=[]))
+    library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
+    library.decoder = decoders.ByteLevel()
+    library.add_special_tokens([AddedToken(END, special=True, normalized=False)])
+    _begin_with(library, END, 256)
+    return library.to_str()
+
+
+def _cuts_at_spaces(text: str) -> bool:
+    settings = json.loads(text)
+    cutting = settings["pre_tokenizer"] or {}
+    is_known = cutting.get("type") == "ByteLevel" and cutting["use_regex"]
+    return is_known and not cutting["add_prefix_space"] and settings["normalizer"] is None
+
+
+def _byte_letters() -> dict[str, int]:
+    # The letters that byte-level vocabularies write bytes with: those that can be printed stand
+    # for themselves, the others follow from 256 on.
+    printed = {*range(33, 127), *range(161, 173), *range(174, 256)}
+    others = iter(range(256, 512))
+    return {chr(byte if byte in printed else next(others)): byte for byte in range(256)}
+
+
+def _begin_with(library: Library, token: str, number: int) -> None:
+    library.post_processor = processors.TemplateProcessing(
+        single=f"{token} $A", pair=f"{token} $A {token} $B", special_tokens=[(token, number)]
+    )
+
+
+def _begin(library: Library) -> int | None:
+    with_special = library.encode("a", add_special_tokens=True).ids
+    plain = library.encode("a", add_special_tokens=False).ids
+    return with_special[0] if with_special[:1] != plain[:1] else None
+
+
+def _end(library: Library, file: Path, named: str | None) -> int:
+    special = [token.content for token in library.get_added_tokens_decoder().values()]
+    beside = file.with_name("tokenizer_config.json")
+    if named is None and beside.is_file():
+        named = json.loads(beside.read_text(encoding="utf-8")).get("eos_token")
+        named = named["content"] if isinstance(named, dict) else named
+    if named is None:
+        named = next((end for end in KNOWN_ENDS if end in special), None)
+    if named is None:
+        raise UserError(
+            f"{file} does not say which token ends a document; "
+            f"tokenizer.eos names one: {', '.join(special) or 'it has no special tokens'}"
+        )
+    number = library.token_to_id(named)
+    if number is None:
+        raise UserError(
+            f"tokenizer.eos is {named}, which is not in {file}; "
+            f"its special tokens are {', '.join(special) or 'none'}"
+        )
+    return number

@@ -1,0 +1,81 @@
+"""Files of JSON objects, one to a line: a document is one column of one line."""
+
+import json
+from array import array
+from functools import cached_property
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from windlass.config import section
+from windlass.errors import UserError
+from windlass.sources import decode, files, stamp
+
+
+@section
+class Source:
+    """The rows of a .jsonl file, of every one in a folder, or of the files a pattern matches."""
+
+    yields: ClassVar[str] = "text"
+
+    path: str
+    column: str = "text"
+
+    def __len__(self) -> int:
+        return len(self._lines)
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        number, line, begin, end = self._lines[index].tolist()
+        file = self._files[number]
+        with file.open("rb") as opened:
+            opened.seek(begin)
+            raw = decode(file, opened.read(end - begin), begin)
+        return {"text": self._text(raw, f"{file} line {line:,}")}
+
+    def fingerprint(self) -> str:
+        return stamp(files(self.path, ".jsonl"), kind="jsonl", column=self.column)
+
+    def _text(self, raw: str, where: str) -> str:
+        try:
+            row = json.loads(raw)
+        except json.JSONDecodeError as wrong:
+            hint = "one JSON object to a line is expected"
+            if raw.lstrip().startswith("["):
+                hint += "; `jq -c '.[]'` turns an array into lines"
+            raise UserError(
+                f"{where} is not JSON ({wrong.msg} at column {wrong.colno}); {hint}"
+            ) from None
+        if not isinstance(row, dict):
+            raise UserError(f"{where} is {_named(row)}; one JSON object to a line is expected")
+        if self.column not in row:
+            has = ", ".join(row) or "none"
+            raise UserError(
+                f"{where} has no column {self.column}; data.source.column can be one it has: {has}"
+            )
+        text = row[self.column]
+        if not isinstance(text, str):
+            raise UserError(f"{where} has {_named(text)} in column {self.column}; text is expected")
+        # JSON can escape half of a surrogate pair, which no UTF-8 can hold.
+        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+
+    @cached_property
+    def _files(self) -> list[Path]:
+        return files(self.path, ".jsonl")
+
+    @cached_property
+    def _lines(self) -> np.ndarray:
+        found = array("q")
+        for number, file in enumerate(self._files):
+            place = 0
+            with file.open("rb") as opened:
+                for line, raw in enumerate(opened, start=1):
+                    if raw.strip():
+                        found.extend((number, line, place, place + len(raw)))
+                    place += len(raw)
+        return np.array(found, np.int64).reshape(-1, 4)
+
+
+def _named(value: Any) -> str:
+    kinds = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}
+    return "null" if value is None else kinds.get(type(value), "a number")
