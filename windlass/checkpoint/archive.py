@@ -1,0 +1,151 @@
+"""One checkpoint folder: arrays and a manifest that Orbax commits together, and their checking."""
+
+import logging
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import orbax.checkpoint as ocp
+from jaxtyping import Array, PyTree
+
+from windlass.checkpoint import seal
+from windlass.checkpoint.fingerprint import measure, named
+
+FORMAT = 1
+UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
+MANIFEST = "manifest/metadata"
+
+# Orbax logs the traceback of a failed save three times over. The error itself is raised by `wait`.
+logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+
+
+class Damage(NamedTuple):
+    """What is not as it was written: names of files and of arrays."""
+
+    files: list[str]
+    arrays: list[str]
+
+    def __str__(self) -> str:
+        parts = [("file", self.files), ("array", self.arrays)]
+        return "; ".join(f"{kind} {_some(names)}" for kind, names in parts if names)
+
+
+class Damaged(Exception):
+    """A checkpoint that is not what was saved."""
+
+    def __init__(self, damage: Damage):
+        super().__init__(str(damage))
+        self.damage = damage
+
+
+def writer() -> ocp.AsyncCheckpointer:
+    # Made in the background, a folder that cannot be made leaves Orbax waiting for 20 minutes.
+    options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+    return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
+
+
+def describe(tree: PyTree, **about: Any) -> dict:
+    """The manifest of a tree: what the caller says about it, and each array with fingerprint."""
+    prints = measure(tree)
+    arrays = {
+        name: {"shape": list(x.shape), "dtype": x.dtype.name, "fingerprint": prints[name]}
+        for name, x in named(tree).items()
+    }
+    return {"format": FORMAT, **about, "arrays": arrays}
+
+
+def write(orbax: ocp.AsyncCheckpointer, folder: Path, tree: PyTree, manifest: dict) -> None:
+    """Copy the arrays off the device, and let Orbax write them in the background."""
+    items: dict[str, Any] = {"manifest": ocp.args.JsonSave(seal.signed(manifest))}
+    # Orbax refuses arrays without elements, and trees without arrays.
+    if arrays := {name: array for name, array in named(tree).items() if array.size}:
+        items["state"] = ocp.args.PyTreeSave(arrays)
+    orbax.save(folder.absolute(), args=ocp.args.Composite(**items))
+
+
+def manifest(folder: Path) -> dict:
+    """What `describe` said, or Damaged."""
+    try:
+        return seal.opened(folder / MANIFEST)
+    except (ValueError, FileNotFoundError) as unreadable:
+        raise Damaged(Damage([MANIFEST], [])) from unreadable
+
+
+def examine(folder: Path) -> Damage:
+    """Compare every byte of every file, and every array, with what was written.
+
+    Nothing but the folder is needed: neither the model nor the devices it was written on. Arrays
+    are read one at a time, so that each damaged one is named and only one is in memory.
+    """
+    files = seal.broken(folder) or []
+    try:
+        expected = manifest(folder)["arrays"]
+    except Damaged as damaged:
+        return Damage(sorted({*files, *damaged.damage.files}), [])
+    return Damage(files, [name for name in expected if not _is_intact(folder, name, expected)])
+
+
+def read(folder: Path, wanted: PyTree) -> PyTree:
+    """The arrays of a tree of abstract ones, each straight into its sharding, or Damaged.
+
+    Only arrays the tree names are read; shape and dtype must be those of the manifest.
+    """
+    files = seal.broken(folder)
+    if files:
+        raise Damaged(Damage(files, []))
+    if files is None and any(damage := examine(folder)):
+        raise Damaged(damage)
+
+    expected = manifest(folder)["arrays"]
+    abstract = named(wanted)
+    restored = _restore(folder, abstract)
+    prints = measure(restored)
+    if wrong := [name for name in abstract if prints[name] != expected[name]["fingerprint"]]:
+        raise Damaged(Damage([], wrong))
+    return jax.tree.unflatten(jax.tree.structure(wanted), restored.values())
+
+
+def _is_intact(folder: Path, name: str, expected: dict[str, dict]) -> bool:
+    shape, dtype = expected[name]["shape"], jnp.dtype(expected[name]["dtype"])
+    if 0 in shape:
+        return True
+    item = {name: jax.ShapeDtypeStruct(shape, dtype)}
+    as_saved = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+    try:
+        array = _orbax_read(folder, item, as_saved)[name]
+    except Exception:  # what Orbax raises for spoilt bytes: KeyError, ValueError, bare Exception
+        return False
+    return measure({name: jnp.asarray(array)})[name] == expected[name]["fingerprint"]
+
+
+def _restore(folder: Path, abstract: dict[str, Any]) -> dict[str, Array]:
+    def sharding(array: Any) -> jax.sharding.Sharding:
+        return array.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+
+    stored = {name: array for name, array in abstract.items() if array.size}
+    targets = {
+        name: ocp.ArrayRestoreArgs(
+            sharding=sharding(array), global_shape=array.shape, dtype=array.dtype
+        )
+        for name, array in stored.items()
+    }
+    found = _orbax_read(folder, stored, targets) if stored else {}
+    return {
+        name: found[name]
+        if name in found
+        else jax.device_put(np.zeros(array.shape, array.dtype), sharding(array))
+        for name, array in abstract.items()
+    }
+
+
+def _orbax_read(folder: Path, item: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
+    with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
+        how = ocp.args.PyTreeRestore(item=item, restore_args=targets, partial_restore=True)
+        return orbax.restore(folder.absolute() / "state", args=how)
+
+
+def _some(names: list[str]) -> str:
+    shown = ", ".join(names[:3])
+    return shown if len(names) <= 3 else f"{shown} and {len(names) - 3} more"

@@ -1,0 +1,77 @@
+"""A number for each array that changes with any bit of it, and not with where the array lives."""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxtyping import Array, PyTree, Shaped, UInt32
+
+
+def named(tree: PyTree) -> dict[str, Any]:
+    """Every array of a tree under its path, `moments.0.mu.blocks.weight`."""
+    arrays = {}
+    for path, leaf in jax.tree.leaves_with_path(tree):
+        name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
+        if name in arrays:
+            raise ValueError(f"two arrays of the tree are both named {name}")
+        if not hasattr(leaf, "dtype") or jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+            raise ValueError(f"{name} is {leaf!r}; only arrays of numbers are stored, keys as data")
+        arrays[name] = leaf
+    return arrays
+
+
+def fingerprints(tree: PyTree) -> dict[str, UInt32[Array, ""]]:
+    """The fingerprint of every array of a tree, by path; it can be called inside `jit`.
+
+    Each element's bits and index are mixed to 32 bits, one to one for a given index, and summed
+    modulo 2^32. So a change of one element always shows, a permutation does but for a chance of
+    2^-32, and the order of summation, hence the layout on a mesh, does not matter.
+    """
+    return {name: _fingerprint(array) for name, array in named(tree).items()}
+
+
+def measure(tree: PyTree) -> dict[str, int]:
+    """The fingerprints of a tree as plain numbers: compiled once for a structure, fetched once."""
+    arrays = named(tree)
+    if not arrays:
+        return {}
+    values = np.asarray(_stacked(list(arrays.values())))
+    return dict(zip(arrays, values.tolist(), strict=True))
+
+
+@jax.jit
+def _stacked(arrays: list[Array]) -> UInt32[Array, " arrays"]:
+    return jnp.stack([_fingerprint(array) for array in arrays])
+
+
+def _fingerprint(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
+    bits = _bits(array)
+    # The index counts modulo 2^32, in row-major order, from one iota per axis: a flat iota would
+    # need a reshape, and with it the whole array on every device.
+    layout = jax.typeof(bits).sharding
+    index = jnp.zeros((), jnp.uint32)
+    for axis in range(bits.ndim):
+        stride = math.prod(bits.shape[axis + 1 :]) % 2**32
+        position = jax.lax.broadcasted_iota(jnp.uint32, bits.shape, axis, out_sharding=layout)
+        index = index + position * jnp.uint32(stride)
+    # Distinct odd multipliers and the finaliser of MurmurHash3, which is a bijection of 32 bits.
+    mixed = bits ^ (index * jnp.uint32(0x9E3779B1) + jnp.uint32(0x7F4A7C15))
+    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
+    mixed = (mixed ^ (mixed >> 13)) * jnp.uint32(0xC2B2AE35)
+    return jnp.sum(mixed ^ (mixed >> 16), dtype=jnp.uint32)
+
+
+def _bits(array: Shaped[Array, "..."]) -> UInt32[Array, "..."]:
+    """The same bits as 32-bit words; an element wider than that gets a last axis of words."""
+    if jnp.issubdtype(array.dtype, jnp.complexfloating):
+        array = jnp.stack([array.real, array.imag], axis=-1)
+    if array.dtype == jnp.bool:
+        return array.astype(jnp.uint32)
+    whole = jnp.issubdtype(array.dtype, jnp.integer)
+    width = (jnp.iinfo if whole else jnp.finfo)(array.dtype).bits
+    if width < 8:  # too narrow for a bitcast, and exact in a wider type
+        array, width = array.astype(jnp.int32 if whole else jnp.float32), 32
+    words = {8: jnp.uint8, 16: jnp.uint16}.get(width, jnp.uint32)
+    return jax.lax.bitcast_convert_type(array, words).astype(jnp.uint32)

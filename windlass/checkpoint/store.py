@@ -1,0 +1,295 @@
+"""The checkpoints of a run: written in the background, kept by count, checked when read."""
+
+import itertools
+import math
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxtyping import PyTree
+
+from windlass.checkpoint import archive, seal
+from windlass.checkpoint.fingerprint import named
+from windlass.errors import UserError
+
+Identity = dict[str, str | int | float]
+
+FROZEN = "frozen"
+REMOVING = ".removing"
+
+# What Orbax and the file system raise when bytes cannot be written.
+FAILURES = (OSError, ValueError, RuntimeError)
+
+
+class Restored(NamedTuple):
+    """A state that was read and found good."""
+
+    step: int
+    state: PyTree
+    metrics: dict[str, float]
+
+
+class Store:
+    """The folder `checkpoints` of a run, for the one process that trains it.
+
+    `save` returns when the state is off the device, so that it may be donated; writing, hashing
+    and deleting old ones go on behind it. An error there is raised by the next `save` or `wait`.
+    """
+
+    def __init__(
+        self,
+        run_dir: str | Path,
+        *,
+        say: Callable[[str], None],
+        keep: int = 3,
+        best: str = "validation_loss",
+    ):
+        self.folder = folder_of(run_dir)
+        self._say, self._keep, self._best = say, keep, best
+        self._orbax = archive.writer()
+        self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
+        self._pending: tuple[str, Future] | None = None
+
+    def save(
+        self, step: int, state: PyTree, identity: Identity, metrics: dict[str, Any] | None = None
+    ) -> bool:
+        """Start saving; False when this step is there already, which changes nothing."""
+        numbers = {name: float(value) for name, value in (metrics or {}).items()}
+        return self._start(str(step), state, step=step, identity=identity, metrics=numbers)
+
+    def save_frozen(self, arrays: PyTree, identity: Identity) -> bool:
+        """Start saving what never changes in a run; False when it is there already."""
+        return self._start(FROZEN, arrays, identity=identity)
+
+    def wait(self) -> None:
+        """Return when the last save is on disk and hashed, or raise what went wrong with it."""
+        if self._pending is None:
+            return
+        (name, pending), self._pending = self._pending, None
+        try:
+            pending.result()
+        except FAILURES as error:
+            raise self._failure(name, error) from error
+
+    def close(self) -> None:
+        try:
+            self.wait()
+        finally:
+            self._background.shutdown()
+            self._orbax.close()
+
+    def steps(self) -> list[int]:
+        """The steps on disk, oldest first, good or not."""
+        return steps_in(self.folder)
+
+    def restore(self, state: PyTree, identity: Identity) -> Restored | None:
+        """The newest good checkpoint, in the shardings of an abstract state; None in a new run.
+
+        A damaged one is renamed, so that its step can be saved again, and the one before it is
+        taken. When there is none left that is an error: never a start at step 0 in disguise.
+        """
+        self.wait()
+        self._clear()
+        for step in reversed(self.steps()):
+            folder = self.folder / str(step)
+            try:
+                found, manifest = _read(folder, state, identity)
+            except archive.Damaged as damaged:
+                aside = _aside(folder)
+                os.rename(folder, aside)
+                self._say(
+                    f"WARNING: checkpoint at step {step} is damaged ({damaged}); "
+                    f"it is now {aside}, and an older one is tried"
+                )
+            else:
+                seal.ensure(folder)
+                return Restored(step, found, manifest["metrics"])
+        _refuse_if_only_damaged(self.folder)
+        return None
+
+    def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree | None:
+        """What `save_frozen` stored, in the given shardings; None when it was never stored."""
+        self.wait()
+        return load_frozen(self.folder.parent, arrays, identity)
+
+    def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
+        self.wait()
+        if (self.folder / name).exists():
+            return False
+        manifest = archive.describe(tree, **about)
+        try:
+            archive.write(self._orbax, self.folder / name, tree, manifest)
+        except FAILURES as error:
+            raise self._failure(name, error) from error
+        self._pending = name, self._background.submit(self._finish, name)
+        return True
+
+    def _finish(self, name: str) -> None:
+        self._orbax.wait_until_finished()
+        seal.seal(self.folder / name)
+        # Only now, with a newer one committed and every byte of it read back, may others go.
+        for step in _superseded(self.folder, self._keep, self._best):
+            _remove(self.folder / str(step))
+
+    def _failure(self, name: str, error: Exception) -> UserError:
+        shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
+        steps = self.steps()
+        left = f"the newest checkpoint there is step {steps[-1]}" if steps else "there is none yet"
+        return UserError(f"saving {_title(name)} in {self.folder} failed: {_reason(error)}; {left}")
+
+    def _clear(self) -> None:
+        for path in sorted(self.folder.glob("*")):
+            if archive.UNFINISHED in path.name or path.name.endswith(REMOVING):
+                name = path.name.split(".")[0]
+                what = "deletion" if path.name.endswith(REMOVING) else "save"
+                shutil.rmtree(path)
+                self._say(f"removed {path.name}: a {what} of {_title(name)} was cut short")
+
+
+def load(
+    run_dir: str | Path,
+    state: PyTree,
+    identity: Identity,
+    *,
+    say: Callable[[str], None],
+    step: int | None = None,
+) -> Restored:
+    """The newest good checkpoint of a run, or that of one step, without touching its folder.
+
+    Only the arrays that the abstract state names are read, so that moments can be left out. The
+    run may be training meanwhile.
+    """
+    folder = folder_of(run_dir)
+    there = steps_in(folder)
+    if not there:
+        raise UserError(f"no checkpoint in {folder}")
+    if step is not None and step not in there:
+        raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(there)}")
+    for candidate in reversed(there) if step is None else [step]:
+        try:
+            found, manifest = _read(folder / str(candidate), state, identity, part=True)
+            return Restored(candidate, found, manifest["metrics"])
+        except archive.Damaged as damaged:
+            say(f"WARNING: checkpoint at step {candidate} is damaged ({damaged})")
+    tried = "none is good" if step is None else f"step {step} is damaged"
+    raise UserError(f"{tried} of the checkpoints in {folder}: {_list(there)}")
+
+
+def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTree | None:
+    """What `Store.save_frozen` stored, in the given shardings; None when it was never stored."""
+    folder = folder_of(run_dir) / FROZEN
+    if not folder.exists():
+        return None
+    try:
+        return _read(folder, arrays, identity)[0]
+    except archive.Damaged as damaged:
+        # No older copy exists, and made anew they could differ: nothing is renamed or replaced.
+        raise UserError(
+            f"the frozen arrays in {folder} are damaged ({damaged}); "
+            "put back a copy of that folder, or start another run with run.dir"
+        ) from damaged
+
+
+def folder_of(run_dir: str | Path) -> Path:
+    return Path(run_dir) / "checkpoints"
+
+
+def steps_in(folder: Path) -> list[int]:
+    """The steps that have a folder here, oldest first."""
+    return sorted(int(path.name) for path in folder.glob("*") if re.fullmatch(r"\d+", path.name))
+
+
+def _read(
+    folder: Path, wanted: PyTree, identity: Identity, *, part: bool = False
+) -> tuple[PyTree, dict]:
+    """The arrays of a checkpoint and its manifest, once it is known to be of this run."""
+    manifest = archive.manifest(folder)
+    title = _title(folder.name)
+    _refuse_another_run(title, manifest["identity"], identity)
+    _refuse_other_arrays(title, manifest["arrays"], named(wanted), part=part)
+    return archive.read(folder, wanted), manifest
+
+
+def _refuse_another_run(title: str, written: Identity, described: Identity) -> None:
+    keys = [key for key in {**written, **described} if written.get(key) != described.get(key)]
+    if keys:
+        there, here = (
+            " and ".join(f"{key} {side.get(key, 'unknown')}" for key in keys)
+            for side in (written, described)
+        )
+        raise UserError(
+            f"{title} was written for {there}; this run describes {here}. "
+            "Take the change back, or start another run with run.dir"
+        )
+
+
+def _refuse_other_arrays(title: str, written: dict, wanted: dict, *, part: bool) -> None:
+    there = {name: f"{about['dtype']}{about['shape']}" for name, about in written.items()}
+    here = {name: f"{array.dtype.name}{list(array.shape)}" for name, array in wanted.items()}
+    differing = [
+        f"  {name}  is {there.get(name, 'absent')} there and {here.get(name, 'absent')} here"
+        for name in {**there, **here}
+        if there.get(name) != here.get(name) and not (part and name not in here)
+    ]
+    if differing:
+        more = [f"  and {len(differing) - 8} more"] if len(differing) > 8 else []
+        lines = [f"{title} holds other arrays than this run describes:", *differing[:8], *more]
+        raise UserError("\n".join(lines))
+
+
+def _refuse_if_only_damaged(folder: Path) -> None:
+    if damaged := sorted(path.name for path in folder.glob("*.damaged*")):
+        raise UserError(
+            f"no good checkpoint is left in {folder}, only {_list(damaged)}; "
+            "to start again at step 0, move that folder away"
+        )
+
+
+def _superseded(folder: Path, keep: int, best: str) -> list[int]:
+    """The steps that are neither among the newest nor the best."""
+    steps = steps_in(folder)
+    if not steps:
+        return []
+    losses = {step: _metric(folder / str(step), best) for step in steps}
+    lowest = min(losses, key=lambda step: (losses[step], -step))
+    chosen = {*steps[-keep:], *([lowest] if math.isfinite(losses[lowest]) else [])}
+    return [step for step in steps if step not in chosen]
+
+
+def _metric(folder: Path, name: str) -> float:
+    try:
+        value = archive.manifest(folder)["metrics"].get(name, math.inf)
+    except archive.Damaged:
+        return math.inf
+    return value if math.isfinite(value) else math.inf
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
+    going = folder.with_name(folder.name + REMOVING)
+    os.rename(folder, going)
+    shutil.rmtree(going)
+
+
+def _aside(folder: Path) -> Path:
+    names = itertools.chain([".damaged"], (f".damaged-{n}" for n in itertools.count(2)))
+    paths = (folder.with_name(folder.name + name) for name in names)
+    return next(path for path in paths if not path.exists())
+
+
+def _title(name: str) -> str:
+    return "the frozen arrays" if name == FROZEN else f"checkpoint at step {name}"
+
+
+def _reason(error: Exception) -> str:
+    """The system's own words; TensorStore hides them in a paragraph."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))
+    return os.strerror(int(code[1])) if code else str(error)
+
+
+def _list(items: Iterable[Any]) -> str:
+    return ", ".join(str(item) for item in items)

@@ -1,0 +1,57 @@
+"""Is every checkpoint of a run still what was written?"""
+
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.checkpoint import archive, seal
+from windlass.checkpoint.store import FROZEN, folder_of, steps_in
+from windlass.errors import UserError
+
+
+class Finding(NamedTuple):
+    """One checkpoint: what is damaged in it, and whether its files have hashes to go by."""
+
+    name: str
+    damage: archive.Damage
+    sealed: bool
+
+    @property
+    def good(self) -> bool:
+        return not any(self.damage)
+
+    def __str__(self) -> str:
+        title = "frozen arrays" if self.name == FROZEN else f"step {self.name}"
+        if not self.good:
+            return f"{title}: damaged ({self.damage})"
+        return f"{title}: good" if self.sealed else f"{title}: good (arrays only: no file hashes)"
+
+
+class Report(NamedTuple):
+    """Every checkpoint of a run, oldest first; frozen arrays last."""
+
+    folder: Path
+    findings: list[Finding]
+
+    @property
+    def good(self) -> bool:
+        return all(finding.good for finding in self.findings)
+
+    def __str__(self) -> str:
+        return "\n".join([f"{self.folder}", *(f"  {finding}" for finding in self.findings)])
+
+
+def verify(run_dir: str | Path) -> Report:
+    """Compare every file and array of a run's checkpoints with their hashes; change nothing."""
+    folder = folder_of(run_dir)
+    names = [str(step) for step in steps_in(folder)]
+    if (folder / FROZEN).exists():
+        names.append(FROZEN)
+    if not names:
+        raise UserError(f"no checkpoint in {folder}")
+    return Report(
+        folder,
+        [
+            Finding(name, archive.examine(folder / name), (folder / name / seal.NAME).exists())
+            for name in names
+        ],
+    )
