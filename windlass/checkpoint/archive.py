@@ -29,7 +29,11 @@ class Damage(NamedTuple):
 
     def __str__(self) -> str:
         parts = [("file", self.files), ("array", self.arrays)]
-        return "; ".join(f"{kind} {_some(names)}" for kind, names in parts if names)
+        return "; ".join(
+            f"{kind}{'s' if len(names) > 1 else ''} {_some(names)}"
+            for kind, names in parts
+            if names
+        )
 
 
 class Damaged(Exception):

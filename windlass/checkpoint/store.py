@@ -174,9 +174,11 @@ def load(
             found, manifest = _read(folder / str(candidate), state, identity, part=True)
             return Restored(candidate, found, manifest["metrics"])
         except archive.Damaged as damaged:
-            say(f"WARNING: checkpoint at step {candidate} is damaged ({damaged})")
-    tried = "none is good" if step is None else f"step {step} is damaged"
-    raise UserError(f"{tried} of the checkpoints in {folder}: {_list(there)}")
+            if step is not None:
+                where = f"{_title(str(step))} in {folder}"
+                raise UserError(f"{where} is damaged ({damaged})") from damaged
+            say(f"WARNING: {_title(str(candidate))} is damaged ({damaged})")
+    raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
 
 
 def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTree | None:
@@ -288,7 +290,8 @@ def _title(name: str) -> str:
 def _reason(error: Exception) -> str:
     """The system's own words; TensorStore hides them in a paragraph."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    return os.strerror(int(code[1])) if code else str(error)
+    number = int(code[1]) if code else getattr(error, "errno", None)
+    return os.strerror(number) if number else str(error)
 
 
 def _list(items: Iterable[Any]) -> str:

@@ -1,0 +1,339 @@
+import math
+import resource
+import shutil
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from windlass.checkpoint import Checkpoint, archive, load, seal
+from windlass.errors import UserError
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def spoil(folder: Path) -> None:
+    """Change one byte of the largest file."""
+    file = max((p for p in folder.rglob("*") if p.is_file()), key=lambda p: p.stat().st_size)
+    content = bytearray(file.read_bytes())
+    content[len(content) // 2] ^= 1
+    file.write_bytes(content)
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 1), (2, 2, 2)])
+def test_a_state_comes_back_with_the_same_bits(
+    opened, place, abstract, identity, same_bits, said, shape
+):
+    state = place(7, shape)
+    store = opened()
+    assert store.save(7, state, identity, {"validation_loss": jnp.float32(2.5)})
+    restored = opened().restore(abstract(state), identity) if store.wait() is None else None
+    assert restored is not None
+    assert (restored.step, restored.metrics) == (7, {"validation_loss": 2.5})
+    assert same_bits(restored.state, state)
+    assert jax.tree.map(lambda x: x.sharding, restored.state) == jax.tree.map(
+        lambda x: x.sharding, state
+    )
+    assert said == []
+
+
+@pytest.mark.parametrize(
+    "before, after",
+    [
+        ((2, 2, 2), (1, 1, 1)),
+        ((1, 1, 1), (2, 2, 2)),
+        ((8, 1, 1), (1, 8, 1)),
+        ((1, 8, 1), (4, 1, 2)),
+    ],
+)
+def test_a_state_saved_on_one_mesh_comes_back_on_another(
+    opened, place, abstract, identity, same_bits, before, after
+):
+    store = opened()
+    store.save(1, place(1, before), identity)
+    wanted = place(1, after)
+    restored = store.restore(abstract(wanted), identity)
+    assert same_bits(restored.state, wanted)
+    assert restored.state.model["layer"].weight.sharding == wanted.model["layer"].weight.sharding
+
+
+def test_a_state_without_shardings_comes_back_on_the_first_device(opened, place, identity):
+    store = opened()
+    store.save(1, place(1, (2, 2, 2)), identity)
+    plain = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), place(1))
+    restored = store.restore(plain, identity)
+    assert restored.state.model["layer"].weight.devices() == {jax.devices()[0]}
+
+
+def test_a_saved_state_may_be_donated_at_once(opened, place, abstract, identity, same_bits):
+    state = place(5, (2, 2, 2))
+    expected = jax.tree.map(np.array, state)
+    store = opened()
+    store.save(5, state, identity)
+    step = jax.jit(lambda tree: jax.tree.map(lambda x: ~x if x.dtype == bool else x + 1, tree))
+    for _ in range(3):
+        state = jax.jit(step, donate_argnums=0)(state)
+    assert same_bits(store.restore(abstract(place(5, (2, 2, 2))), identity).state, expected)
+
+
+def test_a_new_run_has_nothing_to_restore(opened, place, abstract, identity, said):
+    assert opened().restore(abstract(place(0)), identity) is None
+    assert said == []
+
+
+def test_saving_a_step_again_changes_nothing(opened, place, abstract, identity, same_bits):
+    store = opened()
+    assert store.save(3, place(3), identity)
+    assert not store.save(3, place(4), identity)
+    assert same_bits(store.restore(abstract(place(3)), identity).state, place(3))
+
+
+def test_the_newest_and_the_best_are_kept(opened, place, identity):
+    store = opened(keep=2)
+    losses = {0: math.nan, 10: 3.0, 20: 2.0, 30: 2.5, 40: None, 50: 2.6}
+    for step, loss in losses.items():
+        metrics = {} if loss is None else {"validation_loss": loss}
+        store.save(step, place(step), identity, metrics)
+    store.wait()
+    assert store.steps() == [20, 40, 50]
+    assert names(store.folder) == {"20", "40", "50"}
+
+
+def test_without_losses_the_newest_are_kept(opened, place, identity):
+    store = opened(keep=1)
+    for step in (0, 1, 2):
+        store.save(step, place(step), identity)
+        store.wait()
+        assert store.steps() == [step]
+
+
+def test_a_damaged_checkpoint_is_put_aside_and_the_one_before_it_taken(
+    opened, place, abstract, identity, same_bits, said
+):
+    store = opened()
+    for step in (400, 800):
+        store.save(step, place(step), identity)
+    store.wait()
+    (store.folder / "800.damaged").mkdir()  # an earlier one
+    file = "manifest/metadata"
+    (store.folder / "800" / file).write_text("{}")
+
+    restored = store.restore(abstract(place(0)), identity)
+    assert restored.step == 400 and same_bits(restored.state, place(400))
+    assert said == [
+        "WARNING: checkpoint at step 800 is damaged (file manifest/metadata); "
+        f"it is now {store.folder}/800.damaged-2, and an older one is tried"
+    ]
+    assert names(store.folder) == {"400", "800.damaged", "800.damaged-2"}
+    assert store.save(800, place(800), identity)
+    assert store.restore(abstract(place(0)), identity).step == 800
+
+
+def test_a_damaged_array_is_found_when_the_hashes_of_files_were_never_written(
+    opened, place, abstract, identity, same_bits, said
+):
+    store = opened()
+    for step in (1, 2):
+        store.save(step, place(step), identity)
+    store.wait()
+    (store.folder / "2" / seal.NAME).unlink()
+    # Exchange the arrays for others that are whole: only fingerprints can tell.
+    shutil.rmtree(store.folder / "2" / "state")
+    shutil.copytree(store.folder / "1" / "state", store.folder / "2" / "state")
+    restored = store.restore(abstract(place(0)), identity)
+    assert restored.step == 1 and same_bits(restored.state, place(1))
+    assert "arrays step, key, model.layer.weight and" in said[0]
+
+
+def test_a_checkpoint_killed_before_its_hashes_is_taken_and_hashed(
+    opened, place, abstract, identity, same_bits, said
+):
+    store = opened()
+    store.save(1, place(1), identity)
+    store.wait()
+    (store.folder / "1" / seal.NAME).unlink()
+    (store.folder / "1" / seal.PARTIAL).write_text("{")
+    assert same_bits(store.restore(abstract(place(1)), identity).state, place(1))
+    assert seal.broken(store.folder / "1") == [] and said == []
+
+
+def test_when_no_checkpoint_is_good_nothing_starts_at_step_0(opened, place, abstract, identity):
+    store = opened()
+    for step in (1, 2):
+        store.save(step, place(step), identity)
+    store.wait()
+    for step in (1, 2):
+        spoil(store.folder / str(step))
+    for _ in range(2):  # nor does a second attempt
+        with pytest.raises(UserError) as refused:
+            store.restore(abstract(place(0)), identity)
+        assert str(refused.value) == (
+            f"no good checkpoint is left in {store.folder}, only 1.damaged, 2.damaged; "
+            "to start again at step 0, move that folder away"
+        )
+
+
+def test_a_checkpoint_of_another_run_is_refused_and_kept(opened, place, abstract, identity):
+    store = opened()
+    store.save(800, place(8), identity)
+    other = {**identity, "model": "llama 3b", "data": "stories 1c55", "split": 2}
+    with pytest.raises(UserError) as refused:
+        store.restore(abstract(place(0)), other)
+    assert str(refused.value) == (
+        "checkpoint at step 800 was written for model llama 1b and data stories 77b0 and split "
+        "unknown; this run describes model llama 3b and data stories 1c55 and split 2. "
+        "Take the change back, or start another run with run.dir"
+    )
+    assert names(store.folder) == {"800"}
+
+
+def test_a_checkpoint_of_other_arrays_is_refused_and_kept(opened, place, abstract, identity):
+    store = opened()
+    store.save(1, {"a": jnp.zeros((2, 3)), "b": jnp.zeros(2), "same": jnp.zeros(1)}, identity)
+    wanted = {"a": jnp.zeros((2, 4)), "c": jnp.int32(0), "same": jnp.zeros(1)}
+    with pytest.raises(UserError) as refused:
+        store.restore(abstract(wanted), identity)
+    assert str(refused.value) == (
+        "checkpoint at step 1 holds other arrays than this run describes:\n"
+        "  a  is float32[2, 3] there and float32[2, 4] here\n"
+        "  b  is float32[2] there and absent here\n"
+        "  c  is absent there and int32[] here"
+    )
+    assert names(store.folder) == {"1"}
+
+
+def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(
+    opened, place, abstract, identity, said
+):
+    store = opened()
+    store.save(4, place(4), identity)
+    store.wait()
+    for name in ("8" + archive.UNFINISHED, "frozen" + archive.UNFINISHED, "2.removing"):
+        (store.folder / name / "state").mkdir(parents=True)
+    assert store.restore(abstract(place(4)), identity).step == 4
+    assert said == [
+        "removed 2.removing: a deletion of checkpoint at step 2 was cut short",
+        "removed 8.orbax-checkpoint-tmp: a save of checkpoint at step 8 was cut short",
+        "removed frozen.orbax-checkpoint-tmp: a save of the frozen arrays was cut short",
+    ]
+    assert names(store.folder) == {"4"}
+
+
+def test_a_failed_write_is_told_by_the_next_call_and_loses_nothing(
+    opened, abstract, identity, same_bits, capfd
+):
+    large = {"x": jnp.asarray(np.random.default_rng(0).normal(size=500_000), jnp.float32)}
+    store = opened()
+    store.save(1, large, identity)
+    store.wait()
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    try:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, unlimited[1]))
+        store.save(2, large, identity)
+        with pytest.raises(UserError) as failed:
+            store.save(3, large, identity)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert str(failed.value) == (
+        f"saving checkpoint at step 2 in {store.folder} failed: File too large; "
+        "the newest checkpoint there is step 1"
+    )
+    assert "Traceback" not in capfd.readouterr().err
+    assert same_bits(store.restore(abstract(large), identity).state, large)
+    assert store.save(3, large, identity)
+    store.wait()
+    assert store.steps() == [1, 3]
+
+
+def test_a_folder_that_cannot_be_written_is_told(opened, place, identity, tmp_path):
+    (tmp_path / "checkpoints").write_text("a file where the folder would be")
+    with pytest.raises(UserError) as failed:
+        opened().save(1, place(1), identity)
+    assert str(failed.value) == (
+        f"saving checkpoint at step 1 in {tmp_path}/checkpoints failed: Not a directory; "
+        "there is none yet"
+    )
+
+
+def test_frozen_arrays_are_stored_once_and_checked(
+    opened, place, abstract, identity, same_bits, tmp_path
+):
+    store = opened()
+    frozen = place(9, (2, 2, 2)).model
+    assert store.restore_frozen(abstract(frozen), identity) is None
+    assert store.save_frozen(frozen, identity)
+    assert not store.save_frozen(frozen, identity)
+    assert same_bits(store.restore_frozen(abstract(frozen), identity), frozen)
+    assert store.steps() == []
+
+    spoil(store.folder / "frozen")
+    [wrong] = seal.broken(store.folder / "frozen") or []
+    for _ in range(2):
+        with pytest.raises(UserError) as refused:
+            store.restore_frozen(abstract(frozen), identity)
+        assert str(refused.value) == (
+            f"the frozen arrays in {store.folder}/frozen are damaged (file {wrong}); "
+            "put back a copy of that folder, or start another run with run.dir"
+        )
+
+
+def test_a_tree_without_arrays_can_be_stored(opened, identity):
+    store = opened()
+    store.save_frozen({"none": None, "empty": jnp.zeros((0, 2))}, identity)
+    wanted = {"none": None, "empty": jax.ShapeDtypeStruct((0, 2), jnp.float32)}
+    assert store.restore_frozen(wanted, identity)["empty"].shape == (0, 2)
+
+
+def test_loading_reads_only_what_is_asked_for_and_changes_nothing(
+    opened, place, abstract, identity, same_bits, said, tmp_path
+):
+    store = opened()
+    for step in (1, 2, 3):
+        store.save(step, place(step, (2, 2, 2)), identity)
+    store.wait()
+    (store.folder / "2" / seal.NAME).unlink()
+    spoil(store.folder / "3")
+    (store.folder / ("4" + archive.UNFINISHED)).mkdir()
+    before = names(store.folder)
+
+    wanted = abstract(place(0))._replace(moments=None, nothing=None)
+    loaded = load(tmp_path, wanted, identity, say=said.append)
+    assert loaded.step == 2
+    assert same_bits(loaded.state, place(2)._replace(moments=None, nothing=None))
+    assert said[0].startswith("WARNING: checkpoint at step 3 is damaged (file state/")
+    assert load(tmp_path, wanted, identity, say=said.append, step=1).step == 1
+    assert names(store.folder) == before
+    assert not (store.folder / "2" / seal.NAME).exists()
+
+
+def test_loading_says_what_is_there(opened, place, abstract, identity, said, tmp_path):
+    wanted = abstract(place(0))
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, wanted, identity, say=said.append)
+    assert str(refused.value) == f"no checkpoint in {tmp_path}/checkpoints"
+
+    store = opened()
+    for step in (1, 2):
+        store.save(step, place(step), identity)
+    store.wait()
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, wanted, identity, say=said.append, step=5)
+    assert str(refused.value) == f"no checkpoint at step 5 in {store.folder}; there are 1, 2"
+    spoil(store.folder / "2")
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, wanted, identity, say=said.append, step=2)
+    assert str(refused.value).startswith(f"checkpoint at step 2 in {store.folder} is damaged (file")
+    spoil(store.folder / "1")
+    with pytest.raises(UserError) as refused:
+        load(tmp_path, wanted, identity, say=said.append)
+    assert str(refused.value) == f"no good checkpoint in {store.folder}: 1, 2 are damaged"
+
+
+@pytest.mark.parametrize("field", ["every", "keep"])
+def test_a_count_below_one_is_refused(field):
+    with pytest.raises(ValueError, match=f"{field} is 0; it must be 1 or more"):
+        Checkpoint(**{field: 0})
