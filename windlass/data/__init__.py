@@ -1,6 +1,5 @@
 """From documents to rows of tokens: tokenise, cache, split, pack, load."""
 
-import hashlib
 import os
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -90,9 +89,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     for name in SPLITS:
         if name != "train" and not getattr(data, name):
             continue
-        arrangement = repr((name, data.length, data.packing, data.validation, data.test))
-        key = hashlib.sha256(arrangement.encode()).hexdigest()[:32]
-        splits[name] = rows(tokens, parts[name], data.length, data.packing, key, console)
+        splits[name] = rows(tokens, parts[name], data.length, data.packing, console)
         if not len(splits[name]):
             raise UserError(_nothing_in(name, data, tokens))
     return Prepared(data, tokens, splits)

@@ -11,7 +11,7 @@ import json
 import os
 import shutil
 from array import array
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,8 +92,8 @@ def opened(folder: Path) -> Corpus | None:
     if not (folder / "about.json").is_file():
         return None
     about = json.loads((folder / "about.json").read_text())
-    sizes = {name: (folder / name).stat().st_size for name in about["bytes"]}
-    if sizes != about["bytes"]:
+    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
+    if any(sizes.get(name) != size for name, size in about["bytes"].items()):
         return None
     text = (folder / "tokenizer.json").read_text(encoding="utf-8")
     return Corpus(
@@ -125,7 +125,7 @@ def claimed(place: Path, console: Console) -> Iterator[Path]:
             shutil.rmtree(place, ignore_errors=True)
 
 
-def publish(partial: Path, folder: Path, is_whole) -> None:
+def publish(partial: Path, folder: Path, is_whole: Callable[[], bool]) -> None:
     """Puts what was built in its place at once, unless the same thing is there already."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     for file in partial.iterdir():

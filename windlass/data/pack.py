@@ -1,5 +1,6 @@
 """Rows of equal length from documents that are not: an index, and rows read through it."""
 
+import hashlib
 from collections import defaultdict
 from typing import Literal, NamedTuple
 
@@ -8,7 +9,18 @@ from rich.console import Console
 
 from windlass.data.cache import Corpus, claimed, publish
 
+FORMAT = 1  # raised whenever the same documents would be packed differently
+
 Packing = Literal["documents", "none"]
+
+# What a row has, one entry for each of its places.
+COLUMNS = {
+    "tokens": np.int32,
+    "targets": np.int32,
+    "weight": np.float32,  # 1 where the target is trained on
+    "position": np.int32,  # from 0 in every piece
+    "document": np.int32,  # 0, 1, 2, ... within the row; -1 where there is none
+}
 
 
 class Piece(NamedTuple):
@@ -70,7 +82,7 @@ class Rows:
         parts = zip(document.tolist(), start.tolist(), stop.tolist(), strict=True)
         return [Piece(*part) for part in parts]
 
-    def batch(self, numbers: "np.ndarray | list[int]") -> dict[str, np.ndarray]:
+    def batch(self, numbers: np.ndarray | list[int]) -> dict[str, np.ndarray]:
         """Several rows at once; the number -1 stands for a row of nothing."""
         numbers = np.asarray(numbers, np.int64)
         first = self.index.first
@@ -88,30 +100,27 @@ class Rows:
         source = np.repeat(begin, size) + position
         place = np.repeat(slot, size) + position
 
-        def column(values: np.ndarray, dtype: type, otherwise: int) -> np.ndarray:
-            flat = np.full(len(numbers) * self.length, otherwise, dtype)
+        def column(name: str, values: np.ndarray | int, otherwise: int) -> np.ndarray:
+            flat = np.full(len(numbers) * self.length, otherwise, COLUMNS[name])
             flat[place] = values
             return flat.reshape(len(numbers), self.length)
 
         padding = self.corpus.tokeniser.eos
         return {
-            "tokens": column(self.corpus.tokens[source], np.int32, padding),
-            "targets": column(self.corpus.tokens[source + 1], np.int32, padding),
-            "weight": column(np.ones(len(place)), np.float32, 0),
-            "position": column(position, np.int32, 0),
-            "document": column(np.repeat(_count(pieces), size), np.int32, -1),
+            "tokens": column("tokens", self.corpus.tokens[source], padding),
+            "targets": column("targets", self.corpus.tokens[source + 1], padding),
+            "weight": column("weight", 1, 0),
+            "position": column("position", position, 0),
+            "document": column("document", np.repeat(_count(pieces), size), -1),
         }
 
 
 def rows(
-    corpus: Corpus,
-    documents: np.ndarray,
-    length: int,
-    packing: Packing,
-    name: str,
-    console: Console,
+    corpus: Corpus, documents: np.ndarray, length: int, packing: Packing, console: Console
 ) -> Rows:
-    """The rows of some documents, by the index kept with the corpus under a name."""
+    """The rows of some documents, by an index that is kept with the corpus."""
+    described = f"{FORMAT} {length} {packing} ".encode() + documents.astype(np.int64).tobytes()
+    name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
     if not folder.is_dir():
         with claimed(corpus.folder / "building" / name, console) as partial:

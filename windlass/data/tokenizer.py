@@ -73,6 +73,8 @@ class Tokeniser:
         # A document that spells out a special token is text like any other.
         self._library.encode_special_tokens = True
         self.size = 1 + max(self._library.get_vocab(with_added_tokens=True).values())
+        added = self._library.get_added_tokens_decoder().items()
+        self.special = frozenset(number for number, token in added if token.special)
         self._is_byte = text == _byte_text()  # what the library does slowly, numpy does at once
         self._has_words = _cuts_at_spaces(text)
         self._words: dict[str, list[int]] = {}
@@ -106,7 +108,7 @@ class Tokeniser:
         return self._library.decode([int(token) for token in tokens])
 
     def name(self, token: int) -> str:
-        """How the vocabulary itself writes a token."""
+        """How the vocabulary itself writes a token, special ones too."""
         return self._library.id_to_token(token) or f"<{token}>"
 
     def stream(self, tokens: Iterable[int]) -> Iterator[str]:
@@ -154,7 +156,7 @@ def learn(texts: Iterable[str], vocab: int) -> Tokeniser:
         show_progress=False,
     )
     library.train_from_iterator(texts, trainer)
-    eos = library.token_to_id(END)
+    eos = 0  # the trainer numbers special tokens first
     _begin_with(library, END, eos)
     return Tokeniser(library.to_str(), eos=eos, bos=eos)
 
@@ -232,8 +234,8 @@ def _end(library: Library, file: Path, named: str | None) -> int:
     special = [token.content for token in library.get_added_tokens_decoder().values()]
     beside = file.with_name("tokenizer_config.json")
     if named is None and beside.is_file():
-        named = json.loads(beside.read_text(encoding="utf-8")).get("eos_token")
-        named = named["content"] if isinstance(named, dict) else named
+        said = json.loads(beside.read_text(encoding="utf-8")).get("eos_token")
+        named = said["content"] if isinstance(said, dict) else said
     if named is None:
         named = next((end for end in KNOWN_ENDS if end in special), None)
     if named is None:

@@ -1,0 +1,71 @@
+"""Rows as the model sees them, on a terminal."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from windlass.data import Prepared
+from windlass.data.pack import Rows
+from windlass.data.tokenizer import Tokeniser
+
+COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a row differ
+
+
+def show(prepared: Prepared, rows: Rows, console: Console, count: int) -> None:
+    """The first rows: documents in colours, what is not trained on dimmed; then the counts."""
+    for number in range(min(count, len(rows))):
+        console.print(row(rows, number, prepared.tokeniser))
+        console.print()
+    console.print(table(prepared))
+
+
+def row(rows: Rows, number: int, tokeniser: Tokeniser) -> Text:
+    columns = rows[number]
+    shown = Text().append(f"row {number}\n", "bold")
+    for place, piece in enumerate(rows.pieces(number)):
+        here = columns["document"] == place
+        # What is read first, then everything predicted: each token of the piece once.
+        tokens = [columns["tokens"][here][0], *columns["targets"][here]]
+        is_trained = [False, *(columns["weight"][here] > 0)]
+        color = COLORS[place % len(COLORS)]
+        shown.append(f"document {piece.document}, tokens {piece.start} to {piece.stop}: ", "bold")
+        for text, trained in _runs(tokens, is_trained, tokeniser):
+            shown.append(text, color if trained else "dim")
+        shown.append("\n")
+    padding = int((columns["document"] < 0).sum())
+    shown.append(f"{padding} of {rows.length} places left empty", "dim")
+    return shown
+
+
+def table(prepared: Prepared) -> Table:
+    shown = Table("split", "documents", "rows", "tokens", "of all places")
+    for column in shown.columns[1:]:
+        column.justify = "right"
+    for name, rows in prepared.splits.items():
+        numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.tokens)]
+        shown.add_row(name, *numbers, f"{rows.efficiency:.1%}")
+    return shown
+
+
+def _runs(tokens: list, is_trained: list, tokeniser: Tokeniser) -> list[tuple[str, bool]]:
+    """The text between changes of what is trained on; special tokens by their names."""
+    runs: list[tuple[str, bool]] = []
+    pending: list[int] = []
+
+    def flush(trained: bool) -> None:
+        if pending:
+            runs.append((tokeniser.decode(pending), trained))
+            pending.clear()
+
+    was_trained = False
+    for token, trained in zip(map(int, tokens), map(bool, is_trained), strict=True):
+        is_special = token in tokeniser.special
+        if trained != was_trained or is_special:
+            flush(was_trained)
+        if is_special:
+            runs.append((tokeniser.name(token), trained))
+        else:
+            pending.append(token)
+        was_trained = trained
+    flush(was_trained)
+    return runs
