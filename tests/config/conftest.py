@@ -65,6 +65,11 @@ class Part:
 
 
 @section
+class Empty:
+    """A section that has nothing to set."""
+
+
+@section
 class Run:
     """A toy run."""
 
@@ -75,6 +80,7 @@ class Run:
     parts: tuple[Part, ...] = ()
     teacher: Part | None = None
     weights: dict[str, float] | None = None
+    empty: Empty = Empty()
 
     def __post_init__(self):
         if self.teacher is not None and self.parts:

@@ -43,10 +43,11 @@ def test_every_problem_is_in_one_error_under_its_full_key(run, whole, refusal):
 
 def test_an_unknown_key_like_no_other_is_met_with_the_keys_there_are(run, whole, refusal):
     assert (
-        refusal(read, run, with_(whole, **{"device.zzz": 1}))
+        refusal(read, run, with_(whole, **{"device.zzz": 1, "empty.zzz": 1}))
         == """\
-1 problem in the recipe:
-  device.zzz  unknown; it can be kind or count"""
+2 problems in the recipe:
+  device.zzz  unknown; it can be kind or count
+  empty.zzz   unknown; it can be nothing"""
     )
 
 

@@ -215,8 +215,8 @@ def test_a_recipe_is_found_by_path_or_by_name(tmp_path, monkeypatch, refusal):
     assert load(shipped["quickstart"]).name == "quickstart"
     assert (
         refusal(load, "quikstart")
-        == 'no recipe at "quikstart", and none of that name; did you mean quickstart?; '
-        "the recipes that ship are quickstart and other"
+        == 'no file or recipe named "quikstart"; did you mean quickstart? '
+        "there are quickstart and other"
     )
     assert refusal(load, tmp_path) == f"{tmp_path} is a folder; a recipe is a YAML file"
 

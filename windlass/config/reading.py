@@ -2,7 +2,7 @@
 
 import difflib
 import json
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
 from pathlib import Path
 from types import NoneType
@@ -56,7 +56,7 @@ def report(problems: list[Problem], origin: str) -> str:
 
 def listing(words: Iterable[Any], last: str = "or") -> str:
     """`a, b or c`."""
-    *front, end = [str(word) for word in words]
+    *front, end = [str(word) for word in words] or ["nothing"]
     return f"{', '.join(front)} {last} {end}" if front else end
 
 
@@ -100,6 +100,19 @@ def closest(word: Any, known: Iterable[str]) -> str | None:
     return next(iter(difflib.get_close_matches(str(word), list(known), n=1)), None)
 
 
+def unknown(name: str, known: Iterable[str]) -> str:
+    """What is said of a key that is not one of those that are known."""
+    meant = closest(name, known)
+    return f"unknown; did you mean {meant}?" if meant else f"unknown; it can be {listing(known)}"
+
+
+def offer(word: Any, known: Sequence[str]) -> str:
+    """What there is instead of a name that is not there."""
+    meant = closest(word, known)
+    hint = f"did you mean {meant}? " if meant else ""
+    return f"{hint}there {'are' if len(known) > 1 else 'is'} {listing(known, 'and')}"
+
+
 class _Unknown(NamedTuple):
     key: str
     siblings: list[str]
@@ -108,12 +121,11 @@ class _Unknown(NamedTuple):
         return closest(self.key.rpartition(".")[2], self.siblings)
 
     def explain(self, known: list[str]) -> str:
-        if meant := self.meant():
-            return f"unknown; did you mean {meant}?"
         name = self.key.rpartition(".")[2]
-        if elsewhere := [full for full in known if full.rpartition(".")[2] == name]:
+        elsewhere = [full for full in known if full.rpartition(".")[2] == name]
+        if elsewhere and not self.meant():
             return f"unknown; did you mean {listing(elsewhere)}?"
-        return f"unknown; it can be {listing(self.siblings)}"
+        return unknown(name, self.siblings)
 
 
 class _Reader:
@@ -164,9 +176,11 @@ class _Reader:
             return self.refuse(schema, given[""], key)
         self.known += [dotted(key, name) for name in known]
         before = len(self.problems)
-        unknown = [_Unknown(dotted(key, name), list(known)) for name in given if name not in known]
-        self.problems += unknown
-        misspelled = {one.meant() for one in unknown}  # one mistake is one problem
+        strangers = [
+            _Unknown(dotted(key, name), list(known)) for name in given if name not in known
+        ]
+        self.problems += strangers
+        misspelled = {one.meant() for one in strangers}  # one mistake is one problem
         values = {}
         for name, (field, annotation) in known.items():
             if name in given:
@@ -188,22 +202,16 @@ class _Reader:
         if name is None:
             self.problems.append((tag, f"is required: {listing(known)}"))
         elif name not in known:
-            meant = closest(name, known)
-            hint = f"did you mean {meant}? " if meant else ""
-            self.problems.append((tag, f"is {show(name)}; {hint}there {_are(known)}"))
+            self.problems.append((tag, f"is {show(name)}; {offer(name, known)}"))
         else:
             self.known.append(tag)
             return self.section(choice.load(name), given, key)
 
     def leaf(self, annotation: Any, value: Any, key: str) -> Any:
         allowed = leaves(annotation)
-        if (
-            isinstance(value, str)
-            and {int, float, bool}.intersection(allowed)
-            and str not in allowed
-        ):
-            # `3e-4` may come as text: from Python, or in quotes.
-            value = value if value in allowed else scalar(value)
+        numeric = {int, float, bool}.intersection(allowed) and str not in allowed
+        if isinstance(value, str) and numeric and value not in allowed:
+            value = scalar(value)  # `3e-4` may come as text: from Python, or in quotes
         # True is an int to Python, and 1 is true to pydantic; to a reader of recipes they differ.
         if isinstance(value, bool) and not {bool, Any}.intersection(allowed):
             return self.refuse(annotation, value, key)
@@ -232,7 +240,3 @@ def _placed(what: str, key: str, known: Iterable[str]) -> Problem:
     """A section's own refusal, under the field it opens with if it opens with one."""
     name, _, rest = what.partition(" ")
     return (dotted(key, name), rest) if name in known else (key, what)
-
-
-def _are(names: list[str]) -> str:
-    return f"are {listing(names, 'and')}" if len(names) > 1 else f"is {listing(names)}"

@@ -6,7 +6,17 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, TypeVar
 
-from windlass.config.reading import Check, Problem, attempt, closest, listing, report, run, show
+from windlass.config.reading import (
+    Check,
+    Problem,
+    attempt,
+    listing,
+    offer,
+    report,
+    run,
+    show,
+    unknown,
+)
 from windlass.config.sections import dotted, flat
 from windlass.config.text import parse, scalar
 from windlass.errors import UserError
@@ -67,11 +77,11 @@ def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> 
             raise UserError(f"{origin} holds {show(data)}; a recipe is a mapping of sections")
     written = _nested(data or {}, "", problems)
     said = _command_line(overrides, problems)
-    by_device = overlay(written.pop("by_device", {}), said.pop("by_device", {}))
+    special = overlay(written.pop("by_device", {}), said.pop("by_device", {}))
+    by_device = _by_device(special, problems)
     if overrides:
         origin = f"{origin} and the command line"
-    kinds = _by_device(by_device, problems)
-    return Layers(name, origin, written, kinds, said, tuple(problems))
+    return Layers(name, origin, written, by_device, said, tuple(problems))
 
 
 def shipped() -> dict[str, Path]:
@@ -82,18 +92,14 @@ def shipped() -> dict[str, Path]:
 
 def find(recipe: str | Path) -> Path:
     """Where a recipe is: a path that exists, or the name of one that ships."""
-    path = Path(recipe)
+    path, known = Path(recipe), shipped()
     if path.is_file():
         return path
-    if path.is_dir():
-        raise UserError(f"{recipe} is a folder; a recipe is a YAML file")
-    known = shipped()
     if str(recipe) in known:
         return known[str(recipe)]
-    meant = closest(recipe, known)
-    hint = f"; did you mean {meant}?" if meant else ""
-    have = f"; the recipes that ship are {listing(known, 'and')}" if known else ""
-    raise UserError(f'no recipe at "{recipe}", and none of that name{hint}{have}')
+    if path.is_dir():
+        raise UserError(f"{recipe} is a folder; a recipe is a YAML file")
+    raise UserError(f'no file or recipe named "{recipe}"; {offer(recipe, list(known))}')
 
 
 def overlay(base: Any, new: Any) -> Any:
@@ -122,8 +128,7 @@ def _nested(data: dict[Any, Any], at: str, problems: list[Problem]) -> dict[str,
         node: Any = {last: value}
         for parent in reversed(parents):
             node = {parent: node}
-        known = flat(tree)
-        if dotted(*path) in known:
+        if dotted(*path) in flat(tree):
             problems.append((dotted(at, *path), "is given twice"))
         tree = overlay(tree, node)
     return tree
@@ -173,21 +178,19 @@ def _command_line(overrides: Sequence[str], problems: list[Problem]) -> dict[str
 def _by_device(given: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]:
     """What is said for each kind of device, with what cannot be said there taken out."""
     if not isinstance(given, dict):
-        problems.append(
-            ("by_device", f"is {show(given)}; it must be a mapping of {listing(KINDS)}")
-        )
+        what = f"is {show(given)}; it must be a mapping of {listing(KINDS)}"
+        problems.append(("by_device", what))
         return {}
     kinds = {}
     for kind, keys in given.items():
         if kind not in KINDS:
-            meant = closest(kind, KINDS)
-            hint = f"did you mean {meant}?" if meant else f"it can be {listing(KINDS)}"
-            problems.append((f"by_device.{kind}", f"unknown; {hint}"))
+            problems.append((f"by_device.{kind}", unknown(kind, KINDS)))
         elif not isinstance(keys, dict | None):
             problems.append((f"by_device.{kind}", f"is {show(keys)}; it must be a mapping of keys"))
         else:
             kinds[kind] = dict(keys or {})
-            if kinds[kind].pop("device", None) is not None:
+            if "device" in kinds[kind]:
+                del kinds[kind]["device"]
                 what = "cannot be set here: it decides which of these apply"
                 problems.append((f"by_device.{kind}.device", what))
     return kinds
