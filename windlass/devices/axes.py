@@ -98,12 +98,15 @@ def shard(x: Array, axes: str) -> Array:
     return x if _mesh().empty else jax.sharding.reshard(x, layout(axes, x.shape))
 
 
-def layout(axes: str | Sequence[str], shape: Sequence[int]) -> PartitionSpec | None:
+def layout(
+    axes: str | Sequence[str], shape: Sequence[int], mesh: Mesh | AbstractMesh | None = None
+) -> PartitionSpec | None:
     """Where an activation of this shape lives; None where there is no mesh."""
+    mesh = mesh or _mesh()
     names = axes.split() if isinstance(axes, str) else axes
     if len(names) != len(shape):
         raise ValueError(f"{axes!r} names {len(names)} axes; the array has shape {shape}")
-    return None if _mesh().empty else _spec(ACTIVATIONS, names, shape, _mesh())
+    return None if mesh.empty else _spec(ACTIVATIONS, names, shape, mesh)
 
 
 def gathered(weight: Array, axes: tuple[str, ...]) -> Array:

@@ -7,9 +7,9 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PyTree, UInt32
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
-from windlass.devices.axes import cast, layout
+from windlass.devices.axes import layout
 from windlass.objectives import Carry, Objective, Tally
 
 
@@ -44,11 +44,11 @@ Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
 
 
 def start(
-    weights: PyTree, optimizer: optax.GradientTransformation, carry: Carry, *, seed: int
+    weights: PyTree, optimizer: optax.GradientTransformation, carry: Carry, *, key: PRNGKeyArray
 ) -> State:
     return State(
         step=jnp.int32(0),
-        key=jax.random.key_data(jax.random.key(seed)),
+        key=jax.random.key_data(key),
         weights=weights,
         moments=optimizer.init(weights),
         carry=carry,
@@ -57,15 +57,16 @@ def start(
 
 
 def make_step(
-    static: PyTree,
+    model: Callable[[PyTree, PyTree], Any],
     objective: Objective,
     optimizer: optax.GradientTransformation,
     *,
     microbatches: int,
-    compute: str,
     skips: int,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
+
+    `model` joins what is trained and what is frozen into the model that computes.
 
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
@@ -73,8 +74,8 @@ def make_step(
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            model = cast(eqx.combine(weights, frozen.model, static), compute)
-            tally, carry = objective(model, rows, key=key, carry=carry, helpers=frozen.helpers)
+            whole = model(weights, frozen.model)
+            tally, carry = objective(whole, rows, key=key, carry=carry, helpers=frozen.helpers)
             return tally.total, (tally, carry)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)

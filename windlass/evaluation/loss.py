@@ -1,0 +1,33 @@
+"""Losses on held-out rows."""
+
+import math
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import jax
+from jaxtyping import Array, PyTree
+
+from windlass.objectives import Objective, Tally
+
+
+def make_evaluation(model: Callable[..., Any], objective: Objective) -> Callable[..., Tally]:
+    """The objective on one batch, to be compiled; `model` joins what is trained and what is not."""
+
+    def evaluate(weights: PyTree, frozen: Any, batch: dict[str, Array]) -> Tally:
+        return objective.evaluate(model(weights, frozen.model), batch, helpers=frozen.helpers)
+
+    return evaluate
+
+
+def average(tallies: Iterable[Tally]) -> dict[str, float]:
+    """The averages over all batches, of sums that are added in double precision."""
+    found = [jax.tree.map(float, tally) for tally in tallies]
+    sums = {"loss": [(tally.total, tally.weight) for tally in found]}
+    sums |= {name: [tally.sums[name] for tally in found] for name in found[0].sums}
+    means = {}
+    for name, parts in sums.items():
+        weight = math.fsum(weight for _, weight in parts)
+        means[name] = math.fsum(total for total, _ in parts) / weight if weight else 0.0
+    extremes = {name: max(t.extremes[name] for t in found) for name in found[0].extremes}
+    perplexity = math.exp(min(means.get("cross_entropy", means["loss"]), 700.0))
+    return means | extremes | {"perplexity": perplexity}

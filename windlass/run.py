@@ -1,0 +1,168 @@
+"""A run: every section together, and the checks that need two of them."""
+
+import hashlib
+import json
+from dataclasses import field
+from typing import Annotated, Any, Literal, NamedTuple
+
+from windlass.checkpoint import Checkpoint
+from windlass.config import Open, Problem, section, tree
+from windlass.data import Data
+from windlass.data.pack import COLUMNS
+from windlass.data.tokenizer import Tokenizer
+from windlass.devices import mesh, precision
+from windlass.devices.mesh import Mesh
+from windlass.devices.precision import Precision
+from windlass.devices.selection import Device
+from windlass.telemetry import Telemetry
+
+
+@section
+class Train:
+    """How long, in what batches, and what is trained."""
+
+    steps: int  # optimiser steps
+    batch: int | None = None  # sequences in an optimiser step, over all devices
+    batch_per_device: int | None = None  # in place of batch: on each device, in one microbatch
+    accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
+    seed: int = 0  # of the weights, the order of the data and all that is random
+    trainable: tuple[str, ...] = ("*",)  # patterns of weights to train, such as blocks.mlp.*
+    remat: Literal["none", "saved", "full"] = "saved"  # computed again in the backward pass
+    layers_per_loop: int = 1  # more: faster on GPUs, and longer to compile
+    nonfinite: Literal["stop", "skip"] = "stop"  # when a loss or a gradient is not finite
+    skips: int = 10  # with nonfinite skip: so many in a row before the run stops after all
+    evaluate_every: int | None = None  # steps between evaluations; null: only at the end
+    sample: str | None = None  # a prompt to write on from at each evaluation
+
+    def __post_init__(self):
+        least = dict(steps=1, batch=1, batch_per_device=1, accumulation=1, skips=1)
+        least |= dict(layers_per_loop=1, evaluate_every=1, seed=0)
+        low = [
+            f"{name} is {getattr(self, name)}; it must be {smallest} or more"
+            for name, smallest in least.items()
+            if getattr(self, name) is not None and getattr(self, name) < smallest
+        ]
+        if self.batch is None and self.batch_per_device is None:
+            low.append("batch is required, or batch_per_device in its place")
+        if low:
+            raise ValueError(*low)
+
+    @property
+    def allowed(self) -> int:
+        """How many steps in a row may be not finite."""
+        return self.skips if self.nonfinite == "skip" else 0
+
+
+@section
+class Folder:
+    """Where a run is stored."""
+
+    dir: str | None = None  # null: runs/<recipe>-<hash>
+
+
+@section
+class Run:
+    """A recipe, read."""
+
+    model: Annotated[Any, Open("windlass.models", tag="family", attribute="Config")]
+    tokenizer: Tokenizer = field(default_factory=Tokenizer)
+    data: Data
+    objective: Annotated[Any, Open("windlass.objectives", tag="kind", attribute="Objective")] = (
+        field(default_factory=lambda: _next_token())
+    )
+    optim: Annotated[Any, Open("windlass.optim", tag="kind", attribute="Optimizer")]
+    train: Train
+    checkpoint: Checkpoint = field(default_factory=Checkpoint)
+    telemetry: Telemetry = field(default_factory=Telemetry)
+    device: Device = field(default_factory=Device)
+    mesh: Mesh = field(default_factory=Mesh)
+    precision: Precision = field(default_factory=Precision)
+    run: Folder = field(default_factory=Folder)
+
+
+def _next_token() -> Any:
+    from windlass.objectives.next_token import Objective
+
+    return Objective()
+
+
+class Batches(NamedTuple):
+    """One optimiser step: rows = rows per device × microbatches × groups of devices."""
+
+    per_device: int
+    accumulation: int
+    shards: int  # groups of devices that hold rows of their own: data × fsdp
+
+    @property
+    def rows(self) -> int:
+        return self.per_device * self.accumulation * self.shards
+
+
+def batches(train: Train, shards: int) -> Batches:
+    """How a batch is divided; `problems` says when it cannot be."""
+    if train.batch_per_device is None:
+        assert train.batch is not None
+        accumulation = train.accumulation or 1
+        return Batches(train.batch // (accumulation * shards), accumulation, shards)
+    accumulation = train.accumulation or (train.batch or 0) // (train.batch_per_device * shards)
+    return Batches(train.batch_per_device, max(1, accumulation), shards)
+
+
+def problems(run: Run, kind: str, devices: int) -> list[Problem]:
+    """What does not go together, on so many devices of a kind."""
+    return [
+        *precision.problems(run.precision, kind),
+        *_layout(run, devices),
+        *_columns(run),
+    ]
+
+
+def _layout(run: Run, devices: int) -> list[Problem]:
+    split = mesh.shape(run.mesh, devices)
+    shards = max(1, split["data"] * split["fsdp"])
+    train = run.train
+    if train.batch_per_device is None:
+        rows, whole = divmod(train.batch or 0, train.accumulation or 1)
+        if whole:
+            what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
+            return [("train.batch", what)]
+        return mesh.problems(run.mesh, devices, rows, run.model.sizes)
+    divided = batches(train, shards)
+    found = mesh.problems(run.mesh, devices, divided.per_device * shards, run.model.sizes)
+    if train.batch not in (None, divided.rows):
+        product = (
+            f"batch_per_device ({divided.per_device}) × accumulation ({divided.accumulation}) "
+            f"× shards ({shards}) is {divided.rows}"
+        )
+        found.append(("train.batch", f"is {train.batch}; {product}: leave one of them out"))
+    return found
+
+
+def _columns(run: Run) -> list[Problem]:
+    missing = [name for name in run.objective.columns if name not in COLUMNS]
+    if not missing:
+        return []
+    has = ", ".join(COLUMNS)
+    return [("objective", f"needs the columns {', '.join(missing)}; the data has {has}")]
+
+
+# What makes two runs different runs; where and how fast they go does not.
+_OURS = ("model", "tokenizer", "data", "objective", "optim", "train")
+_NOT_OURS = {
+    "data": ("cache",),
+    "train": ("steps", "remat", "layers_per_loop", "evaluate_every", "sample"),
+}
+
+
+def essence(run: Run) -> dict[str, Any]:
+    """The keys that decide what is computed: the same essence finds the same folder."""
+    whole = tree(run)
+    return {
+        name: {key: x for key, x in whole[name].items() if key not in _NOT_OURS.get(name, ())}
+        for name in _OURS
+    }
+
+
+def digest(run: Run) -> str:
+    text = json.dumps(essence(run), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]

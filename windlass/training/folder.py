@@ -1,0 +1,74 @@
+"""The folder of a run: its recipe, its lock, and its siblings of the same recipe."""
+
+import fcntl
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.config import differences, load, to_yaml
+from windlass.errors import UserError
+from windlass.run import Run, essence
+
+RECIPE, METRICS, SAMPLES, TOKENIZER = "recipe.yaml", "metrics.jsonl", "samples.txt", "tokenizer.json"
+
+
+def siblings(folder: Path, name: str, run: Run) -> list[str]:
+    """Other runs of the same recipe beside this one: where they stand, and how they differ."""
+    found = []
+    for other in sorted(folder.parent.glob(f"{name}-*")):
+        if other == folder or not (other / RECIPE).is_file():
+            continue
+        written, ours = stored(other), essence(run)
+        theirs = {key: {k: written.get(key, {}).get(k) for k in ours[key]} for key in ours}
+        keys = [f"{key} {show(there)}, here {show(here)}" for key, there, here in differences(
+            theirs, ours)]
+        steps = steps_in(folder_of(other))
+        where = f"at step {steps[-1]}" if steps else "without a checkpoint"
+        found.append(f"{other} ({where}; {'; '.join(keys) or 'the same keys'})")
+    return found
+
+
+def stored(folder: Path) -> dict[str, Any]:
+    """The resolved recipe of a run."""
+    path = folder / RECIPE
+    if not path.is_file():
+        raise UserError(f"{folder} is not a run: it has no {RECIPE}")
+    return load(path).merged(None)
+
+
+def store(folder: Path, run: Run) -> None:
+    """Write the resolved recipe, whole or not at all."""
+    path = folder / RECIPE
+    new = path.with_suffix(".new")
+    new.write_text(to_yaml(run), encoding="utf-8")
+    os.replace(new, path)
+
+
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """One process trains a run at a time; the system lets go of the lock when that one dies."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+    except OSError as error:
+        raise UserError(f"the run cannot be stored in {folder}: {error.strerror}") from None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            raise UserError(
+                f"{folder} is being trained by process {file.read().strip() or 'unknown'}; "
+                "wait for it, or start another run with run.dir"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def show(value: Any) -> str:
+    return "absent" if value is None else str(value)

@@ -1,0 +1,265 @@
+"""The loop: restore or initialise; then step, report, evaluate, save."""
+
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array
+
+from windlass.checkpoint.store import Store
+from windlass.data.load import Loader
+from windlass.devices.axes import undivided
+from windlass.errors import UserError
+from windlass.evaluation.generate import Generator, Sampling
+from windlass.evaluation.loss import make_evaluation
+from windlass.telemetry.console import Report
+from windlass.telemetry.flops import forward_flops
+from windlass.telemetry.metrics import Metrics, Meter
+from windlass.training import folder as folders
+from windlass.training.session import Evaluator, Session, describe, open_session
+from windlass.training.signals import Signals
+from windlass.training.step import Frozen, State
+
+
+class Trained(NamedTuple):
+    """How a run ended."""
+
+    folder: Path
+    step: int
+    is_finished: bool
+    metrics: dict[str, float]  # of the last evaluation, and before it of the last step
+    stopped_by: int | None  # the number of the signal
+
+
+def train(
+    recipe: str | Path | dict[str, Any],
+    overrides: Sequence[str] = (),
+    *,
+    signals: Signals | None = None,
+    report: Report | None = None,
+) -> Trained:
+    """Train a recipe to its last step, from wherever an earlier call of the same left it."""
+    if signals is None:
+        with Signals().listening() as signals:
+            return train(recipe, overrides, signals=signals, report=report)
+    report = report or Report()
+    with signals.phase("reading the recipe"):
+        described = describe(recipe, overrides)
+    folder = described.folder
+    for other in folders.siblings(folder, described.name, described.run):
+        report.note(f"another run of {described.name}: {other}")
+    for warning in described.warnings:
+        report.warning(warning)
+    with folders.locked(folder), jax.set_mesh(described.mesh):
+        with signals.phase("preparing the data"):
+            session = open_session(described, report.console)
+        folders.store(folder, described.run)
+        session.prepared.tokeniser.save(folder / folders.TOKENIZER)
+        return Loop(session, folder, signals, report).run()
+
+
+class Loop:
+    """One run, from where it stands to its end."""
+
+    def __init__(self, session: Session, folder: Path, signals: Signals, report: Report):
+        run = session.run
+        self.session, self.folder, self.signals, self.report = session, folder, signals, report
+        self.train, self.steps = run.train, run.train.steps
+        rows = session.prepared.split("train")
+        self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
+        self.store = Store(folder, say=report.warning, keep=run.checkpoint.keep)
+        self.records = Metrics(folder / folders.METRICS)
+        self.evaluator: Evaluator | None = None
+        if run.data.validation:
+            self.evaluator = Evaluator(session, "validation")
+        self.writer = Writer(session, folder) if run.train.sample else None
+
+    def run(self) -> Trained:
+        for name, value in banner(self.session, self.loader, self.folder):
+            self.report.fact(name, value)
+        with self.signals.phase("restoring"):
+            state, frozen = self.restore_or_initialise()
+        first = int(state.step)
+        if first >= self.steps:
+            return self.already_finished(first)
+        with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
+            step = self.compile()
+        if first == 0:
+            self.save(0, state, {})
+        with self.signals.waits():
+            state, latest = self.go(step, state, frozen, first)
+            done = int(state.step)
+            self.store.wait()
+        return self.end(done, latest)
+
+    def go(
+        self, step: Callable, state: State, frozen: Frozen, first: int
+    ) -> tuple[State, dict[str, float]]:
+        """Step, report, evaluate, save, until the last step or a signal."""
+        run, latest = self.session.run, {}
+        meter = self.meter()
+        self.report.start(self.steps, first)
+        batches = self.loader.iterate(first, self.session.place)
+        for done in range(first + 1, self.steps + 1):
+            state, metrics = step(state, frozen, next(batches))
+            meter.step()
+            ends = done == self.steps or self.signals.stop is not None
+            if ends or done == first + 1 or every(run.telemetry.every, done):
+                latest = self.tell(done, state, metrics, meter)
+            if done == self.steps or every(self.train.evaluate_every, done):
+                with meter.paused():
+                    state, found = self.evaluate(done, state, frozen)
+                    latest |= found
+            if ends or every(run.checkpoint.every, done):
+                with meter.paused():
+                    self.save(done, state, latest)
+            if ends:
+                break
+        return state, latest
+
+    def restore_or_initialise(self) -> tuple[State, Frozen]:
+        abstract, frozen = self.session.abstract_state()
+        restored = self.store.restore(abstract, self.session.identity)
+        if restored is None:
+            self.records.truncate(0)
+            state, frozen = self.session.init()
+            if jax.tree.leaves(frozen):
+                self.store.save_frozen(frozen, self.session.identity)
+            return state, frozen
+        if jax.tree.leaves(frozen):
+            frozen = self.store.restore_frozen(frozen, self.session.identity)
+        self.records.truncate(restored.step)
+        self.report.note(f"going on from step {restored.step} of {self.steps} in {self.folder}")
+        return restored.state, frozen
+
+    def compile(self) -> Callable:
+        """The step for the shapes it will meet, before the first batch is there."""
+        session = self.session
+        return session.step().lower(*session.abstract_state(), session.abstract_batch()).compile()
+
+    def meter(self) -> Meter:
+        session, rows = self.session, self.loader.rows
+        described = session.built.described
+        peak = described.chip and described.chip.peak.get(described.compute)
+        flops = None
+        if peak:
+            state, frozen = session.abstract_state()
+            evaluate = make_evaluation(session.built.model, session.run.objective)
+            once = forward_flops(evaluate, state.weights, frozen, session.abstract_batch())
+            flops = 3 * once  # the backward pass multiplies twice for each product of the forward
+        return Meter(
+            tokens_per_step=session.batches.rows * rows.tokens / len(rows),
+            flops_per_step=flops,
+            peak=peak and peak * len(described.devices),
+        )
+
+    def tell(
+        self, done: int, state: State, metrics: dict[str, Array], meter: Meter
+    ) -> dict[str, float]:
+        found = {name: float(value) for name, value in metrics.items()}
+        self.check_finite(state, found)
+        found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
+        found |= meter.read()
+        self.records.write(done, found)
+        self.report.step(done, found)
+        return found
+
+    def check_finite(self, state: State, found: dict[str, float]) -> None:
+        progress = state.progress
+        if int(progress.not_finite) <= self.train.allowed:
+            return
+        bad = int(state.step)
+        rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
+        saved = self.store.steps()
+        before = self.records.last()
+        was = f" (gradient_norm {before['gradient_norm']:.2g} at step {before['step']})" if (
+            before) else ""
+        more = f", as were the {int(progress.not_finite) - 1} before it" * (
+            self.train.nonfinite == "skip")
+        raise UserError(
+            f"loss or gradient is not finite at step {bad}{was}{more}; its rows are {rows}. "
+            f"Nothing was saved after step {saved[-1] if saved else 0}. A lower "
+            "optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
+            "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
+        )
+
+    def evaluate(
+        self, done: int, state: State, frozen: Frozen
+    ) -> tuple[State, dict[str, float]]:
+        found = {}
+        if self.evaluator is not None:
+            found = {f"validation_{k}": v for k, v in self.evaluator(state.weights, frozen).items()}
+            best = jnp.minimum(state.progress.best, found["validation_loss"])
+            state = state._replace(progress=state.progress._replace(best=best))
+            self.records.write(done, found)
+            self.report.evaluation(done, found)
+        if self.writer is not None:
+            self.report.sample(self.writer(done, state, frozen))
+        return state, found
+
+    def save(self, done: int, state: State, metrics: dict[str, float]) -> None:
+        self.check_finite(state, metrics)
+        self.store.save(done, state, self.session.identity, metrics)
+
+    def already_finished(self, done: int) -> Trained:
+        self.report.note(
+            f"this run is finished: step {done} of {self.steps} in {self.folder}; "
+            f"train.steps={2 * self.steps} would go on"
+        )
+        return Trained(self.folder, done, True, self.records.last() or {}, None)
+
+    def end(self, done: int, latest: dict[str, float]) -> Trained:
+        stop = self.signals.stop
+        return Trained(self.folder, done, done >= self.steps, latest, stop and int(stop))
+
+
+class Writer:
+    """A sample of what the model writes, kept beside the run."""
+
+    def __init__(self, session: Session, folder: Path):
+        self.session, self.file = session, folder / folders.SAMPLES
+        self.generator: Generator | None = None
+
+    def __call__(self, done: int, state: State, frozen: Frozen) -> str:
+        model = self.session.built.model(state.weights, frozen.model)
+        tokeniser = self.session.prepared.tokeniser
+        if self.generator is None:
+            self.generator = Generator(model, tokeniser)
+        self.generator.renew(model)
+        prompt = self.session.run.train.sample or ""
+        (text,) = self.generator.generate(prompt, Sampling())
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(f"--- step {done}\n{prompt}{text}\n")
+        return prompt + text
+
+
+def every(steps: int | None, done: int) -> bool:
+    return steps is not None and done % steps == 0
+
+
+def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
+    """What the run is about to do, line by line."""
+    built, described = session.built, session.built.described
+    batches, chosen = session.batches, built.trainable
+    used = f"{len(described.devices)} × {described.devices[0].device_kind}"
+    yield "device", f"{used} (asked for {described.chosen.asked})"
+    shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
+    yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
+    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"
+    yield (
+        "batch",
+        f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
+        f"× {batches.shards} shards, of {session.run.data.length} tokens",
+    )
+    yield "precision", f"{described.compute} compute, float32 weights and optimiser"
+    rows = loader.rows
+    dropped = f", {loader.dropped} rows left out of each" if loader.dropped else ""
+    yield (
+        "data",
+        f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
+        f"{loader.batches_per_epoch} steps an epoch{dropped}",
+    )
+    yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
+    yield "run", str(folder)

@@ -1,0 +1,218 @@
+"""A run made real: its devices, data, model and compiled functions."""
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+from jax.sharding import NamedSharding, PartitionSpec
+from jaxtyping import PRNGKeyArray, PyTree
+from rich.console import Console
+
+from windlass import run as runs
+from windlass.config import Layers, load, tree
+from windlass.data import Prepared, prepare
+from windlass.devices import chips, mesh, precision, selection
+from windlass.data.load import evaluation_batches
+from windlass.data.pack import COLUMNS
+from windlass.devices.axes import cast, layout, placements
+from windlass.devices.selection import Chosen, Device
+from windlass.errors import UserError
+from windlass.evaluation.loss import average, make_evaluation
+from windlass.layers.stack import arrange
+from windlass.run import Batches, Run
+from windlass.training import trainable
+from windlass.training.step import Frozen, State, make_step, start
+
+
+@dataclass(frozen=True)
+class Described:
+    """A recipe read for the devices that are here: everything that is known before any data is."""
+
+    layers: Layers
+    run: Run
+    chosen: Chosen
+    devices: list[jax.Device]
+    warnings: list[str]
+
+    @property
+    def name(self) -> str:
+        return self.layers.name
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        return mesh.build(self.run.mesh, self.devices)
+
+    @cached_property
+    def chip(self) -> chips.Chip | None:
+        return chips.find(self.devices[0].device_kind)
+
+    @cached_property
+    def compute(self) -> str:
+        return precision.resolve(self.run.precision, self.chosen.kind, self.chip)
+
+    @cached_property
+    def batches(self) -> Batches:
+        shape = self.mesh.shape
+        return runs.batches(self.run.train, shape["data"] * shape["fsdp"])
+
+    @property
+    def folder(self) -> Path:
+        default = Path("runs") / f"{self.name}-{runs.digest(self.run)}"
+        return Path(self.run.run.dir).expanduser() if self.run.run.dir else default
+
+
+def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Described:
+    """Read a recipe, choose the devices, and check that one goes with the other."""
+    layers = load(recipe, overrides)
+    asked = layers.peek("device", Device) or Device()
+    if asked.kind == "cpu":
+        # An accelerator that is not asked for is not taken from whoever else may use it.
+        jax.config.update("jax_platforms", "cpu")
+    chosen = selection.choose(asked, selection.present(), os.environ)
+    devices = selection.devices(chosen)
+    run = layers.read(
+        Run, chosen.kind, checks=[lambda run: runs.problems(run, chosen.kind, len(devices))]
+    )
+    chip = chips.find(devices[0].device_kind)
+    warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
+    return Described(layers, run, chosen, devices, warnings)
+
+
+class Built:
+    """The model of a described run, before it has any numbers in it."""
+
+    def __init__(self, described: Described):
+        self.described, self.run, self.mesh = described, described.run, described.mesh
+        abstract = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        arrays, self.static = eqx.partition(abstract, _is_shape)
+        self.trainable = trainable.choose(arrays, self.run.train.trainable)
+        self.abstract = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            arrays,
+            placements(arrays, self.mesh),
+        )
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        train = self.run.train
+        return arrange(self.run.model.init(key), remat=train.remat, unroll=train.layers_per_loop)
+
+    def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
+        """What is trained, and what is not."""
+        return eqx.partition(arrays, self.trainable.mask)
+
+    def model(self, weights: PyTree, frozen: PyTree) -> Any:
+        """The model as it computes."""
+        return cast(eqx.combine(weights, frozen, self.static), self.described.compute)
+
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """What a checkpoint must agree on with whoever reads its weights."""
+        family = type(self.run.model).__module__.rpartition(".")[2]
+        fields = ", ".join(f"{name} {value}" for name, value in tree(self.run.model).items())
+        trained = " ".join(self.run.train.trainable)
+        return {"model": f"{family} ({fields})", "trainable": trained}
+
+
+class Session:
+    """A run with its data: what is needed to train it. To be used with its mesh set."""
+
+    def __init__(self, built: Built, prepared: Prepared):
+        run = built.run
+        if prepared.tokeniser.size > run.model.vocab:
+            raise UserError(
+                f"model.vocab is {run.model.vocab}; the tokenizer has {prepared.tokeniser.size} "
+                f"tokens, so it must be {prepared.tokeniser.size} or more"
+            )
+        self.built, self.run, self.prepared = built, run, prepared
+        self.mesh, self.batches = built.mesh, built.described.batches
+        self.optimizer: optax.GradientTransformation = run.optim.build(run.train.steps)
+
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """What a checkpoint must agree on with the run that goes on from it."""
+        tokeniser = self.prepared.tokeniser
+        return self.built.identity | {
+            "tokenizer": f"of {tokeniser.size} tokens ({tokeniser.fingerprint[:12]})",
+            "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
+            "optim": type(self.run.optim).__module__.rpartition(".")[2],
+            "batch": self.batches.rows,
+            "seed": self.run.train.seed,
+        }
+
+    def init(self) -> tuple[State, Frozen]:
+        """The state at step 0, made where it lives."""
+        return jax.jit(self._start)(jax.random.key(self.run.train.seed))
+
+    def abstract_state(self) -> tuple[State, Frozen]:
+        """The shapes and places of `init`, without making it."""
+
+        def placed(x):
+            spec = PartitionSpec() if x.sharding is None else x.sharding.spec
+            sharding = NamedSharding(self.mesh, spec)
+            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
+
+        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0)))
+
+    def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
+        shape = (self.batches.rows, self.run.data.length)
+        return {
+            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(shape, name))
+            for name, dtype in COLUMNS.items()
+        }
+
+    def place(self, shape: Sequence[int], name: str) -> NamedSharding:
+        """Where a column of a batch lives. Called by the threads that read ahead, too."""
+        spec = layout(("batch", *[""] * (len(shape) - 1)), shape, self.mesh)
+        assert spec is not None
+        return NamedSharding(self.mesh, spec)
+
+    def step(self) -> Any:
+        step = make_step(
+            self.built.model,
+            self.run.objective,
+            self.optimizer,
+            microbatches=self.batches.accumulation,
+            skips=self.run.train.allowed,
+        )
+        return jax.jit(step, donate_argnums=0)
+
+    def _start(self, key: PRNGKeyArray) -> tuple[State, Frozen]:
+        weights_key, run_key = jax.random.split(key)
+        model = eqx.filter(self.built.init(weights_key), eqx.is_array)
+        places = jax.tree.map(lambda x: x.sharding, self.built.abstract)
+        weights, frozen = self.built.parted(jax.tree.map(jax.sharding.reshard, model, places))
+        batch = jax.tree.map(
+            lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding.spec),
+            self.abstract_batch(),
+        )
+        carry = self.run.objective.start(self.built.model(weights, frozen), batch)
+        return start(weights, self.optimizer, carry, key=run_key), Frozen(frozen, {})
+
+
+def open_session(described: Described, console: Console) -> Session:
+    prepared = prepare(described.run.data, described.run.tokenizer, console=console)
+    return Session(Built(described), prepared)
+
+
+class Evaluator:
+    """The loss on some rows, compiled once. To be used with the mesh set."""
+
+    def __init__(self, session: Session, split: str):
+        self.session, self.rows = session, session.prepared.split(split)
+        self.function = jax.jit(make_evaluation(session.built.model, session.run.objective))
+
+    def __call__(self, weights: PyTree, frozen: Frozen) -> dict[str, float]:
+        size = self.session.batches.per_device * self.session.batches.shards
+        batches = evaluation_batches(self.rows, size, self.session.place)
+        return average(self.function(weights, frozen, batch) for batch in batches)
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
