@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array
 
-from windlass.checkpoint import Store
+from windlass.checkpoint.store import Store
 
 IDENTITY = {"model": "llama 1b", "tokenizer": "byte 8f3a", "data": "stories 77b0"}
 

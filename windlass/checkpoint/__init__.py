@@ -1,15 +1,6 @@
 """Checkpoints of any tree of arrays: how often, how many, and none that is believed unchecked."""
 
-from typing import TYPE_CHECKING, Any
-
 from windlass.config import section
-
-if TYPE_CHECKING:
-    from windlass.checkpoint.fingerprint import fingerprints
-    from windlass.checkpoint.store import Restored, Store, load
-    from windlass.checkpoint.verify import Report, verify
-
-__all__ = ["Checkpoint", "Report", "Restored", "Store", "fingerprints", "load", "verify"]
 
 
 @section
@@ -23,16 +14,3 @@ class Checkpoint:
         for name in ("every", "keep"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}; it must be 1 or more")
-
-
-def __getattr__(name: str) -> Any:
-    # Reading a recipe imports this file, and must not wait for JAX and Orbax.
-    if name == "fingerprints":
-        from windlass.checkpoint import fingerprint as home
-    elif name in ("Restored", "Store", "load"):
-        from windlass.checkpoint import store as home
-    elif name in ("Report", "verify"):
-        from windlass.checkpoint import verify as home
-    else:
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return getattr(home, name)

@@ -1,0 +1,115 @@
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from windlass.checkpoint import seal
+from windlass.checkpoint.verify import verify
+from windlass.errors import UserError
+
+
+def files(folder: Path) -> list[str]:
+    return sorted(str(p.relative_to(folder)) for p in folder.rglob("*") if p.is_file())
+
+
+def flips(file: Path):
+    """The file with its first, middle and last byte changed, one after the other; then mended."""
+    good = file.read_bytes()
+    random = np.random.default_rng(len(good))
+    for offset in sorted({0, len(good) // 2, len(good) - 1}):
+        content = bytearray(good)
+        content[offset] ^= 1 << int(random.integers(8))
+        file.write_bytes(content)
+        yield offset
+    file.write_bytes(good)
+
+
+@pytest.fixture
+def run(opened, place, identity):
+    """A store with steps 1 and 2, written on eight devices."""
+    store = opened()
+    for step in (1, 2):
+        store.save(step, place(step, (2, 2, 2)), identity)
+    store.wait()
+    return store
+
+
+def test_a_flipped_byte_in_any_file_is_found_at_restore(
+    run, place, abstract, identity, same_bits, said
+):
+    wanted, expected = abstract(place(1)), place(1)
+    folder = run.folder / "2"
+    there = files(folder)
+    assert {seal.NAME, "_CHECKPOINT_METADATA", "manifest/metadata", "state/_METADATA"} < {*there}
+    for name in there:
+        for offset in flips(folder / name):
+            restored = run.restore(wanted, identity)
+            where = f"byte {offset} of {name}"
+            assert restored.step == 1 and same_bits(restored.state, expected), where
+            assert name in said.pop() and not said, where
+            (run.folder / "2.damaged").rename(folder)
+    assert run.restore(wanted, identity).step == 2
+
+
+def test_a_flipped_byte_is_found_or_harmless_when_file_hashes_were_never_written(
+    run, place, abstract, identity, same_bits, said
+):
+    wanted, expected = abstract(place(1)), {1: place(1), 2: place(2)}
+    folder = run.folder / "2"
+    (folder / seal.NAME).unlink()
+    for name in files(folder):
+        for offset in flips(folder / name):
+            restored = run.restore(wanted, identity)
+            assert same_bits(restored.state, expected[restored.step]), f"byte {offset} of {name}"
+            if restored.step == 1:
+                (run.folder / "2.damaged").rename(folder)
+            (folder / seal.NAME).unlink(missing_ok=True)
+    assert any("array" in message for message in said)
+
+
+def test_a_flipped_byte_in_any_file_is_found_by_verify(run, tmp_path):
+    assert verify(tmp_path).good
+    shutil.rmtree(run.folder / "1")
+    folder = run.folder / "2"
+    named = set()
+    for name in files(folder):
+        for offset in flips(folder / name):
+            report = verify(tmp_path)
+            assert not report.good, f"byte {offset} of {name}"
+            [finding] = report.findings
+            assert finding.damage.files == [name], f"byte {offset} of {name}"
+            named.update(finding.damage.arrays)
+    assert "model.layer.weight" in named
+    assert verify(tmp_path).good
+
+
+def test_a_missing_file_is_found(run, tmp_path, place, abstract, identity):
+    name = next(name for name in files(run.folder / "2") if name.startswith("state/d/"))
+    (run.folder / "2" / name).unlink()
+    assert name in verify(tmp_path).findings[1].damage.files
+    assert run.restore(abstract(place(0)), identity).step == 1
+
+
+def test_verify_needs_neither_the_mesh_nor_the_model_and_reports_in_words(
+    run, place, identity, tmp_path, said
+):
+    run.save_frozen(place(5, (1, 8, 1)).model, identity)
+    run.wait()
+    before = files(run.folder)
+    (run.folder / "1" / seal.NAME).unlink()
+    shutil.rmtree(run.folder / "2" / "manifest")
+    assert str(verify(tmp_path)) == (
+        f"{run.folder}\n"
+        "  step 1: good (arrays only: no file hashes)\n"
+        "  step 2: damaged (files manifest/commit_success.txt, manifest/metadata)\n"
+        "  frozen arrays: good"
+    )
+    gone = {"1/files.json", "2/manifest/commit_success.txt", "2/manifest/metadata"}
+    assert files(run.folder) == sorted({*before} - gone)
+
+
+def test_verify_says_when_there_is_nothing(tmp_path):
+    with pytest.raises(UserError) as refused:
+        verify(tmp_path)
+    assert str(refused.value) == f"no checkpoint in {tmp_path}/checkpoints"
