@@ -123,7 +123,7 @@ def batch_shards(rows: int) -> int:
     return 1 if rows % ways else ways
 
 
-def split_over(axis: str, size: int) -> str | None:
+def split_over(axis: str, size: int) -> str | tuple[str, ...] | None:
     """The mesh axis that an activation's named axis of this size is split over, if any."""
     mesh_axis = ACTIVATIONS[axis]
     return None if size % _ways(_mesh(), mesh_axis) or _mesh().empty else mesh_axis

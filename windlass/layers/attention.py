@@ -85,7 +85,7 @@ def attend(
         for x, spec in zip((q, k, v, document, slots), specs, strict=True)
     ]
     mix = jax.shard_map(_mix, in_specs=(*specs, PartitionSpec()), out_specs=heads)
-    return mix(*inputs, jnp.asarray(first, jnp.int32))
+    return mix(*[*inputs, jnp.asarray(first, jnp.int32)])
 
 
 def _mix(q, k, v, document, slots, first):

@@ -1,5 +1,7 @@
 """A causal language model: embedding, blocks, norm, head."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -21,7 +23,7 @@ class Block(eqx.Module):
     attention: Attention
     mlp_norm: RMSNorm
     mlp: SwiGLU
-    residual: eqx.Module = Plain()
+    residual: Callable = Plain()
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         x = self.residual(x, lambda x: self.attention(self.attention_norm(x), context))

@@ -34,6 +34,9 @@ class Head(Placed):
     weight: Float[Array, "vocab embed"]
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
+    def __init__(self, weight: Float[Array, "vocab embed"]):
+        self.weight = weight
+
     @staticmethod
     def init(sizes: dict[str, int], *, key: PRNGKeyArray) -> "Head":
         return Head(0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"])))
