@@ -73,11 +73,11 @@ class Config:
         return cls(
             vocab=96,
             embed=32,
-            mlp=64,
+            mlp=48,
             layers=3,
             heads=4,
             kv_heads=2,
-            head_dim=8,
+            head_dim=10,
             theta=5e4,
             eps=1e-3,
             tied=True,
