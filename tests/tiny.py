@@ -8,10 +8,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import NamedSharding
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from windlass.devices.axes import layout, placements
+from windlass.devices.axes import placements
 from windlass.devices.mesh import Mesh, build
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
@@ -86,8 +86,8 @@ def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree
     """Weights and rows where they belong on a mesh, which must be the current one."""
 
     def move(x):
-        axes = ("batch", *[""] * (x.ndim - 1))
-        return jax.device_put(x, NamedSharding(mesh, layout(axes, x.shape)))
+        rows = PartitionSpec(("data", "fsdp")) if x.shape[0] % 8 == 0 else PartitionSpec()
+        return jax.device_put(x, NamedSharding(mesh, rows))
 
     arrays, static = eqx.partition(tree, eqx.is_array)
     arrays = jax.device_put(arrays, placements(arrays, mesh))

@@ -1,5 +1,7 @@
 """A language model of gated recurrent units: a family as somebody else would add it, one file."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -50,7 +52,7 @@ class Unit(eqx.Module):
     reads: Linear
     recalls: Linear
     writes: Linear
-    residual: eqx.Module
+    residual: Callable
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         reads, recalls, writes = jax.random.split(key, 3)

@@ -1,0 +1,128 @@
+"""A model's arrays under the names, and in the layout, of a Hugging Face checkpoint.
+
+A family's table has names only: which way round a matrix lies follows from the axes it names, and
+which layer an array belongs to from its place in the stack.
+"""
+
+import math
+from collections.abc import Iterator, Mapping
+from typing import Any, NamedTuple, TypeVar
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from windlass.errors import UserError
+from windlass.layers.linear import Linear
+from windlass.layers.stack import Stack
+
+Model = TypeVar("Model")
+
+
+def to_tensors(model: Any, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
+    """Every array of a model, or of a tree like it (its gradient), by its name elsewhere.
+
+    Without a table of names each has its own path, with the number of its layer.
+    """
+    tensors = {}
+    for array in _arrays(model):
+        value = np.asarray(array.value)
+        for index, name in array.tensors(names):
+            # In one piece: safetensors writes memory as it lies.
+            tensors[name] = np.ascontiguousarray(array.outward(value[index]))
+    return tensors
+
+
+def from_tensors(
+    model: Model, names: Mapping[str, str] | None, tensors: Mapping[str, np.ndarray]
+) -> Model:
+    """The model with values from `tensors`, each of the type and placement of the array it fills.
+
+    The model may be abstract, so that no first set of weights is ever made.
+    """
+    leaves, problems, used = [], {}, set()
+    for array in _arrays(model):
+        value = np.empty(array.value.shape, array.value.dtype)
+        for index, name in array.tensors(names):
+            used.add(name)
+            tensor, shape = tensors.get(name), array.outward(value[index]).shape
+            if tensor is None:
+                problems[name] = "is missing"
+            elif tensor.shape != shape:
+                problems[name] = f"is {list(tensor.shape)}; this model's is {list(shape)}"
+            else:
+                value[index] = array.inward(tensor, value[index].shape)
+        leaves.append(jax.device_put(value, array.value.sharding))
+    problems |= {name: "is nothing of this model's" for name in tensors if name not in used}
+    if problems:
+        count = "1 tensor does" if len(problems) == 1 else f"{len(problems)} tensors do"
+        width = max(map(len, problems))
+        lines = [f"  {name:{width}}  {what}" for name, what in problems.items()]
+        raise UserError("\n".join([f"{count} not fit:", *lines]))
+    arrays, rest = eqx.partition(model, _is_array)
+    return eqx.combine(jax.tree.structure(arrays).unflatten(leaves), rest)
+
+
+class _Array(NamedTuple):
+    """An array of a model, and how it is written elsewhere."""
+
+    path: tuple[str, ...]  # with `{layer}` in place of the stack's own fields
+    value: Any
+    flat: tuple[int, ...] | None  # of a linear map: what it reads, what it writes; else None
+    layers: range | None  # along the first axis; None: it is not stacked
+
+    def tensors(self, names: Mapping[str, str] | None) -> Iterator[tuple[Any, str]]:
+        name = self._name(names)
+        if self.layers is None:
+            yield ..., name
+        else:
+            yield from ((i, name.format(layer=layer)) for i, layer in enumerate(self.layers))
+
+    def outward(self, x: np.ndarray) -> np.ndarray:
+        return x if self.flat is None else x.reshape(self.flat).T
+
+    def inward(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
+        return x if self.flat is None else x.T.reshape(shape)
+
+    def _name(self, names: Mapping[str, str] | None) -> str:
+        if names is None:
+            return ".".join(self.path)
+        *owner, field = (word for word in self.path if word != "{layer}")
+        whole, module = ".".join([*owner, field]), ".".join(owner)
+        if whole in names:
+            return names[whole]
+        if module in names:
+            return f"{names[module]}.{field}"
+        raise ValueError(f"the family's table has no name for {whole}")
+
+
+def _arrays(model: Any) -> Iterator[_Array]:
+    for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
+        node, owner, layers, words = model, None, None, []
+        steps = iter(path)
+        for step in steps:
+            if isinstance(node, Stack):  # the step is to `kinds`, the next one to one of them
+                kind = next(steps).idx
+                layers = range(kind, node.layers, len(node.kinds))
+                words.append("{layer}")
+                node = node.kinds[kind]
+            elif isinstance(step, jax.tree_util.GetAttrKey):
+                words.append(step.name)
+                owner, node = node, getattr(node, step.name)
+            else:
+                words.append(str(step.idx))
+                owner, node = node, node[step.idx]
+        shape = value.shape if layers is None else value.shape[1:]
+        yield _Array(tuple(words), value, _flat(owner, words[-1], shape), layers)
+
+
+def _flat(owner: Any, field: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+    if not isinstance(owner, Linear):
+        return None
+    reads = len(owner.reads) if field == "weight" else 0
+    parts = (shape[:reads], shape[reads:]) if reads else (shape,)
+    return tuple(math.prod(part) for part in parts)
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | jax.ShapeDtypeStruct)
