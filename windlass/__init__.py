@@ -1,21 +1,19 @@
 """Train language models on whatever accelerator there is, from one recipe."""
 
 from importlib import import_module
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from windlass.calls import evaluate, generate, schema, train
+    from windlass.checkpoint.verify import verify
 
 __version__ = "0.1.0"
-
-# What `windlass.<name>` is, and where it lives. Imported when asked for, so that `import windlass`
-# costs nothing and a recipe can be read without starting an accelerator.
-_CALLS = {
-    "train": "windlass.training",
-    "evaluate": "windlass.evaluation",
-    "generate": "windlass.evaluation",
-}
-__all__ = ["__version__", *_CALLS]
+__all__ = ["evaluate", "generate", "schema", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _CALLS:
+    # Imported when asked for, so that a recipe can be read without starting an accelerator.
+    if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_CALLS[name]), name)
+    where = "windlass.checkpoint.verify" if name == "verify" else "windlass.calls"
+    return getattr(import_module(where), name)
