@@ -1,0 +1,176 @@
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.experimental import pallas as pl
+from jax.sharding import AxisType, NamedSharding, PartitionSpec
+
+from windlass.devices.axes import placements
+from windlass.layers.stack import arrange
+from windlass.models import qwen3
+from windlass.objectives import Carry
+from windlass.objectives.next_token import Objective
+from windlass.telemetry.flops import forward_flops, training_flops
+
+# The shape of Qwen2.5-0.5B.
+SIZES: dict[str, Any] = dict(
+    vocab=151_936, embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64
+)
+ROWS, LENGTH = 8, 2048
+
+
+@pytest.fixture(scope="module")
+def model():
+    return eqx.filter_eval_shape(qwen3.Config(**SIZES, theta=1e6).init, jax.random.key(0))
+
+
+def batch(mesh=None):
+    def column(dtype):
+        if mesh is None:
+            return jax.ShapeDtypeStruct((ROWS, LENGTH), dtype)
+        place = NamedSharding(mesh, PartitionSpec(("data", "fsdp")))
+        return jax.ShapeDtypeStruct((ROWS, LENGTH), dtype, sharding=place)
+
+    whole = ("tokens", "targets", "position", "document")
+    return {name: column(jnp.int32) for name in whole} | {"weight": column(jnp.float32)}
+
+
+def loss(model, batch):
+    return Objective()(model, batch, key=None, carry=Carry(), helpers={})[0].total
+
+
+def test_training_takes_six_operations_for_each_weight_and_token_and_half_of_attention(model):
+    s = SIZES
+    width = s["head_dim"] * (2 * s["heads"] + 2 * s["kv_heads"])  # query, output, key, value
+    in_layer = s["embed"] * (width + 3 * s["mlp"])
+    matrices = s["layers"] * in_layer + s["embed"] * s["vocab"]
+    seen = (LENGTH + 1) / 2  # positions a query sees, on average
+    attention = s["layers"] * 2 * s["heads"] * s["head_dim"] * seen
+    expected = 6 * (matrices + attention) * ROWS * LENGTH
+    found = training_flops(forward_flops(loss, model, batch()))
+    assert found == pytest.approx(expected, rel=0.01)
+
+
+def test_scanned_and_unrolled_layers_count_the_same():
+    small = eqx.filter_eval_shape(qwen3.Config.tiny().init, jax.random.key(0))
+    scanned = arrange(small, remat="saved", unroll=1)
+    for other in ("none", "saved", "full"):
+        unrolled = arrange(small, remat=other, unroll=99)
+        assert forward_flops(loss, unrolled, batch()) == forward_flops(loss, scanned, batch())
+
+
+def test_a_mesh_does_not_change_the_count(model):
+    alone = forward_flops(loss, model, batch())
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
+    with jax.set_mesh(mesh):
+        placed = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            model,
+            placements(model, mesh),
+        )
+        assert forward_flops(loss, placed, batch(mesh)) == alone
+
+
+def product(x):
+    return x @ x
+
+
+SQUARE = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+ONCE = 2 * 8**3
+
+
+def looped(x):
+    return jax.lax.scan(lambda x, _: (product(x), None), x, length=42)[0]
+
+
+def branched(x):
+    return jax.lax.cond(x[0, 0] > 0, lambda x: product(product(x)), product, x)
+
+
+@jax.custom_vjp
+def with_own_gradient(x):
+    return product(x)
+
+
+with_own_gradient.defvjp(lambda x: (product(x), x), lambda x, g: (product(g),))
+
+
+@jax.custom_jvp
+def with_own_tangent(x):
+    return product(x)
+
+
+with_own_tangent.defjvp(lambda primals, tangents: (product(*primals), product(*tangents)))
+
+
+@jax.jit
+def _mix(x):
+    return product(product(x))
+
+
+@pytest.mark.parametrize(
+    "function, times",
+    [
+        (product, 1),
+        (jax.jit(product), 1),
+        (jax.checkpoint(product), 1),
+        (with_own_gradient, 1),
+        (with_own_tangent, 1),
+        (looped, 42),
+        (jax.vmap(looped, in_axes=0), 42 * 8),
+        (branched, 2),
+        (_mix, 1),
+        (lambda x: x + jnp.sin(x), 0),
+    ],
+)
+def test_products_are_counted_as_often_as_they_are_used(function, times):
+    argument = SQUARE
+    if times == 42 * 8:
+        argument = jax.ShapeDtypeStruct((8, 8, 8), jnp.float32)
+    assert forward_flops(function, argument) == times * ONCE
+
+
+@pytest.mark.parametrize("axes, times", [(("data", "fsdp"), 2), (("data", "fsdp", "tensor"), 1)])
+def test_shapes_inside_a_shard_map_are_those_of_one_device(axes, times):
+    mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"), axis_types=(AxisType.Auto,) * 3)
+    rows, whole = PartitionSpec(axes), PartitionSpec()
+    split = jax.shard_map(jnp.matmul, mesh=mesh, in_specs=(rows, whole), out_specs=rows)
+    # Where rows are split over two of three axes, pairs of devices do the same work.
+    assert forward_flops(split, SQUARE, SQUARE) == times * ONCE
+
+
+def test_convolutions_are_counted():
+    x, kernel = jnp.ones((2, 4, 10)), jnp.ones((6, 2, 3))
+
+    def convolve(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=2)
+
+    once = 2 * (2 * 6 * 10) * (2 * 3)
+    assert forward_flops(convolve, x, kernel) == once
+    gradient = jax.grad(lambda kernel: convolve(x, kernel).sum())
+    assert forward_flops(gradient, kernel) == 2 * once
+
+
+@pytest.mark.parametrize("declared", [None, 12345])
+def test_a_kernel_counts_what_it_declares_or_else_what_it_holds(declared):
+    def kernel(x, out):
+        out[...] = x[...] @ x[...]
+
+    cost = None
+    if declared:
+        cost = pl.CostEstimate(flops=declared, bytes_accessed=0, transcendentals=0)
+
+    def call(x):
+        return pl.pallas_call(
+            kernel,
+            grid=(3,),
+            in_specs=[pl.BlockSpec((8, 8), lambda i: (i, 0))],
+            out_specs=pl.BlockSpec((8, 8), lambda i: (i, 0)),
+            out_shape=jax.ShapeDtypeStruct((24, 8), jnp.float32),
+            cost_estimate=cost,
+        )(x)
+
+    found = forward_flops(call, jax.ShapeDtypeStruct((24, 8), jnp.float32))
+    assert found == (declared or 3 * ONCE)
