@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from windlass.errors import UserError
-from windlass.telemetry.metrics import Meter, Metrics, peak_flops, read, truncate
+from windlass.telemetry.metrics import Meter, Metrics, read, truncate
 
 
 class Clock:
@@ -27,7 +27,6 @@ def write(path, *steps: int):
     metrics = Metrics(path, clock=lambda: 12.34567)
     for step in steps:
         metrics.write(step, {"loss": 1.0 / step})
-    metrics.close()
 
 
 def steps(path) -> list[int]:
@@ -39,13 +38,6 @@ def test_a_record_is_a_line_of_json(path):
     assert path.read_text() == (
         '{"step": 1, "time": 12.346, "loss": 1.0}\n{"step": 2, "time": 12.346, "loss": 0.5}\n'
     )
-
-
-def test_a_record_is_in_the_file_before_it_is_closed(path):
-    metrics = Metrics(path)
-    metrics.write(1, {"loss": 2.0})
-    assert steps(path) == [1]
-    metrics.close()
 
 
 def test_numbers_from_any_library_are_written_plainly(path):
@@ -60,7 +52,6 @@ def test_numbers_from_any_library_are_written_plainly(path):
     }
     metrics = Metrics(path)
     metrics.write(1, values)
-    metrics.close()
     expected = [1.5, 2.0, 0.25, 7, 3, "validation", None]
     (record,) = read(path)
     assert [record[name] for name in values] == expected
@@ -73,7 +64,6 @@ def test_numbers_that_are_not_finite_survive_in_valid_json(path):
     metrics = Metrics(path)
     values = {"a": math.nan, "b": jnp.float32(jnp.inf), "c": np.float32(-np.inf)}
     metrics.write(1, values)
-    metrics.close()
     written = json.loads(path.read_text(), parse_constant=refuse)
     assert [written[name] for name in "abc"] == ["NaN", "Infinity", "-Infinity"]
     (record,) = read(path)
@@ -84,6 +74,8 @@ def test_records_after_a_restored_step_are_dropped(path):
     write(path, 1, 2, 3, 3, 4)
     truncate(path, 3)
     assert steps(path) == [1, 2, 3, 3]
+    Metrics(path).truncate(2)
+    assert steps(path) == [1, 2]
     truncate(path, 0)
     assert path.read_bytes() == b""
 
@@ -103,6 +95,15 @@ def test_a_file_that_is_not_there_needs_no_truncating(path):
     assert not path.exists()
 
 
+def test_the_last_record_is_the_newest_that_has_a_name(path):
+    metrics = Metrics(path)
+    assert metrics.last() is None
+    metrics.write(1, {"gradient_norm": 2.0})
+    metrics.write(2, {"validation_loss": 3.0})
+    assert (metrics.last() or {})["step"] == 2
+    assert (metrics.last("gradient_norm") or {})["step"] == 1
+
+
 def test_a_broken_line_is_named(path):
     path.write_text('{"step": 1}\n{"step": \n{"step": 3}\n')
     with pytest.raises(UserError) as refusal:
@@ -114,72 +115,59 @@ def test_a_broken_line_is_named(path):
 
 def test_only_the_first_process_writes(path, monkeypatch):
     monkeypatch.setattr(jax, "process_index", lambda: 1)
+    path.write_text("")
     write(path, 1)
-    assert not path.exists()
+    Metrics(path).truncate(0)
+    assert path.read_text() == ""
+
+
+def steps_of(seconds: float, *, steps: int, clock: Clock, meter: Meter):
+    for _ in range(steps):
+        clock.now += seconds
+        meter.step()
 
 
 def test_speed_is_counted_between_readings():
     clock = Clock()
-    meter = Meter(steps=100, tokens_per_step=1000, clock=clock)
-    clock.now += 50  # before it starts
-    meter.start(10)
-    clock.now += 5
-    assert meter.read(20) == {
-        "step_seconds": 0.5,
-        "tokens_per_second": 2000,
-        "seconds_left": 40,
-    }
-    clock.now += 10
-    assert meter.read(30)["tokens_per_second"] == 1000
+    meter = Meter(tokens_per_step=1000, clock=clock)
+    steps_of(0.5, steps=10, clock=clock, meter=meter)
+    assert meter.read() == {"step_seconds": 0.5, "tokens_per_second": 2000}
+    steps_of(1, steps=10, clock=clock, meter=meter)
+    assert meter.read() == {"step_seconds": 1, "tokens_per_second": 1000}
 
 
-def test_time_set_aside_is_not_counted():
+def test_a_pause_is_not_counted():
     clock = Clock()
-    meter = Meter(steps=100, tokens_per_step=1000, clock=clock)
-    meter.start(0)
-    clock.now += 2
-    with meter.aside():
+    meter = Meter(tokens_per_step=1000, clock=clock)
+    steps_of(0.5, steps=5, clock=clock, meter=meter)
+    with meter.paused():
         clock.now += 60
-    clock.now += 3
-    assert meter.read(10)["step_seconds"] == 0.5
-    clock.now += 5
-    assert meter.read(20)["step_seconds"] == 0.5
+    steps_of(0.5, steps=5, clock=clock, meter=meter)
+    assert meter.read()["step_seconds"] == 0.5
+    steps_of(0.5, steps=5, clock=clock, meter=meter)
+    assert meter.read()["step_seconds"] == 0.5
 
 
-def test_time_set_aside_is_not_counted_even_if_it_ends_in_an_error():
+def test_a_pause_that_ends_in_an_error_is_not_counted():
     clock = Clock()
-    meter = Meter(steps=100, tokens_per_step=1, clock=clock)
-    with pytest.raises(UserError), meter.aside():
+    meter = Meter(tokens_per_step=1, clock=clock)
+    with pytest.raises(UserError), meter.paused():
         clock.now += 60
         raise UserError("stopped")
-    clock.now += 1
-    assert meter.read(1)["step_seconds"] == 1
+    steps_of(1, steps=1, clock=clock, meter=meter)
+    assert meter.read()["step_seconds"] == 1
 
 
-def test_utilisation_is_the_share_of_what_all_devices_could_do():
+@pytest.mark.parametrize("peak, expected", [(2 * 500.0, 0.4), (None, None)])
+def test_utilisation_is_the_share_of_what_all_devices_could_do(peak, expected):
     clock = Clock()
-    meter = Meter(
-        steps=10, tokens_per_step=1, flops_per_step=400, peak_flops=2 * 500.0, clock=clock
-    )
-    clock.now += 2
-    assert meter.read(2)["mfu"] == 0.4
-
-
-def test_utilisation_is_absent_where_the_peak_is_not_known():
-    clock = Clock()
-    meter = Meter(steps=10, tokens_per_step=1, flops_per_step=400, peak_flops=None, clock=clock)
-    clock.now += 2
-    assert "mfu" not in meter.read(2)
-
-
-def test_the_peak_of_several_devices_is_known_if_that_of_each_is():
-    assert peak_flops(["NVIDIA H200"] * 2, "bfloat16") == 2 * 989e12
-    assert peak_flops(["NVIDIA H200", "cpu"], "bfloat16") is None
-    assert peak_flops(["TPU v4"], "float32") is None
+    meter = Meter(tokens_per_step=1, flops_per_step=400, peak_flops=peak, clock=clock)
+    steps_of(1, steps=2, clock=clock, meter=meter)
+    assert meter.read().get("mfu") == expected
 
 
 def test_a_reading_without_steps_says_nothing():
     clock = Clock()
-    meter = Meter(steps=10, tokens_per_step=1, clock=clock)
+    meter = Meter(tokens_per_step=1, clock=clock)
     clock.now += 2
-    assert meter.read(0) == {}
+    assert meter.read() == {}

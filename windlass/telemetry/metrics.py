@@ -4,14 +4,13 @@ import json
 import math
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import jax
 
-from windlass.devices.chips import find
 from windlass.errors import UserError
 
 # JSON has no such numbers. Python reads these words back with `float`.
@@ -26,23 +25,28 @@ class Metrics:
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time):
-        self._clock, self._file = clock, None
-        if jax.process_index() == 0:
-            # A line that a killed process left unfinished would spoil the next one.
-            truncate(path)
-            self._file = open(path, "a", encoding="utf-8")
+        self.path, self._clock = Path(path), clock
+        self._is_writer = jax.process_index() == 0
+        # A line that a killed process left unfinished would spoil the next one.
+        self.truncate()
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
-        if self._file is None:
+        if not self._is_writer:
             return
         record = {"step": step, "time": round(self._clock(), 3)}
         record |= {name: _plain(value) for name, value in values.items()}
-        self._file.write(json.dumps(record, allow_nan=False) + "\n")
-        self._file.flush()
+        with open(self.path, "a", encoding="utf-8") as file:
+            file.write(json.dumps(record, allow_nan=False) + "\n")
 
-    def close(self) -> None:
-        if self._file is not None:
-            self._file.close()
+    def truncate(self, step: int | None = None) -> None:
+        """Drop the records after a step: a run that goes on from there takes those steps again."""
+        if self._is_writer:
+            truncate(self.path, step)
+
+    def last(self, name: str = "step") -> dict[str, Any] | None:
+        """The newest record that has a value of this name."""
+        records = read(self.path) if self.path.exists() else []
+        return next((record for record in reversed(records) if name in record), None)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -60,8 +64,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 def truncate(path: str | Path, step: int | None = None) -> None:
     """Drop a last line that is not finished, and every record after `step`.
 
-    A run that goes on from a checkpoint takes the steps after it again. The file is replaced whole,
-    so that being killed here loses nothing.
+    The file is replaced whole, so that being killed here loses nothing.
     """
     path = Path(path)
     if not path.exists():
@@ -81,60 +84,49 @@ def truncate(path: str | Path, step: int | None = None) -> None:
 class Meter:
     """How fast a run goes, from one reading to the next.
 
-    Steps run on the device while Python is ahead of them, so read it, and set it aside, only when
-    the results of the last step are there.
+    Steps run on the device while Python is ahead of them, so read it, and pause it, only when the
+    results of the last step are there.
     """
 
     def __init__(
         self,
         *,
-        steps: int,  # in the whole run
-        tokens_per_step: int,
+        tokens_per_step: int | float,
         flops_per_step: int | None = None,
         peak_flops: float | None = None,  # in a second, of all devices together; None: not known
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._steps, self._tokens, self._clock = steps, tokens_per_step, clock
-        self._flops, self._peak = flops_per_step, peak_flops
-        self._step, self._since, self._aside = 0, clock(), 0.0
+        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak_flops
+        self._clock = clock
+        self._steps, self._since, self._paused = 0, clock(), 0.0
 
-    def start(self, step: int) -> None:
-        """Count from here: so many steps are done."""
-        self._step, self._since, self._aside = step, self._clock(), 0.0
+    def step(self) -> None:
+        """One more step is done."""
+        self._steps += 1
 
     @contextmanager
-    def aside(self) -> Iterator[None]:
+    def paused(self) -> Iterator[None]:
         """Time that is not training: compiling, evaluating, saving."""
         began = self._clock()
         try:
             yield
         finally:
-            self._aside += self._clock() - began
+            self._paused += self._clock() - began
 
-    def read(self, step: int) -> dict[str, float]:
-        """Speeds since the last reading, and the seconds that are left at that speed."""
-        done = step - self._step
-        seconds = self._clock() - self._since - self._aside
-        self.start(step)
-        if done <= 0 or seconds <= 0:
+    def read(self) -> dict[str, float]:
+        """Speeds since the last reading; nothing where no step was taken."""
+        now, steps = self._clock(), self._steps
+        seconds = now - self._since - self._paused
+        self._steps, self._since, self._paused = 0, now, 0.0
+        if not steps or seconds <= 0:
             return {}
-        each = seconds / done
         speeds = {
-            "step_seconds": each,
-            "tokens_per_second": self._tokens / each,
-            "seconds_left": each * max(0, self._steps - step),
+            "step_seconds": seconds / steps,
+            "tokens_per_second": self._tokens * steps / seconds,
         }
         if self._flops is not None and self._peak is not None:
-            speeds["mfu"] = self._flops / (each * self._peak)
+            speeds["mfu"] = self._flops * steps / (seconds * self._peak)
         return speeds
-
-
-def peak_flops(device_kinds: Iterable[str], dtype: str) -> float | None:
-    """What devices of these names can do in a second, or None where that is not known of one."""
-    chips = [find(kind) for kind in device_kinds]
-    peaks = [None if chip is None else chip.peak.get(dtype) for chip in chips]
-    known = [peak for peak in peaks if peak is not None]
-    return sum(known) if len(known) == len(peaks) else None
 
 
 def _finished(path: Path) -> list[bytes]:

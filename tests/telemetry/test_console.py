@@ -1,0 +1,157 @@
+import io
+import re
+
+import pytest
+from rich.console import Console
+
+from windlass.telemetry.console import Report, duration, number, quantity
+
+SPEEDS = {"loss": 3.21456, "step_seconds": 0.25, "tokens_per_second": 12_345.0, "mfu": 0.4123}
+
+
+class Clock:
+    def __init__(self):
+        self.now = 0.0
+
+    def __call__(self) -> float:
+        return self.now
+
+
+def tell_everything(report: Report, clock: Clock):
+    with report:
+        report.banner([("device", "8 × TPU v5 lite"), ("run", "runs/[quickstart]-1a2b")])
+        report.note("going on from step 10")
+        report.warning("bfloat16 on a CPU is slow")
+        with report.phase("compiling the step"):
+            clock.now += 8.24
+        report.start(1000, 10)
+        report.step(11, SPEEDS)
+        report.step(20, SPEEDS)
+        report.evaluation(20, {"validation_loss": 3.1, "validation_perplexity": 22.198})
+        report.sample("Ada saw a [red] :cat: " + "that ran and ran " * 10 + "\nThe end.")
+        with report.phase("saving"):
+            clock.now += 75
+        report.step(1000, {"loss": 0.0001})
+        report.end([("loss", "3.1000")])
+
+
+def plain(environ=None) -> tuple[Report, io.StringIO, Clock]:
+    file, clock = io.StringIO(), Clock()
+    return Report(Console(file=file, _environ=environ or {}), clock=clock), file, clock
+
+
+def terminal(**environ) -> tuple[Report, io.StringIO, Clock]:
+    file, clock = io.StringIO(), Clock()
+    console = Console(
+        file=file, force_terminal=True, width=120, _environ={"TERM": "xterm-256color"} | environ
+    )
+    return Report(console, clock=clock), file, clock
+
+
+def test_without_a_terminal_everything_is_a_plain_line():
+    report, file, clock = plain()
+    tell_everything(report, clock)
+    assert file.getvalue().splitlines() == [
+        "device       8 × TPU v5 lite",
+        "run          runs/[quickstart]-1a2b",
+        "going on from step 10",
+        "warning: bfloat16 on a CPU is slow",
+        "compiling the step ...",
+        "compiling the step took 8.2 s",
+        "step   11/1000  loss 3.2146  12.3k tok/s  41.2% MFU  4m07s left",
+        "step   20/1000  loss 3.2146  12.3k tok/s  41.2% MFU  4m05s left",
+        "step 20  validation loss 3.1000  validation perplexity 22.1980",
+        "  Ada saw a [red] :cat: " + "that ran and ran " * 10,
+        "  The end.",
+        "saving ...",
+        "saving took 1m15s",
+        "step 1000/1000  loss 0.0001",
+        "loss         3.1000",
+    ]
+
+
+def test_a_terminal_gets_a_bar_with_lines_above_it():
+    report, file, clock = terminal()
+    tell_everything(report, clock)
+    shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", file.getvalue())
+    assert re.search(r"step 20/1000 ━+ +loss 3.2146  12.3k tok/s  41.2% MFU  4m05s left", shown)
+    assert re.search(r"step 1000/1000 ━+ +loss 0.0001", shown)
+    assert "\nstep 20  validation loss 3.1000" in shown.replace("\r", "\n")
+    assert "compiling the step took 8.2 s" in shown
+
+
+def test_a_terminal_is_left_with_its_cursor():
+    for fails in (False, True):
+        report, file, clock = terminal()
+        try:
+            with report:
+                report.start(10, 0)
+                report.step(1, SPEEDS)
+                if fails:
+                    raise KeyboardInterrupt
+        except KeyboardInterrupt:
+            pass
+        assert file.getvalue().rindex("\x1b[?25h") > file.getvalue().rindex("\x1b[?25l")
+
+
+def colours(text: str) -> list[str]:
+    return re.findall(r"\x1b\[(?:[0-9;]*;)?(?:3[0-8]|9[0-7])[0-9;]*m", text)
+
+
+def test_no_color_is_honoured():
+    report, file, clock = terminal()
+    tell_everything(report, clock)
+    assert colours(file.getvalue())
+    report, file, clock = terminal(NO_COLOR="1")
+    tell_everything(report, clock)
+    assert not colours(file.getvalue())
+
+
+def test_a_terminal_that_cannot_move_its_cursor_gets_lines():
+    report, file, clock = terminal(TERM="dumb")
+    tell_everything(report, clock)
+    assert "step   20/1000  loss 3.2146" in file.getvalue()
+    assert "\x1b[" not in file.getvalue()
+
+
+def test_a_phase_that_fails_is_not_said_to_be_done():
+    report, file, clock = plain()
+    with pytest.raises(KeyboardInterrupt), report.phase("compiling the step"):
+        raise KeyboardInterrupt
+    assert file.getvalue() == "compiling the step ...\n"
+
+
+@pytest.mark.parametrize(
+    "seconds, text",
+    [
+        (0, "0.0 s"),
+        (8.24, "8.2 s"),
+        (9.96, "10 s"),
+        (59.4, "59 s"),
+        (59.6, "1m00s"),
+        (250, "4m10s"),
+        (3599.7, "1h00m"),
+        (11_100, "3h05m"),
+        (187_200, "2d04h"),
+    ],
+)
+def test_durations_have_two_units(seconds, text):
+    assert duration(seconds) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(7.0, "7"), (999.4, "999"), (999.97, "1.0k"), (12_345.0, "12.3k"), (3.2e6, "3.2M")]
+    + [(4.56e9, "4.6G"), (1e15, "1000.0T")],
+)
+def test_quantities_have_three_digits_or_four(value, text):
+    assert quantity(value) == text
+
+
+@pytest.mark.parametrize(
+    "value, text",
+    [(3.21456, "3.2146"), (0.0, "0.0000"), (0.00012345, "0.0001234"), (123_456.0, "1.235e+05")]
+    + [(12_000, "12,000"), (float("nan"), "nan"), (float("inf"), "inf")],
+)
+def test_measured_numbers_keep_four_digits(value, text):
+    assert number(value) == text

@@ -1,0 +1,153 @@
+"""What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
+
+import time
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+from rich.text import Text
+
+NAME_WIDTH = 12  # of the left column of facts
+
+
+class Report:
+    """Says what a run is, does and did, in the order in which it is told.
+
+    To be closed, or used in a `with`, since a bar hides the cursor and holds the last line.
+    """
+
+    def __init__(
+        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+    ):
+        self.console = console or Console(highlight=False)
+        self._clock = clock
+        # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
+        self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
+        self._bar: Progress | None = None
+        self._total = 0
+
+    def __enter__(self) -> "Report":
+        return self
+
+    def __exit__(self, *_) -> None:
+        self.close()
+
+    def banner(self, facts: Iterable[tuple[str, str]]) -> None:
+        """What is about to happen, a fact in a line."""
+        for name, value in facts:
+            self.fact(name, value)
+
+    def fact(self, name: str, value: str) -> None:
+        self._print(Text.assemble((f"{name:<{NAME_WIDTH}} ", "bold"), value))
+
+    def note(self, text: str) -> None:
+        self._print(Text(text))
+
+    def warning(self, text: str) -> None:
+        self._print(Text.assemble(("warning: ", "bold yellow"), text))
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        """Something that takes a while, and then how long it took."""
+        began = self._clock()
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], doing=f"{name} ...")
+            try:
+                yield
+            finally:
+                self._bar.update(self._bar.task_ids[0], doing="")
+        elif self._is_live:
+            with self.console.status(Text(f"{name} ...")):
+                yield
+        else:
+            self._print(Text(f"{name} ..."))
+            yield
+        self._print(Text(f"{name} took {duration(self._clock() - began)}"))
+
+    def start(self, total: int, first: int = 0) -> None:
+        """From here on there are steps, and `first` of them are done."""
+        self._total = total
+        if not self._is_live:
+            return
+        columns = (
+            TextColumn("step {task.completed}/{task.total}", markup=False),
+            BarColumn(bar_width=24),
+            TextColumn("{task.fields[speeds]}", markup=False),
+            TextColumn("{task.fields[doing]}", markup=False, style="dim"),
+        )
+        self._bar = Progress(*columns, console=self.console, refresh_per_second=4)
+        self._bar.add_task("", total=total, completed=first, speeds="", doing="")
+        self._bar.start()
+
+    def step(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        """How a step went: its loss, and how fast steps are now."""
+        speeds = "  ".join(self._speeds(step, metrics))
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], completed=step, speeds=speeds, refresh=True)
+        else:
+            self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
+
+    def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        found = (f"{name.replace('_', ' ')} {number(value)}" for name, value in metrics.items())
+        self._print(Text.assemble(f"step {step}  ", ("  ".join(found), "bold")))
+
+    def sample(self, text: str) -> None:
+        """Something the model wrote."""
+        for line in text.splitlines():
+            self._print(Text(f"  {line}", "cyan"))
+
+    def end(self, summary: Iterable[tuple[str, str]] = ()) -> None:
+        """After the last step: what came of it, a fact in a line."""
+        self.close()
+        self.banner(summary)
+
+    def close(self) -> None:
+        """Leave the terminal as it was found; closing twice does no harm."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+
+    def _speeds(self, step: int, metrics: Mapping[str, int | float]) -> Iterator[str]:
+        if "loss" in metrics:
+            yield f"loss {number(metrics['loss'])}"
+        if "tokens_per_second" in metrics:
+            yield f"{quantity(metrics['tokens_per_second'])} tok/s"
+        if "mfu" in metrics:
+            yield f"{metrics['mfu']:.1%} MFU"
+        if "step_seconds" in metrics and step < self._total:
+            yield f"{duration(metrics['step_seconds'] * (self._total - step))} left"
+
+    def _print(self, text: Text) -> None:
+        # Whoever reads a log with other tools wants a line to be a line, however long.
+        self.console.print(text, soft_wrap=True)
+
+
+def number(value: int | float) -> str:
+    """A measured number, to four digits after the point where that makes sense."""
+    if isinstance(value, int):
+        return f"{value:,}"
+    return f"{value:.4f}" if 0.001 <= abs(value) < 10_000 or value == 0 else f"{value:.4g}"
+
+
+def quantity(value: int | float) -> str:
+    """A large number in three or four digits: 12.3k."""
+    for unit in ("", "k", "M", "G"):
+        if round(value, 1) < 1000:
+            return f"{value:.{0 if unit == '' else 1}f}{unit}"
+        value /= 1000
+    return f"{value:.1f}T"
+
+
+def duration(seconds: int | float) -> str:
+    """A time in its two largest units: 8.2 s, 42 s, 4m10s, 3h05m, 2d04h."""
+    if round(seconds, 1) < 10:
+        return f"{seconds:.1f} s"
+    minutes, left = divmod(round(seconds), 60)
+    if not minutes:
+        return f"{left} s"
+    hours, minutes = divmod(minutes, 60)
+    if not hours:
+        return f"{minutes}m{left:02}s"
+    days, hours = divmod(hours, 24)
+    return f"{days}d{hours:02}h" if days else f"{hours}h{minutes:02}m"
