@@ -9,6 +9,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from windlass.data.pack import COLUMNS, Rows
+from windlass.data.shuffle import permuted
 from windlass.errors import UserError
 
 # The layout of a column of a batch, from its shape and its name.
@@ -16,6 +17,7 @@ Placement = Callable[[tuple[int, ...], str], Sharding]
 Batch = dict[str, jax.Array]
 
 BATCHES_AHEAD = 4
+ENDLESS = 2**62  # steps
 
 
 def order(rows: int, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
@@ -24,11 +26,14 @@ def order(rows: int, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
     What is left of an epoch after its last full batch is dropped; shuffled, it is another part of
     the rows in each epoch.
     """
-    numbers = grain.MapDataset.range(rows)
-    if shuffle:
-        # Grain adds the epoch to the seed, so that neighbouring seeds would give the same epochs.
-        numbers = numbers.shuffle(seed=int(np.random.SeedSequence(seed).generate_state(1)[0]))
-    return numbers.batch(batch, drop_remainder=True).repeat()
+    batches = rows // batch
+
+    def numbers(step: int) -> np.ndarray:
+        epoch, number = divmod(int(step), batches)
+        places = np.arange(number * batch, (number + 1) * batch)
+        return permuted(places, rows, seed=seed, epoch=epoch) if shuffle else places
+
+    return grain.MapDataset.range(ENDLESS).map(numbers)
 
 
 class Loader:
@@ -66,7 +71,7 @@ def evaluation_batches(rows: Rows, batch: int, placement: Placement) -> Iterator
 
 def _read_ahead(numbers: grain.MapDataset, rows: Rows, placement: Placement) -> Iterator[Batch]:
     options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
-    batches = numbers.map(lambda some: _placed(rows, np.asarray(some), placement))
+    batches = numbers.map(lambda some: _placed(rows, some, placement))
     return iter(batches.to_iter_dataset(options))
 
 

@@ -2,6 +2,7 @@
 
 import hashlib
 from collections import defaultdict
+from collections.abc import Sequence
 from typing import Literal, NamedTuple
 
 import numpy as np
@@ -82,7 +83,7 @@ class Rows:
         parts = zip(document.tolist(), start.tolist(), stop.tolist(), strict=True)
         return [Piece(*part) for part in parts]
 
-    def batch(self, numbers: np.ndarray | list[int]) -> dict[str, np.ndarray]:
+    def batch(self, numbers: np.ndarray | Sequence[int]) -> dict[str, np.ndarray]:
         """Several rows at once; the number -1 stands for a row of nothing."""
         numbers = np.asarray(numbers, np.int64)
         first = self.index.first

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, SupportsInt
 
 import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
@@ -103,7 +103,7 @@ class Tokeniser:
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
-    def decode(self, tokens: Iterable[int]) -> str:
+    def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """The text of tokens; special ones are left out."""
         return self._library.decode([int(token) for token in tokens])
 
@@ -111,7 +111,7 @@ class Tokeniser:
         """How the vocabulary itself writes a token, special ones too."""
         return self._library.id_to_token(token) or f"<{token}>"
 
-    def stream(self, tokens: Iterable[int]) -> Iterator[str]:
+    def stream(self, tokens: Iterable[SupportsInt]) -> Iterator[str]:
         """The text of tokens as they come, in pieces that never cut a character.
 
         Some vocabularies write a word differently at the start of a text, so that each piece is

@@ -5,11 +5,12 @@ import hashlib
 import json
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, ClassVar, Protocol
+from typing import Any, ClassVar, Protocol, runtime_checkable
 
 from windlass.errors import UserError
 
 
+@runtime_checkable
 class Source(Protocol):
     """Documents by number, so that any of them can be read without reading the others.
 

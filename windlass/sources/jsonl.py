@@ -38,7 +38,7 @@ class Source:
 
     def _text(self, raw: str, where: str) -> str:
         try:
-            row = json.loads(raw)
+            row = json.loads(raw.rstrip())
         except json.JSONDecodeError as wrong:
             hint = "one JSON object to a line is expected"
             if raw.lstrip().startswith("["):

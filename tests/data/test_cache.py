@@ -1,0 +1,279 @@
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from windlass.data import Data, Prepared, cache, prepare
+from windlass.data.cache import corpus
+from windlass.data.tokenizer import Tokenizer
+from windlass.errors import UserError
+from windlass.sources import jsonl, stories
+
+Documents = Callable[..., Prepared]
+BYTE = Tokenizer(kind="byte")
+
+
+def corpora(folder: Path) -> list[Path]:
+    return sorted((folder / "cache" / "corpora").iterdir())
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {file.name: file.read_bytes() for file in folder.iterdir() if file.is_file()}
+
+
+@pytest.fixture
+def refuse_to_tokenise(monkeypatch: pytest.MonkeyPatch):
+    def refuse(*_):
+        raise AssertionError("tokenised again")
+
+    return lambda: monkeypatch.setattr(cache, "_tokenise", refuse)
+
+
+def test_a_document_is_its_beginning_its_text_and_its_end(documents: Documents):
+    prepared = documents(["ab", "", "c", " \n"])
+    assert prepared.corpus.tokens.tolist() == [256, 97, 98, 256, 256, 99, 256]
+    assert prepared.corpus.offsets.tolist() == [0, 4, 4, 7, 7]
+    assert (prepared.corpus.documents, prepared.corpus.empty) == (4, 2)
+    assert prepared.corpus.tokens.dtype == np.uint16
+
+
+def test_counts_are_of_what_is_predicted(documents: Documents):
+    prepared = documents(["aab", "", "a"])
+    assert {97: 3, 98: 1, 256: 2} == {
+        token: count for token, count in enumerate(prepared.counts.tolist()) if count
+    }
+    share = np.array([3, 1, 2]) / 6
+    assert prepared.unigram_entropy == pytest.approx(-(share * np.log(share)).sum())
+    assert prepared.counts.sum() == prepared.split("train").tokens
+
+
+def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenise: Callable):
+    first = documents(["one", "two"])
+    times = os.stat(first.data.source.path)
+    refuse_to_tokenise()
+    again = prepare(first.data, BYTE)
+    assert again.fingerprint == first.fingerprint
+    assert again.corpus.folder == first.corpus.folder
+    assert os.stat(first.data.source.path) == times
+
+
+def test_other_rows_of_the_same_documents_do_not_tokenise_again(
+    documents: Documents, refuse_to_tokenise: Callable
+):
+    first = documents(["one and more", "two", "three"], length=4)
+    how = {"source": first.data.source, "cache": first.data.cache}
+    refuse_to_tokenise()
+    assert prepare(Data(length=8, **how), BYTE).split("train").length == 8
+    assert prepare(Data(length=4, packing="none", **how), BYTE).split("train").length == 4
+
+
+def test_changed_documents_are_tokenised_again_and_have_another_fingerprint(
+    documents: Documents, tmp_path: Path
+):
+    first = documents(["one", "two"])
+    second = documents(["one", "TWO and more"])
+    assert second.fingerprint != first.fingerprint
+    assert second.tokeniser.decode(second.corpus.tokens[5:]) == "TWO and more"
+    assert len(corpora(tmp_path)) == 2
+
+
+def test_documents_cut_elsewhere_have_another_fingerprint(documents: Documents):
+    assert documents(["one", "two"]).fingerprint != documents(["onet", "wo"]).fingerprint
+
+
+def test_the_same_text_in_another_file_is_the_same_corpus(documents: Documents, tmp_path: Path):
+    first = documents(["one", "two"])
+    moved = tmp_path / "moved.jsonl"
+    moved.write_text('{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n')
+    data = Data(source=jsonl.Source(path=str(moved)), length=16, cache=first.data.cache)
+    second = prepare(data, BYTE)
+    assert second.fingerprint == first.fingerprint
+    assert corpora(tmp_path) == [second.corpus.folder]
+
+
+def test_another_tokeniser_makes_another_corpus(documents: Documents, tmp_path: Path):
+    texts = ["the cat and the hat", "the dog and the cat"]
+    first = documents(texts)
+    second = documents(texts, Tokenizer(kind="bpe", vocab=260))
+    third = documents(texts, Tokenizer(kind="bpe", vocab=261))
+    assert first.fingerprint == second.fingerprint == third.fingerprint
+    assert len({one.tokeniser.fingerprint for one in (first, second, third)}) == 3
+    assert len(corpora(tmp_path)) == 3
+
+
+def test_a_changed_tokenizer_file_is_seen(documents: Documents, tmp_path: Path):
+    file = tmp_path / "tokenizer.json"
+    learned = documents(["the cat and the hat"], Tokenizer(kind="bpe", vocab=260))
+    learned.tokeniser.save(file)
+    asked = Tokenizer(kind="file", path=str(file))
+    assert documents(["the hat"], asked).tokeniser.size == 260
+    cache.vocabularies.byte().save(file)
+    assert documents(["the hat"], asked).tokeniser.size == 257
+
+
+def test_a_damaged_cache_is_written_again(documents: Documents):
+    first = documents(["one", "two"])
+    whole = contents(first.corpus.folder)
+    tokens = first.corpus.folder / "tokens.bin"
+    for damage in (lambda: os.truncate(tokens, 3), tokens.unlink):
+        damage()
+        again = prepare(first.data, BYTE)
+        assert contents(again.corpus.folder) == whole
+
+
+def test_documents_that_change_while_they_are_read_are_refused(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    source = stories.Source(count=3)
+    stamps = iter(["before", "after"])
+    monkeypatch.setattr(stories.Source, "fingerprint", lambda self: next(stamps))
+    with pytest.raises(UserError) as refused:
+        corpus(source, BYTE, tmp_path, console)
+    assert str(refused.value) == (
+        "the documents of data.source changed while they were read; run it again"
+    )
+    assert not (tmp_path / "corpora").exists()
+
+
+PROGRAM = """
+import sys, time
+from windlass.data import Data, cache, prepare
+from windlass.data.tokenizer import Tokenizer
+from windlass.sources import stories
+
+pause, framed = float(sys.argv[2]), cache._framed
+cache.BATCH_DOCUMENTS = 20
+cache._framed = lambda *given: (time.sleep(pause), framed(*given))[1]
+data = Data(source=stories.Source(count=200), length=64, cache=sys.argv[1])
+print(prepare(data, Tokenizer(kind="bpe", vocab=300)).corpus.folder)
+"""
+
+
+def start(folder: Path, pause: float = 0.0) -> subprocess.Popen:
+    program = [sys.executable, "-c", PROGRAM, str(folder), str(pause)]
+    return subprocess.Popen(program, stdout=subprocess.PIPE)
+
+
+def result(process: subprocess.Popen) -> Path:
+    printed, _ = process.communicate(timeout=60)
+    assert process.returncode == 0
+    return Path(printed.decode().strip())
+
+
+def test_a_build_killed_while_writing_leaves_nothing_behind_that_the_next_one_uses(tmp_path: Path):
+    undisturbed = result(start(tmp_path / "undisturbed"))
+
+    folder = tmp_path / "killed"
+    killed = start(folder, pause=1.0)
+    while not any(file.stat().st_size for file in folder.glob("building/*/tokens.bin")):
+        assert killed.poll() is None
+        time.sleep(0.002)
+    killed.send_signal(signal.SIGKILL)
+    killed.communicate()
+    assert list(folder.glob("building/*/tokens.bin"))
+    assert not list(folder.glob("corpora/*"))
+
+    again = result(start(folder))
+    assert again.name == undisturbed.name
+    assert contents(again) == contents(undisturbed)
+    assert [file.suffix for file in (folder / "building").iterdir()] == [".lock"]
+
+
+def test_two_processes_that_build_at_once_build_the_same_and_only_once(tmp_path: Path):
+    first, second = start(tmp_path, pause=0.05), start(tmp_path, pause=0.05)
+    assert result(first) == result(second)
+    assert len(list((tmp_path / "corpora").iterdir())) == 1
+
+
+def test_what_other_killed_builds_left_is_removed_but_not_what_is_being_built(
+    tmp_path: Path, console: Console
+):
+    building = tmp_path / "building"
+    with cache.claimed(building / "alive", console) as alive:
+        (building / "dead").mkdir()
+        (building / "dead" / "tokens.bin").write_bytes(b"left")
+        (building / "dead.lock").touch()
+        with cache.claimed(building / "mine", console):
+            assert alive.is_dir()
+            assert not (building / "dead").exists()
+
+
+def test_who_waits_for_another_process_is_told(tmp_path: Path, console: Console):
+    held = subprocess.Popen(
+        [
+            sys.executable,
+            "-c",
+            "import fcntl, sys, time; lock = open(sys.argv[1], 'w');"
+            "fcntl.flock(lock, fcntl.LOCK_EX); print('held', flush=True); time.sleep(0.3)",
+            str(tmp_path / "place.lock"),
+        ],
+        stdout=subprocess.PIPE,
+    )
+    assert held.stdout and held.stdout.readline()
+    with cache.claimed(tmp_path / "place", console):
+        assert held.wait(10) == 0
+    held.communicate()
+    assert console.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
+        "another process is preparing the same data; waiting for it\n"
+    )
+
+
+def test_no_more_than_a_batch_of_documents_is_in_memory(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    largest = 0
+    framed = cache._framed
+
+    def watched(texts, tokeniser):
+        nonlocal largest
+        largest = max(largest, len(texts), sum(map(len, texts)) // 1000)
+        return framed(texts, tokeniser)
+
+    monkeypatch.setattr(cache, "_framed", watched)
+    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(cache, "BATCH_CHARACTERS", 2000)
+    small = corpus(stories.Source(count=50), BYTE, tmp_path / "small", console)
+    assert largest <= 7
+    monkeypatch.undo()
+    whole = corpus(stories.Source(count=50), BYTE, tmp_path / "whole", console)
+    assert contents(small.folder) == contents(whole.folder)
+
+
+def test_no_documents_and_no_text_are_refused(documents: Documents):
+    with pytest.raises(UserError) as refused:
+        documents([])
+    assert str(refused.value) == "data.source has no documents"
+    with pytest.raises(UserError) as refused:
+        documents(["", "\n"])
+    assert str(refused.value) == "data.source has no text: 2 documents, all of them empty"
+    with pytest.raises(UserError) as refused:
+        documents([], Tokenizer(kind="bpe", vocab=300))
+    assert str(refused.value) == "data.source has no documents"
+
+
+def test_progress_is_told_in_lines_where_there_is_no_terminal(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("windlass.data.progress.SECONDS_BETWEEN_LINES", 0)
+    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 2)
+    corpus(stories.Source(count=3), BYTE, tmp_path, console)
+    lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
+    assert lines == [
+        "tokenising: 2 of 3, 0.0M tokens",
+        "tokenising: 3 of 3, 0.0M tokens",
+    ]
+
+
+def test_the_description_of_a_corpus_names_what_it_was_made_of(documents: Documents):
+    prepared = documents(["one"])
+    about = json.loads((prepared.corpus.folder / "about.json").read_text())
+    assert about["content"] == prepared.fingerprint
+    assert (about["eos"], about["bos"], about["dtype"]) == (256, 256, "uint16")

@@ -1,0 +1,72 @@
+from collections.abc import Callable
+
+import pytest
+
+from windlass.config import read, tree
+from windlass.data import Data, Prepared
+from windlass.errors import UserError
+from windlass.sources import stories
+
+Documents = Callable[..., Prepared]
+
+
+def test_splits_share_no_document_and_lose_none(documents: Documents):
+    prepared = documents([f"document {number}" for number in range(200)], validation=0.2, test=0.1)
+    held = {
+        name: {piece.document for number in range(len(rows)) for piece in rows.pieces(number)}
+        for name, rows in prepared.splits.items()
+    }
+    assert list(held) == ["train", "validation", "test"]
+    assert sum(map(len, held.values())) == 200
+    assert set.union(*held.values()) == set(range(200))
+
+
+def test_a_recipe_says_where_documents_come_from():
+    written = {"source": {"kind": "stories", "count": 7}, "length": 64, "packing": "none"}
+    data = read(Data, written, origin="a recipe")
+    assert data == Data(source=stories.Source(count=7), length=64, packing="none")
+    assert read(Data, tree(data), origin="a recipe") == data
+
+
+def test_a_split_that_was_not_asked_for_is_refused(documents: Documents):
+    with pytest.raises(UserError) as refused:
+        documents(["one"]).split("validation")
+    assert str(refused.value) == (
+        "there are no validation documents; data.validation=0.05 holds out one in twenty"
+    )
+
+
+def test_a_share_that_no_document_falls_into_is_refused(documents: Documents):
+    with pytest.raises(UserError) as refused:
+        documents(["one", "", "two"], validation=0.01)
+    assert str(refused.value) == (
+        "data.validation is 0.01, and none of the 2 documents with text fell into that share; "
+        "take a larger one, or make shorter documents of the same text"
+    )
+
+
+def test_shares_that_leave_nothing_to_train_on_are_refused(documents: Documents):
+    with pytest.raises(UserError) as refused:
+        documents(["one"], validation=0.5, test=0.49)
+    assert str(refused.value) == (
+        "data.validation and data.test hold out 0.99 of 1 documents, which leaves none to train "
+        "on; hold out less"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        ({"length": 0}, "length is 0; a row holds at least 1 token"),
+        ({"validation": 1.0}, "validation is 1.0; it is a share, from 0 to below 1"),
+        ({"test": -0.1}, "test is -0.1; it is a share, from 0 to below 1"),
+        (
+            {"validation": 0.5, "test": 0.5},
+            "validation is 0.5 and test is 0.5; together they leave nothing to train on",
+        ),
+    ],
+)
+def test_refusals(fields: dict, message: str):
+    with pytest.raises(ValueError) as refused:
+        Data(**{"source": stories.Source(), "length": 8, **fields})
+    assert str(refused.value) == message
