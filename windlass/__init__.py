@@ -4,11 +4,11 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.calls import evaluate, generate, schema, train
+    from windlass.calls import evaluate, generate, prepare, schema, train
     from windlass.checkpoint.verify import verify
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "generate", "schema", "train", "verify"]
+__all__ = ["evaluate", "generate", "prepare", "schema", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:

@@ -7,9 +7,10 @@ from typing import Any
 import jax
 from rich.console import Console
 
+from windlass import data
 from windlass.checkpoint.store import load, load_frozen
 from windlass.config import json_schema
-from windlass.data import Prepared, prepare, tokenizer
+from windlass.data import Prepared, tokenizer
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
@@ -17,10 +18,10 @@ from windlass.training.loop import Trained, train
 from windlass.training.session import Built, Evaluator, Session, describe
 from windlass.training.step import Frozen
 
-__all__ = ["Trained", "data", "evaluate", "generate", "schema", "stream", "train"]
+__all__ = ["Trained", "evaluate", "generate", "prepare", "schema", "stream", "train"]
 
 
-def data(
+def prepare(
     recipe: str | Path | dict[str, Any],
     overrides: Sequence[str] = (),
     *,
@@ -28,7 +29,7 @@ def data(
 ) -> Prepared:
     """The data of a recipe as the model will see it: tokenised, split and packed."""
     described = describe(recipe, overrides)
-    return prepare(described.run.data, described.run.tokenizer, console=console)
+    return data.prepare(described.run.data, described.run.tokenizer, console=console)
 
 
 def evaluate(
@@ -43,7 +44,7 @@ def evaluate(
     built = _built(run_dir, overrides)
     with jax.set_mesh(built.mesh):
         run = built.run
-        session = Session(built, prepare(run.data, run.tokenizer, console=console))
+        session = Session(built, data.prepare(run.data, run.tokenizer, console=console))
         evaluator = Evaluator(session, split)
         reached, weights, frozen = _weights(run_dir, built, session.identity, step, console)
         return {"step": reached, **evaluator(weights, frozen)}

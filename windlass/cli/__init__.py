@@ -90,11 +90,11 @@ def data(
     split: Annotated[str, typer.Option(help="train, validation or test.")] = "train",
 ) -> None:
     """Show rows as the model will see them: documents, padding, what is trained on."""
-    from windlass.calls import data as call
+    from windlass.calls import prepare
     from windlass.data.show import show
 
     console = Console()
-    prepared = call(recipe, keys or (), console=Console(stderr=True))
+    prepared = prepare(recipe, keys or (), console=Console(stderr=True))
     show(prepared, prepared.split(split), console, rows)
 
 

@@ -12,7 +12,12 @@ from windlass.config import differences, load, to_yaml
 from windlass.errors import UserError
 from windlass.run import Run, essence
 
-RECIPE, METRICS, SAMPLES, TOKENIZER = "recipe.yaml", "metrics.jsonl", "samples.txt", "tokenizer.json"
+RECIPE, METRICS, SAMPLES, TOKENIZER = (
+    "recipe.yaml",
+    "metrics.jsonl",
+    "samples.txt",
+    "tokenizer.json",
+)
 
 
 def siblings(folder: Path, name: str, run: Run) -> list[str]:
@@ -23,8 +28,10 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
             continue
         written, ours = stored(other), essence(run)
         theirs = {key: {k: written.get(key, {}).get(k) for k in ours[key]} for key in ours}
-        keys = [f"{key} {show(there)}, here {show(here)}" for key, there, here in differences(
-            theirs, ours)]
+        keys = [
+            f"{key} {show(there)}, here {show(here)}"
+            for key, there, here in differences(theirs, ours)
+        ]
         steps = steps_in(folder_of(other))
         where = f"at step {steps[-1]}" if steps else "without a checkpoint"
         found.append(f"{other} ({where}; {'; '.join(keys) or 'the same keys'})")

@@ -15,8 +15,8 @@ from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry.console import Report
-from windlass.telemetry.flops import forward_flops
-from windlass.telemetry.metrics import Metrics, Meter
+from windlass.telemetry.flops import forward_flops, training_flops
+from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
 from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
@@ -44,7 +44,9 @@ def train(
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, signals=signals, report=report)
-    report = report or Report()
+    if report is None:
+        with Report() as report:
+            return train(recipe, overrides, signals=signals, report=report)
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
     folder = described.folder
@@ -69,30 +71,35 @@ class Loop:
         self.train, self.steps = run.train, run.train.steps
         rows = session.prepared.split("train")
         self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
-        self.store = Store(folder, say=report.warning, keep=run.checkpoint.keep)
         self.records = Metrics(folder / folders.METRICS)
+        self.store = Store(folder, say=report.warning, keep=run.checkpoint.keep)
         self.evaluator: Evaluator | None = None
         if run.data.validation:
             self.evaluator = Evaluator(session, "validation")
         self.writer = Writer(session, folder) if run.train.sample else None
 
     def run(self) -> Trained:
-        for name, value in banner(self.session, self.loader, self.folder):
-            self.report.fact(name, value)
-        with self.signals.phase("restoring"):
-            state, frozen = self.restore_or_initialise()
-        first = int(state.step)
-        if first >= self.steps:
-            return self.already_finished(first)
+        self.report.banner(banner(self.session, self.loader, self.folder))
+        try:
+            with self.signals.phase("restoring"):
+                state, frozen = self.restore_or_initialise()
+            first = int(state.step)
+            if first >= self.steps:
+                return self.already_finished(first)
+            return self.train_from(first, state, frozen)
+        finally:
+            self.store.close()
+
+    def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
+        self.records.truncate(first)
         with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
             step = self.compile()
         if first == 0:
-            self.save(0, state, {})
+            self.store.save(0, state, self.session.identity)
         with self.signals.waits():
             state, latest = self.go(step, state, frozen, first)
-            done = int(state.step)
             self.store.wait()
-        return self.end(done, latest)
+        return self.end(state, latest)
 
     def go(
         self, step: Callable, state: State, frozen: Frozen, first: int
@@ -106,15 +113,17 @@ class Loop:
             state, metrics = step(state, frozen, next(batches))
             meter.step()
             ends = done == self.steps or self.signals.stop is not None
-            if ends or done == first + 1 or every(run.telemetry.every, done):
+            evaluates = done == self.steps or every(self.train.evaluate_every, done)
+            saves = ends or every(run.checkpoint.every, done)
+            if evaluates or saves or done == first + 1 or every(run.telemetry.every, done):
                 latest = self.tell(done, state, metrics, meter)
-            if done == self.steps or every(self.train.evaluate_every, done):
+            if evaluates:
                 with meter.paused():
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
-            if ends or every(run.checkpoint.every, done):
+            if saves:
                 with meter.paused():
-                    self.save(done, state, latest)
+                    self.store.save(done, state, self.session.identity, latest)
             if ends:
                 break
         return state, latest
@@ -123,14 +132,12 @@ class Loop:
         abstract, frozen = self.session.abstract_state()
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
-            self.records.truncate(0)
             state, frozen = self.session.init()
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
             return state, frozen
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
-        self.records.truncate(restored.step)
         self.report.note(f"going on from step {restored.step} of {self.steps} in {self.folder}")
         return restored.state, frozen
 
@@ -140,54 +147,50 @@ class Loop:
         return session.step().lower(*session.abstract_state(), session.abstract_batch()).compile()
 
     def meter(self) -> Meter:
-        session, rows = self.session, self.loader.rows
-        described = session.built.described
+        session, rows, described = self.session, self.loader.rows, self.session.built.described
         peak = described.chip and described.chip.peak.get(described.compute)
         flops = None
-        if peak:
+        if peak is not None:
             state, frozen = session.abstract_state()
             evaluate = make_evaluation(session.built.model, session.run.objective)
             once = forward_flops(evaluate, state.weights, frozen, session.abstract_batch())
-            flops = 3 * once  # the backward pass multiplies twice for each product of the forward
+            flops = training_flops(once)
         return Meter(
             tokens_per_step=session.batches.rows * rows.tokens / len(rows),
             flops_per_step=flops,
-            peak=peak and peak * len(described.devices),
+            peak_flops=peak and peak * len(described.devices),
         )
 
     def tell(
         self, done: int, state: State, metrics: dict[str, Array], meter: Meter
     ) -> dict[str, float]:
         found = {name: float(value) for name, value in metrics.items()}
-        self.check_finite(state, found)
+        self.check_finite(state)
         found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
         found |= meter.read()
         self.records.write(done, found)
         self.report.step(done, found)
         return found
 
-    def check_finite(self, state: State, found: dict[str, float]) -> None:
+    def check_finite(self, state: State) -> None:
         progress = state.progress
         if int(progress.not_finite) <= self.train.allowed:
             return
         bad = int(state.step)
         rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
         saved = self.store.steps()
-        before = self.records.last()
-        was = f" (gradient_norm {before['gradient_norm']:.2g} at step {before['step']})" if (
-            before) else ""
-        more = f", as were the {int(progress.not_finite) - 1} before it" * (
-            self.train.nonfinite == "skip")
+        told = self.records.last("gradient_norm")
+        norm = f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
+        others = int(progress.not_finite) - 1
+        more = f", as were the {others} before it" if others else ""
         raise UserError(
-            f"loss or gradient is not finite at step {bad}{was}{more}; its rows are {rows}. "
-            f"Nothing was saved after step {saved[-1] if saved else 0}. A lower "
-            "optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
+            f"loss or gradient is not finite at step {bad}{norm}{more}; "
+            f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
+            "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
             "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
         )
 
-    def evaluate(
-        self, done: int, state: State, frozen: Frozen
-    ) -> tuple[State, dict[str, float]]:
+    def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
         found = {}
         if self.evaluator is not None:
             found = {f"validation_{k}": v for k, v in self.evaluator(state.weights, frozen).items()}
@@ -199,10 +202,6 @@ class Loop:
             self.report.sample(self.writer(done, state, frozen))
         return state, found
 
-    def save(self, done: int, state: State, metrics: dict[str, float]) -> None:
-        self.check_finite(state, metrics)
-        self.store.save(done, state, self.session.identity, metrics)
-
     def already_finished(self, done: int) -> Trained:
         self.report.note(
             f"this run is finished: step {done} of {self.steps} in {self.folder}; "
@@ -210,9 +209,25 @@ class Loop:
         )
         return Trained(self.folder, done, True, self.records.last() or {}, None)
 
-    def end(self, done: int, latest: dict[str, float]) -> Trained:
-        stop = self.signals.stop
-        return Trained(self.folder, done, done >= self.steps, latest, stop and int(stop))
+    def end(self, state: State, latest: dict[str, float]) -> Trained:
+        done, stop = int(state.step), self.signals.stop
+        is_finished = done >= self.steps
+        summary = [("run", str(self.folder))]
+        if "validation_loss" in latest:
+            entropy = self.session.prepared.unigram_entropy
+            summary += [
+                ("loss", f"{latest['validation_loss']:.4f} nats a token on validation rows"),
+                ("unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"),
+            ]
+        if skipped := int(state.progress.skipped):
+            summary.append(("skipped", f"{skipped} steps that were not finite"))
+        if is_finished:
+            summary.append(("next", f'windlass generate {self.folder} "Once upon a time"'))
+        else:
+            summary.append(("stopped", f"at step {done} of {self.steps}, saved"))
+            summary.append(("next", "the same command again goes on from there"))
+        self.report.end(summary)
+        return Trained(self.folder, done, is_finished, latest, stop and int(stop))
 
 
 class Writer:

@@ -18,9 +18,9 @@ from rich.console import Console
 from windlass import run as runs
 from windlass.config import Layers, load, tree
 from windlass.data import Prepared, prepare
-from windlass.devices import chips, mesh, precision, selection
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import COLUMNS
+from windlass.devices import chips, mesh, precision, selection
 from windlass.devices.axes import cast, layout, placements
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
@@ -29,6 +29,9 @@ from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
 from windlass.training import trainable
 from windlass.training.step import Frozen, State, make_step, start
+
+# A program that runs once is not worth optimising: 5 seconds of compilation become 2.
+RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 
 @dataclass(frozen=True)
@@ -148,7 +151,10 @@ class Session:
 
     def init(self) -> tuple[State, Frozen]:
         """The state at step 0, made where it lives."""
-        return jax.jit(self._start)(jax.random.key(self.run.train.seed))
+        key = jax.random.key(self.run.train.seed)
+        on_cpu = self.built.described.chosen.kind == "cpu"
+        start = jax.jit(self._start).lower(key).compile(RUN_ONCE if on_cpu else None)
+        return start(key)
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and places of `init`, without making it."""

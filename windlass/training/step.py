@@ -129,9 +129,7 @@ def accumulate(
     # The first tally to add to: nothing, and no maximum.
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
     none = none._replace(extremes=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), none[3]))
-    zeros = jax.tree.map(
-        lambda g: jnp.zeros(g.shape, g.dtype, out_sharding=_sharding(g)), gradient
-    )
+    zeros = jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype, out_sharding=_sharding(g)), gradient)
     (tally, sums, gradient), rows = jax.lax.scan(add, (none, carry.sums, zeros), split)
     return tally, Carry(jax.tree.map(_join, rows), sums), gradient
 

@@ -1,0 +1,117 @@
+"""Runs of the real program that are disturbed, and the weights they end with."""
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from random import Random
+from typing import NamedTuple
+
+import yaml
+
+RECIPE = {
+    "model": {
+        "family": "qwen3",
+        "vocab": 257,
+        "embed": 32,
+        "mlp": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "theta": 1e4,
+    },
+    "data": {"source": {"kind": "stories", "count": 200}, "length": 64, "validation": 0.1},
+    "optim": {"kind": "adamw", "learning_rate": 3e-3},
+    "train": {"steps": 60, "batch": 8, "accumulation": 2, "evaluate_every": 20},
+    "checkpoint": {"every": 7},
+    "telemetry": {"every": 1},
+    "device": "cpu",
+}
+
+
+class Ended(NamedTuple):
+    """How a process ended, and what it said."""
+
+    code: int
+    output: str
+
+
+class Program:
+    """`windlass train` on a recipe in a folder of its own."""
+
+    def __init__(self, folder: Path, recipe: dict | None = None):
+        self.folder = folder
+        folder.mkdir(parents=True, exist_ok=True)
+        (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe or RECIPE))
+        self.run_dir = folder / "run"
+
+    def start(self, *keys: str) -> subprocess.Popen:
+        command = [sys.executable, "-m", "windlass", "train", "tiny.yaml"]
+        return subprocess.Popen(
+            [*command, f"run.dir={self.run_dir}", *keys],
+            cwd=self.folder,
+            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XLA_FLAGS": ""},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+
+    def finish(self, *keys: str) -> Ended:
+        return ended(self.start(*keys))
+
+    def disturb(
+        self, until: Callable[["Program"], bool], number: signal.Signals, *keys: str
+    ) -> Ended:
+        """Start the program and send it a signal as soon as `until` is true of it."""
+        process = self.start(*keys)
+        while not until(self) and process.poll() is None:
+            time.sleep(0.002)
+        process.send_signal(number)
+        return ended(process)
+
+    @property
+    def step(self) -> int:
+        """The last step that the run has written down."""
+        metrics = self.run_dir / "metrics.jsonl"
+        lines = metrics.read_bytes().splitlines() if metrics.exists() else []
+        return len({line.split(b",")[0] for line in lines if line.endswith(b"}")})
+
+    @property
+    def is_saving(self) -> bool:
+        return any(self.run_dir.glob("checkpoints/*.orbax-checkpoint-tmp*"))
+
+
+def ended(process: subprocess.Popen) -> Ended:
+    output, _ = process.communicate(timeout=600)
+    return Ended(process.returncode, output)
+
+
+def weights(run_dir: Path) -> dict[str, int]:
+    """The fingerprint of every array of a run's newest checkpoint, read and checked from disk."""
+    from windlass.checkpoint import archive
+    from windlass.checkpoint.store import folder_of, steps_in
+    from windlass.checkpoint.verify import verify
+
+    assert verify(run_dir).good, str(verify(run_dir))
+    folder = folder_of(run_dir)
+    newest = steps_in(folder)[-1]
+    arrays = archive.manifest(folder / str(newest))["arrays"]
+    return {"step": newest} | {name: about["fingerprint"] for name, about in arrays.items()}
+
+
+def killed(program: Program, kills: int, seed: int) -> list[str]:
+    """Kill a run with -9 at random moments, one of them inside a save, until it is done."""
+    random = Random(seed)
+    moments = sorted(random.randrange(2, RECIPE["train"]["steps"] - 2) for _ in range(kills - 1))
+    told = []
+    for moment in moments:
+        program.disturb(lambda program, moment=moment: program.step >= moment, signal.SIGKILL)
+        told.append(f"killed at step {program.step}")
+    if program.step < RECIPE["train"]["steps"] - 8:
+        program.disturb(lambda program: program.is_saving and program.step > 0, signal.SIGKILL)
+        told.append(f"killed in a save at step {program.step}")
+    return told
