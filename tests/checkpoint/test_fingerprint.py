@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding, PartitionSpec
 
-from windlass.checkpoint.fingerprint import _stacked, fingerprints, measure
+from windlass.checkpoint.fingerprint import _compiled, fingerprints, measure
 
 DTYPES = ["bool", "int8", "uint8", "int32", "uint32", "float16", "bfloat16", "float32"]
 
@@ -67,9 +67,9 @@ def test_scalars_and_empty_arrays_have_fingerprints():
     assert measure({}) == {}
 
 
-def test_fingerprints_of_one_structure_are_compiled_once(place):
+def test_fingerprints_of_one_kind_of_array_are_compiled_once(place):
     measure(place(0, (2, 2, 2)))
-    compiled: Any = _stacked
+    compiled: Any = _compiled
     before = compiled._cache_size()
     measure(place(1, (2, 2, 2)))
     assert compiled._cache_size() == before

@@ -41,8 +41,10 @@ if moment == "folder made":
 elif moment == "arrays half written":
     data = lambda: any(p.stat().st_size > 1e6 for p in unfinished.glob("state*/*/d/*"))
     threading.Thread(target=when, args=(data,)).start()
+elif moment == "hashes half written":
+    seal.os.replace = die
 elif moment == "committed":
-    seal.seal = die
+    seal.extend = die
 elif moment == "old one half deleted":
     store.shutil.rmtree = die
 saver.save(2, second, {"model": "small"})
@@ -55,6 +57,7 @@ saver.wait()
     [
         ("folder made", 1, "2.orbax-checkpoint-tmp"),
         ("arrays half written", 1, "2.orbax-checkpoint-tmp"),
+        ("hashes half written", 1, "2.orbax-checkpoint-tmp"),
         ("committed", 2, None),
         ("old one half deleted", 2, "1.removing"),
     ],

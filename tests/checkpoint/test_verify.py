@@ -52,22 +52,6 @@ def test_a_flipped_byte_in_any_file_is_found_at_restore(
     assert run.restore(wanted, identity).step == 2
 
 
-def test_a_flipped_byte_is_found_or_harmless_when_file_hashes_were_never_written(
-    run, place, abstract, identity, same_bits, said
-):
-    wanted, expected = abstract(place(1)), {1: place(1), 2: place(2)}
-    folder = run.folder / "2"
-    (folder / seal.NAME).unlink()
-    for name in files(folder):
-        for offset in flips(folder / name):
-            restored = run.restore(wanted, identity)
-            assert same_bits(restored.state, expected[restored.step]), f"byte {offset} of {name}"
-            if restored.step == 1:
-                (run.folder / "2.damaged").rename(folder)
-            (folder / seal.NAME).unlink(missing_ok=True)
-    assert any("array" in message for message in said)
-
-
 def test_a_flipped_byte_in_any_file_is_found_by_verify(run, tmp_path):
     assert verify(tmp_path).good
     shutil.rmtree(run.folder / "1")
@@ -101,7 +85,7 @@ def test_verify_needs_neither_the_mesh_nor_the_model_and_reports_in_words(
     shutil.rmtree(run.folder / "2" / "manifest")
     assert str(verify(tmp_path)) == (
         f"{run.folder}\n"
-        "  step 1: good (arrays only: no file hashes)\n"
+        "  step 1: damaged (file files.json)\n"
         "  step 2: damaged (files manifest/commit_success.txt, manifest/metadata)\n"
         "  frozen arrays: good"
     )

@@ -1,6 +1,7 @@
 """One checkpoint folder: arrays and a manifest that Orbax commits together, and their checking."""
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +17,7 @@ from windlass.checkpoint.fingerprint import measure, named
 FORMAT = 1
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
 MANIFEST = "manifest/metadata"
+LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes these while it commits
 
 # Orbax logs the traceback of a failed save three times over. The error itself is raised by `wait`.
 logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
@@ -44,9 +46,13 @@ class Damaged(Exception):
         self.damage = damage
 
 
-def writer() -> ocp.AsyncCheckpointer:
-    # Made in the background, a folder that cannot be made leaves Orbax waiting for 20 minutes.
-    options = ocp.options.AsyncOptions(create_directories_asynchronously=False)
+def writer(before_commit: Callable[[], None]) -> ocp.AsyncCheckpointer:
+    """Orbax, set to call back in its thread when all is written and nothing yet committed."""
+    options = ocp.options.AsyncOptions(
+        # Made in the background, a folder that cannot be made leaves Orbax waiting for 20 minutes.
+        create_directories_asynchronously=False,
+        post_finalization_callback=before_commit,
+    )
     return ocp.AsyncCheckpointer(ocp.CompositeCheckpointHandler(), async_options=options)
 
 
@@ -83,7 +89,7 @@ def examine(folder: Path) -> Damage:
     Nothing but the folder is needed: neither the model nor the devices it was written on. Arrays
     are read one at a time, so that each damaged one is named and only one is in memory.
     """
-    files = seal.broken(folder) or []
+    files = seal.broken(folder)
     try:
         expected = manifest(folder)["arrays"]
     except Damaged as damaged:
@@ -96,20 +102,11 @@ def read(folder: Path, wanted: PyTree) -> PyTree:
 
     Only arrays the tree names are read; shape and dtype must be those of the manifest.
     """
-    files = seal.broken(folder)
-    if files:
+    if files := seal.broken(folder):
         raise Damaged(Damage(files, []))
-    if files is None and any(damage := examine(folder)):
-        raise Damaged(damage)
-
     expected = manifest(folder)["arrays"]
     abstract = named(wanted)
-    try:
-        restored = _restore(folder, abstract)
-    except (AttributeError, KeyError, ValueError) as unreadable:  # Orbax's own metadata is spoilt
-        if files is not None:
-            raise  # every byte is as written: the fault is elsewhere
-        raise Damaged(Damage(["state"], [])) from unreadable
+    restored = _restore(folder, abstract)
     prints = measure(restored)
     if wrong := [name for name in abstract if prints[name] != expected[name]["fingerprint"]]:
         raise Damaged(Damage([], wrong))

@@ -3,11 +3,11 @@
 import hashlib
 import json
 import os
+from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 NAME = "files.json"
-PARTIAL = "files.json.partial"
 
 
 def signed(content: dict) -> dict:
@@ -27,35 +27,33 @@ def opened(file: Path) -> dict:
     raise ValueError(f"{file} does not hold what was written")
 
 
-def seal(folder: Path) -> None:
-    """Hash every file of the folder into its seal."""
-    text = json.dumps(signed({"files": _hashes(folder, _files(folder))}))
-    partial = folder / PARTIAL
-    partial.write_text(text)
-    os.replace(partial, folder / NAME)
+def seal(folder: Path, *, leave: Collection[str]) -> None:
+    """Hash every file of the folder but those to leave, which are still to be written."""
+    files = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    _write(folder, _hashes(folder, sorted(name for name in files if name not in leave)))
 
 
-def ensure(folder: Path) -> None:
-    """Seal a folder whose save was killed after the commit; its arrays were found good."""
-    if not (folder / NAME).exists():
-        seal(folder)
+def extend(folder: Path, names: Collection[str]) -> None:
+    """Add the files that were left, unless they are in the seal already."""
+    known = opened(folder / NAME)["files"]
+    if late := [name for name in names if name not in known]:
+        _write(folder, {**known, **_hashes(folder, late)})
 
 
-def broken(folder: Path) -> list[str] | None:
-    """The files that are missing or not as they were sealed; None when there is no seal."""
-    if not (folder / NAME).exists():
-        return None
+def broken(folder: Path) -> list[str]:
+    """The files that are missing or not as they were sealed."""
     try:
         expected = opened(folder / NAME)["files"]
-    except ValueError:
+    except (ValueError, FileNotFoundError):
         return [NAME]
     present = _hashes(folder, [name for name in expected if (folder / name).is_file()])
     return [name for name in expected if present.get(name) != expected[name]]
 
 
-def _files(folder: Path) -> list[str]:
-    files = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    return sorted(name for name in files if name not in (NAME, PARTIAL))
+def _write(folder: Path, hashes: dict[str, str]) -> None:
+    partial = folder / f"{NAME}.partial"
+    partial.write_text(json.dumps(signed({"files": hashes})))
+    os.replace(partial, folder / NAME)
 
 
 def _hashes(folder: Path, names: list[str]) -> dict[str, str]:

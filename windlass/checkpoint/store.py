@@ -50,7 +50,8 @@ class Store:
     ):
         self.folder = folder_of(run_dir)
         self._say, self._keep, self._best = say, keep, best
-        self._orbax = archive.writer()
+        self._orbax = archive.writer(self._seal)
+        self._writing = ""
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: tuple[str, Future] | None = None
 
@@ -102,11 +103,11 @@ class Store:
                 aside = _aside(folder)
                 os.rename(folder, aside)
                 self._say(
-                    f"WARNING: checkpoint at step {step} is damaged ({damaged}); "
+                    f"checkpoint at step {step} is damaged ({damaged}); "
                     f"it is now {aside}, and an older one is tried"
                 )
             else:
-                seal.ensure(folder)
+                seal.extend(folder, archive.LATE)  # a kill right after the commit left this undone
                 return Restored(step, found, manifest["metrics"])
         _refuse_if_only_damaged(self.folder)
         return None
@@ -118,9 +119,10 @@ class Store:
 
     def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
         self.wait()
-        if (self.folder / name).exists():
+        if (self.folder / name).is_dir():
             return False
         manifest = archive.describe(tree, **about)
+        self._writing = name
         try:
             archive.write(self._orbax, self.folder / name, tree, manifest)
         except FAILURES as error:
@@ -128,9 +130,12 @@ class Store:
         self._pending = name, self._background.submit(self._finish, name)
         return True
 
+    def _seal(self) -> None:
+        seal.seal(self.folder / (self._writing + archive.UNFINISHED), leave=archive.LATE)
+
     def _finish(self, name: str) -> None:
         self._orbax.wait_until_finished()
-        seal.seal(self.folder / name)
+        seal.extend(self.folder / name, archive.LATE)
         # Only now, with a newer one committed and every byte of it read back, may others go.
         for step in _superseded(self.folder, self._keep, self._best):
             _remove(self.folder / str(step))
@@ -177,7 +182,7 @@ def load(
             if step is not None:
                 where = f"{_title(str(step))} in {folder}"
                 raise UserError(f"{where} is damaged ({damaged})") from damaged
-            say(f"WARNING: {_title(str(candidate))} is damaged ({damaged})")
+            say(f"{_title(str(candidate))} is damaged ({damaged})")
     raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
 
 
@@ -202,7 +207,8 @@ def folder_of(run_dir: str | Path) -> Path:
 
 def steps_in(folder: Path) -> list[int]:
     """The steps that have a folder here, oldest first."""
-    return sorted(int(path.name) for path in folder.glob("*") if re.fullmatch(r"\d+", path.name))
+    folders = (path.name for path in folder.glob("*") if path.is_dir())
+    return sorted(int(name) for name in folders if re.fullmatch(r"\d+", name))
 
 
 def _read(

@@ -3,17 +3,16 @@
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.checkpoint import archive, seal
+from windlass.checkpoint import archive
 from windlass.checkpoint.store import FROZEN, folder_of, steps_in
 from windlass.errors import UserError
 
 
 class Finding(NamedTuple):
-    """One checkpoint: what is damaged in it, and whether its files have hashes to go by."""
+    """One checkpoint, and what is damaged in it."""
 
     name: str
     damage: archive.Damage
-    sealed: bool
 
     @property
     def good(self) -> bool:
@@ -21,9 +20,7 @@ class Finding(NamedTuple):
 
     def __str__(self) -> str:
         title = "frozen arrays" if self.name == FROZEN else f"step {self.name}"
-        if not self.good:
-            return f"{title}: damaged ({self.damage})"
-        return f"{title}: good" if self.sealed else f"{title}: good (arrays only: no file hashes)"
+        return f"{title}: good" if self.good else f"{title}: damaged ({self.damage})"
 
 
 class Report(NamedTuple):
@@ -48,10 +45,4 @@ def verify(run_dir: str | Path) -> Report:
         names.append(FROZEN)
     if not names:
         raise UserError(f"no checkpoint in {folder}")
-    return Report(
-        folder,
-        [
-            Finding(name, archive.examine(folder / name), (folder / name / seal.NAME).exists())
-            for name in names
-        ],
-    )
+    return Report(folder, [Finding(name, archive.examine(folder / name)) for name in names])
