@@ -1,4 +1,5 @@
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -42,6 +43,16 @@ def test_a_share_that_no_document_falls_into_is_refused(documents: Documents):
     assert str(refused.value) == (
         "data.validation is 0.01, and none of the 2 documents with text fell into that share; "
         "take a larger one, or make shorter documents of the same text"
+    )
+
+
+def test_a_cache_that_cannot_be_made_is_refused(documents: Documents, tmp_path: Path):
+    (tmp_path / "file").touch()
+    with pytest.raises(UserError) as refused:
+        documents(["one"], cache=str(tmp_path / "file" / "cache"))
+    assert str(refused.value) == (
+        f"prepared data goes to {tmp_path}/file/cache, which cannot be made (Not a directory); "
+        "data.cache or WINDLASS_CACHE names another folder"
     )
 
 

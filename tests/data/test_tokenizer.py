@@ -58,6 +58,15 @@ def test_the_tokenizers_library_reads_what_is_saved_and_gives_the_same_tokens(
             assert [tokens.tolist() for tokens in tokeniser.encode_batch(texts)] == expected
 
 
+def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Tokeniser):
+    library = Library.from_str(learned.text)
+    library.add_tokens(["cat and the"])
+    library.save(str(tmp_path / "tokenizer.json"))
+    tokens = load(str(tmp_path), None).encode("the cat and the hat").tolist()
+    assert tokens == library.encode("the cat and the hat", add_special_tokens=False).ids
+    assert library.token_to_id("cat and the") in tokens
+
+
 def test_a_saved_vocabulary_is_read_back_as_the_same_one(tmp_path: Path, learned: Tokeniser):
     for tokeniser in (byte(), learned):
         tokeniser.save(tmp_path / "tokenizer.json")

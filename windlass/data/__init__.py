@@ -43,7 +43,7 @@ class Data:
             )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Prepared:
     """A corpus in the cache, and its documents parted into splits."""
 
@@ -82,8 +82,7 @@ class Prepared:
 def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None) -> Prepared:
     """Tokenises and packs what is not yet in the cache, and opens it."""
     console = console or Console(stderr=True)
-    place = data.cache or os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass"
-    tokens = corpus(data.source, tokenizer, Path(place).expanduser(), console)
+    tokens = corpus(data.source, tokenizer, _cache(data), console)
     parts = split(tokens.documents, validation=data.validation, test=data.test)
     splits: dict[str, Rows] = {}
     for name in SPLITS:
@@ -93,6 +92,19 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
         if not len(splits[name]):
             raise UserError(_nothing_in(name, data, tokens))
     return Prepared(data, tokens, splits)
+
+
+def _cache(data: Data) -> Path:
+    place = data.cache or os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass"
+    folder = Path(place).expanduser()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as wrong:
+        raise UserError(
+            f"prepared data goes to {folder}, which cannot be made ({wrong.strerror}); "
+            "data.cache or WINDLASS_CACHE names another folder"
+        ) from None
+    return folder
 
 
 def _nothing_in(name: str, data: Data, tokens: Corpus) -> str:

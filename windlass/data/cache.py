@@ -36,7 +36,7 @@ BATCH_CHARACTERS = 2**20
 BATCH_DOCUMENTS = 2048
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Corpus:
     """Every document of a source as one long run of tokens, on disk.
 

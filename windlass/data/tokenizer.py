@@ -205,9 +205,15 @@ def _byte_text() -> str:
 
 def _cuts_at_spaces(text: str) -> bool:
     settings = json.loads(text)
-    cutting = settings["pre_tokenizer"] or {}
-    is_known = cutting.get("type") == "ByteLevel" and cutting["use_regex"]
-    return is_known and not cutting["add_prefix_space"] and settings["normalizer"] is None
+    cutting = settings.get("pre_tokenizer") or {}
+    return (
+        cutting.get("type") == "ByteLevel"
+        and cutting.get("use_regex", True)
+        and not cutting.get("add_prefix_space", True)
+        and settings.get("normalizer") is None
+        # Other added tokens are found in a text before it is cut, and may hold spaces.
+        and all(token["special"] for token in settings.get("added_tokens", []))
+    )
 
 
 def _byte_letters() -> dict[str, int]:
