@@ -5,7 +5,6 @@ training, generation and packing are written here once for every family.
 """
 
 from collections.abc import Callable
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -96,7 +95,8 @@ class CachedLayer:
             axes = "batch seq kv_heads head_dim"
             return jnp.zeros(shape, x.dtype, out_sharding=layout(axes, shape))
 
-        keys, values = self._recall() or (blank(k), blank(v))
+        blanks = (blank(k), blank(v))
+        keys, values = blanks if self.kept is None else self.kept[len(self.left)]
         keys, values = (_insert(*pair, self.context.used) for pair in ((keys, k), (values, v)))
         self.left.append((keys, values))
         return attend(
@@ -110,7 +110,7 @@ class CachedLayer:
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
         """Go on with `cell` from the remembered state; padding leaves it as it is."""
-        state = self._recall() or _per_row(start, x)
+        state = _per_row(start, x) if self.kept is None else self.kept[len(self.left)]
 
         def step(state, now):
             x, document = now
@@ -123,9 +123,6 @@ class CachedLayer:
         state, y = _along_time(step, state, (x, self.document))
         self.left.append(state)
         return y
-
-    def _recall(self) -> Any:
-        return None if self.kept is None else self.kept[len(self.left)]
 
 
 def enter(batch: dict[str, Array], memory: Memory | None) -> Packed | Cached:
