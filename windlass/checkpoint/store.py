@@ -223,7 +223,8 @@ def _read(
 
 
 def _refuse_another_run(title: str, written: Identity, described: Identity) -> None:
-    keys = [key for key in {**written, **described} if written.get(key) != described.get(key)]
+    # Whoever reads only weights describes only what those depend on.
+    keys = [key for key in described if written.get(key) != described[key]]
     if keys:
         there, here = (
             " and ".join(f"{key} {side.get(key, 'unknown')}" for key in keys)

@@ -78,7 +78,11 @@ def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ())
     if asked.kind == "cpu":
         # An accelerator that is not asked for is not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
-    chosen = selection.choose(asked, selection.present(), os.environ)
+    try:
+        chosen = selection.choose(asked, selection.present(), os.environ)
+    except UserError:
+        layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
+        raise
     devices = selection.devices(chosen)
     run = layers.read(
         Run, chosen.kind, checks=[lambda run: runs.problems(run, chosen.kind, len(devices))]
