@@ -14,7 +14,6 @@ from jaxtyping import Array, PyTree
 from windlass.checkpoint import seal
 from windlass.checkpoint.fingerprint import measure, named
 
-FORMAT = 1
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
 MANIFEST = "manifest/metadata"
 LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes these while it commits
@@ -63,7 +62,7 @@ def describe(tree: PyTree, **about: Any) -> dict:
         name: {"shape": list(x.shape), "dtype": x.dtype.name, "fingerprint": prints[name]}
         for name, x in named(tree).items()
     }
-    return {"format": FORMAT, **about, "arrays": arrays}
+    return {**about, "arrays": arrays}
 
 
 def write(orbax: ocp.AsyncCheckpointer, folder: Path, tree: PyTree, manifest: dict) -> None:
