@@ -1,7 +1,8 @@
 """Small models, rows and meshes to test with."""
 
 import importlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from functools import cache
 
 import equinox as eqx
@@ -77,17 +78,20 @@ def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None)
     return tally.total / tally.weight
 
 
-def mesh(data: int, fsdp: int, tensor: int) -> jax.sharding.Mesh:
-    sizes = Mesh(data=data, fsdp=fsdp, tensor=tensor)
-    return build(sizes, jax.devices()[: data * fsdp * tensor])
+@contextmanager
+def on(sizes: tuple[int, int, int]) -> Iterator[jax.sharding.Mesh]:
+    """Data x fsdp x tensor as the current mesh."""
+    data, fsdp, tensor = sizes
+    mesh = build(Mesh(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor])
+    with jax.set_mesh(mesh):
+        yield mesh
 
 
 def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree, PyTree]:
     """Weights and rows where they belong on a mesh, which must be the current one."""
 
     def move(x):
-        rows = PartitionSpec(("data", "fsdp")) if x.shape[0] % 8 == 0 else PartitionSpec()
-        return jax.device_put(x, NamedSharding(mesh, rows))
+        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
 
     arrays, static = eqx.partition(tree, eqx.is_array)
     arrays = jax.device_put(arrays, placements(arrays, mesh))

@@ -1,0 +1,263 @@
+"""What holds for every file in models/, and for every family a stranger adds."""
+
+import dataclasses
+import functools
+import importlib
+import math
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import tiny
+from windlass.config import section
+from windlass.devices.axes import cast
+from windlass.export.names import from_tensors, to_tensors
+from windlass.layers.context import Memory
+
+# No dead fields
+
+
+@functools.cache
+def initialisation(config) -> str:
+    """The program as text, constants included, without running it."""
+    arrays = jax.jit(lambda key: eqx.filter(config.init(key), eqx.is_array))
+    return arrays.lower(jax.random.key(0)).as_text()
+
+
+@functools.cache
+def training_loss(config) -> str:
+    model = eqx.filter_eval_shape(config.init, jax.random.key(0))
+    shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    batch = tiny.rows(config.vocab)
+    loss = jax.jit(lambda arrays: tiny.loss(eqx.combine(arrays, static), batch))
+    return loss.lower(shapes).as_text()
+
+
+def is_read(config, field: str) -> bool:
+    if hasattr(config, "other"):
+        value = config.other(field)
+    else:
+        value = getattr(config, field)
+        value = not value if isinstance(value, bool) else 2 * value
+    changed = dataclasses.replace(config, **{field: value})
+    return any(text(config) != text(changed) for text in (initialisation, training_loss))
+
+
+def test_every_field_of_a_config_changes_the_model(family):
+    config = tiny.config(family)
+    for field in dataclasses.fields(config):
+        assert is_read(config, field.name), f"{field.name} is in the config, and unread"
+
+
+def test_the_search_for_dead_fields_finds_one_and_sees_the_values_of_constants():
+    @section
+    class Config:
+        vocab: int = 96
+        dead: float = 1.0
+        seed: int = 5
+
+        def init(self, key):
+            fixed = np.random.default_rng(self.seed).normal(size=(96, 32)).astype(np.float32)
+            model = tiny.config("gru").init(key)
+            return eqx.tree_at(lambda m: m.embedding.weight, model, jnp.asarray(fixed))
+
+    assert not is_read(Config(), "dead")
+    assert is_read(Config(), "seed")
+
+
+# No sight of the future
+
+
+def loss_on_independent_tokens(config, leak=lambda model: model) -> float:
+    """The loss, over ln V, on tokens that nothing predicts, after training on such tokens."""
+    config = dataclasses.replace(config, vocab=32)
+    model, optimizer = leak(config.init(jax.random.key(0))), optax.adam(5e-3)
+    weights, static = eqx.partition(model, eqx.is_array)
+    frame = tiny.packed([tiny.documents(32, lengths) for lengths in [[17], [9, 9], [5, 13]]], 16)
+    frame = {name: jnp.tile(column, (4, 1)) for name, column in frame.items()}
+
+    def loss(weights, key):
+        tokens = jax.random.randint(key, (12, 17), 0, 32)
+        batch = frame | {"tokens": tokens[:, :-1], "targets": tokens[:, 1:]}
+        return tiny.loss(eqx.combine(weights, static), batch)
+
+    def step(carry, key):
+        weights, moments = carry
+        gradient = jax.grad(loss)(weights, key)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(weights, updates), moments), None
+
+    @jax.jit
+    def trained(weights):
+        keys = jax.random.split(jax.random.key(1), 200)
+        (weights, _), _ = jax.lax.scan(step, (weights, optimizer.init(weights)), keys)
+        return jnp.mean(jax.lax.map(lambda key: loss(weights, key), jax.random.split(keys[0], 20)))
+
+    return float(trained(weights)) / math.log(32)
+
+
+class Ahead(eqx.Module):
+    """A residual that lets a little of the next position in."""
+
+    def __call__(self, x, branch):
+        return x + branch(x) + jnp.roll(x, -1, axis=1)
+
+
+def leaking(model):
+    return eqx.tree_at(lambda m: m.blocks.kinds[0].residual, model, Ahead())
+
+
+def test_no_family_learns_anything_of_independent_tokens(family):
+    share = loss_on_independent_tokens(tiny.config(family))
+    print(f"{family}: {share:.4f} of ln V")
+    assert share >= 0.98
+
+
+def test_a_leak_is_learned_from_independent_tokens():
+    share = loss_on_independent_tokens(tiny.config("qwen3"), leaking)
+    print(f"leaking: {share:.4f} of ln V")
+    assert share < 0.9
+
+
+def moved(model) -> np.ndarray:
+    """Whether changing one token moves another's hidden state: [token changed, state]."""
+    batch = tiny.packed([tiny.documents(96, [5, 6])], 11)
+    repeated = {name: jnp.tile(column, (12, 1)) for name, column in batch.items()}
+    changed = repeated["tokens"].at[jnp.arange(11), jnp.arange(11)].add(1) % 96
+    # Nor may it see what it is to predict.
+    columns = {"targets": 1 - repeated["targets"], "weight": 2 - repeated["weight"]}
+    hidden = eqx.filter_jit(lambda batch: model(batch)[0])
+    before, after = hidden(repeated), hidden(repeated | {"tokens": changed} | columns)
+    assert jnp.array_equal(before[11], after[11])
+    return np.asarray(jnp.any(before != after, axis=-1))[:11]
+
+
+def test_a_token_moves_no_state_before_it_and_none_of_another_document(family):
+    document = np.array([0] * 4 + [1] * 5 + [-1] * 2)
+    same = document[:, None] == document[None, :]
+    reached = moved(tiny.model(family))
+    assert not reached[~np.triu(same)].any()
+    assert reached.diagonal().all()
+    assert reached[np.triu(same) & (document >= 0)].all()
+
+
+def test_a_leak_is_seen_by_the_probe():
+    reached = moved(leaking(tiny.model("qwen3")))
+    assert np.tril(reached, -1).any()
+
+
+# Packing, generation, precision
+
+
+def test_packed_and_unpacked_documents_have_the_same_loss(family):
+    a, b, c, d = tiny.documents(96, [6, 9, 2, 5])
+    loss = eqx.filter_jit(tiny.loss)
+    together = loss(tiny.model(family), tiny.packed([[a, b], [c, d]], 13))
+    alone = loss(tiny.model(family), tiny.packed([[a], [b], [c], [d]], 8))
+    assert abs(together - alone) < 1e-5
+
+
+PROMPTS = [5, 8, 3, 8]  # their lengths
+
+
+def turns(texts: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
+    """The prompts, padded on the left so that all go on at the same slot; then a token each."""
+    prompt = {name: np.zeros((4, 8), np.int32) for name in ("tokens", "position", "document")}
+    for row, length in enumerate(PROMPTS):
+        prompt["tokens"][row, 8 - length :] = texts[row][:length]
+        prompt["position"][row, 8 - length :] = np.arange(length)
+        prompt["document"][row, : 8 - length] = -1
+    at = np.array(PROMPTS, np.int32)[:, None]
+    first = dict(document=np.zeros((4, 1), np.int32))
+    return [prompt] + [
+        first | dict(tokens=np.stack(texts)[np.arange(4)[:, None], at + i], position=at + i)
+        for i in range(4)
+    ]
+
+
+def generated(model, turns) -> list[np.ndarray]:
+    """The hidden states of each row, one after another, from calls that share a memory."""
+    step = eqx.filter_jit(lambda model, batch, memory: model(batch, memory)[::2])
+    memory, found = Memory.empty(4, 12), []
+    for batch in turns:
+        hidden, memory = step(model, batch, memory)
+        found.append(np.asarray(hidden))
+    rows = np.concatenate(found, axis=1)
+    return [row[8 - length :] for row, length in zip(rows, PROMPTS, strict=True)]
+
+
+@functools.cache
+def passed(family: str) -> list[np.ndarray]:
+    """The same from one whole pass."""
+    batch = tiny.packed([[text] for text in tiny.documents(96, [13] * 4)], 12)
+    hidden = eqx.filter_jit(lambda model: model(batch)[0])(tiny.model(family))
+    return [np.asarray(row)[: 4 + length] for row, length in zip(hidden, PROMPTS, strict=True)]
+
+
+def test_generation_with_the_memory_equals_whole_passes(family):
+    found = generated(tiny.model(family), turns(tiny.documents(96, [13] * 4)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(family))
+
+
+def test_generation_on_a_mesh_equals_whole_passes_without(family):
+    with tiny.on((2, 2, 2)) as mesh:
+        placed = tiny.placed(tiny.model(family), turns(tiny.documents(96, [13] * 4)), mesh)
+        found = generated(*placed)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(family))
+
+
+def test_a_loss_computed_in_bfloat16_is_close_to_that_in_float32(family):
+    def loss(model, batch):
+        return tiny.loss(cast(model, "bfloat16"), batch)
+
+    exact, _ = whole(family)
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes types
+        value, gradient = eqx.filter_jit(eqx.filter_value_and_grad(loss))(
+            tiny.model(family), tiny.rows(96)
+        )
+    print(f"{family}: {value} and {exact}")
+    assert all(leaf.dtype == jnp.float32 for leaf in jax.tree.leaves(gradient))
+    assert 0 < abs(value - exact) < 0.02
+
+
+# Meshes
+
+
+@functools.cache
+def whole(family: str):
+    """The loss and its gradient without a mesh."""
+    value_and_gradient = eqx.filter_jit(eqx.filter_value_and_grad(tiny.loss))
+    return value_and_gradient(tiny.model(family), tiny.rows(96))
+
+
+@pytest.mark.parametrize(
+    "sizes", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2), (1, 1, 4)], ids=str
+)
+def test_loss_and_gradient_are_the_same_on_every_mesh(family, sizes):
+    loss, gradient = whole(family)
+    with tiny.on(sizes) as mesh:
+        model, batch = tiny.placed(tiny.model(family), tiny.rows(96), mesh)
+        found, found_gradient = eqx.filter_jit(eqx.filter_value_and_grad(tiny.loss))(model, batch)
+    gap = tiny.apart(found_gradient, gradient)
+    print(f"{family} on {sizes}: loss {abs(found / loss - 1):.1e}, gradient {gap:.1e}")
+    assert abs(found / loss - 1) < 1e-5
+    assert gap < 1e-5
+    for left, right in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(model), strict=True):
+        assert left.sharding == right.sharding
+
+
+# Names
+
+
+def test_a_model_comes_back_from_its_tensors(family):
+    module = importlib.import_module(f"windlass.models.{family}")
+    names, model = getattr(module, "NAMES", None), tiny.model(family)
+    tensors = to_tensors(model, names)
+    abstract = eqx.filter_eval_shape(module.Config.tiny().init, jax.random.key(0))
+    assert eqx.tree_equal(from_tensors(abstract, names, tensors), model)
+    assert sum(x.size for x in tensors.values()) == sum(x.size for x in jax.tree.leaves(model))
