@@ -31,7 +31,8 @@ def model():
 
 def opinionated(config):
     """An untrained model with weights so large that some tokens are far more likely than others."""
-    model = dataclasses.replace(config, vocab=VOCAB).init(jax.random.key(1))
+    config = dataclasses.replace(config, vocab=VOCAB)
+    model = eqx.filter_jit(config.init)(jax.random.key(1))
     return jax.tree.map(lambda x: 4 * x, model)
 
 
@@ -48,12 +49,24 @@ class Reciter(eqx.Module):
 
     def __init__(self, text: str):
         # Position 0 is the token that begins a document; the text is followed by the one that ends.
-        self.text = jnp.array([256, *text.encode(), 256])
+        tokens = [256, *text.encode()]
+        self.text = jnp.array(tokens + [256] * (64 - len(tokens)))
         self.head = Head(50 * jnp.eye(VOCAB))
 
     def __call__(self, batch: dict[str, jax.Array], memory: Memory | None = None):
         following = self.text[jnp.minimum(batch["position"] + 1, len(self.text) - 1)]
         return jax.nn.one_hot(following, VOCAB), {}, memory
+
+
+@pytest.fixture(scope="module")
+def recite(tokeniser):
+    generator = Generator(Reciter(""), tokeniser)
+
+    def one(text: str) -> Generator:
+        generator.renew(Reciter(text))
+        return generator
+
+    return one
 
 
 @pytest.mark.parametrize(
@@ -136,16 +149,16 @@ def test_ids_the_tokeniser_does_not_have_are_never_drawn(tokeniser):
     assert max(int(column[0]) for column in drawn) < tokeniser.size < 300
 
 
-def test_prompts_of_about_the_same_length_share_two_programs(model, tokeniser, caplog):
-    generator = Generator(model, tokeniser)
+def test_prompts_of_about_the_same_length_share_two_programs(tokeniser, caplog):
+    generator = Generator(Reciter("The sea was calm."), tokeniser)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         list(generator.stream("A short prompt", Sampling(tokens=8)))
         assert compiled(caplog) == 2
         generator.generate(["Another, a little longer"], Sampling(tokens=12, temperature=0.3))
-        generator.renew(jax.tree.map(lambda x: x + 1, model))
+        generator.renew(Reciter("Nobody came."))
         generator.generate(["With other weights"], Sampling(tokens=3, seed=1))
         assert compiled(caplog) == 2
-        generator.generate("A prompt that needs a larger memory. " * 4, Sampling(tokens=8))
+        generator.generate("A prompt that needs a larger memory.", Sampling(tokens=8))
         assert compiled(caplog) == 4
 
 
@@ -175,26 +188,26 @@ def test_text_is_the_same_on_a_mesh(generator, model, tokeniser, prompts, caplog
         assert compiled(caplog) == 2
 
 
-def test_a_text_ends_where_the_document_does(tokeniser):
-    generator = Generator(Reciter("The sea was calm. Nobody came."), tokeniser)
+def test_a_text_ends_where_the_document_does(recite):
+    generator = recite("The sea was calm. Nobody came.")
     assert generator.generate("The sea", Sampling()) == [" was calm. Nobody came."]
     assert "".join(generator.stream("", Sampling())) == "The sea was calm. Nobody came."
 
 
-def test_a_text_ends_after_so_many_tokens(tokeniser):
-    generator = Generator(Reciter("The sea was calm."), tokeniser)
+def test_a_text_ends_after_so_many_tokens(recite):
+    generator = recite("The sea was calm.")
     assert generator.generate("The", Sampling(tokens=4)) == [" sea"]
 
 
-def test_rows_end_each_in_its_own_place(tokeniser):
-    generator = Generator(Reciter("The sea was calm. Nobody came."), tokeniser)
+def test_rows_end_each_in_its_own_place(recite):
+    generator = recite("The sea was calm. Nobody came.")
     prompts = ["The", "The sea was calm. Nob", "The sea was calm"]
     sampling = Sampling(stop=("ob", "calm"))
     assert generator.generate(prompts, sampling) == [" sea was ", "ody came.", ". N"]
 
 
-def test_a_text_ends_before_a_stop_string_that_spans_tokens(tokeniser):
-    generator = Generator(Reciter("one, two, three"), tokeniser)
+def test_a_text_ends_before_a_stop_string_that_spans_tokens(recite):
+    generator = recite("one, two, three")
     sampling = Sampling(stop=(", th", "xyz"))
     assert generator.generate("one", sampling) == [", two"]
     assert "".join(generator.stream("one", sampling)) == ", two"
@@ -209,9 +222,9 @@ def test_what_may_begin_a_stop_string_is_held_back():
     assert list(until(["a", "b"], [])) == ["a", "b"]
 
 
-def test_a_stream_never_cuts_a_character(tokeniser):
+def test_a_stream_never_cuts_a_character(recite):
     text = "naïve café, 海"
-    pieces = list(Generator(Reciter(text), tokeniser).stream("na", Sampling()))
+    pieces = list(recite(text).stream("na", Sampling()))
     assert "".join(pieces) == text[2:]
     assert not any("\ufffd" in piece for piece in pieces)
 
