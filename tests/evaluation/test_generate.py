@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from tokenizers import Tokenizer as Library
+from tokenizers import decoders, models, pre_tokenizers
 
 from windlass.data.tokenizer import Tokeniser, byte
 from windlass.devices.axes import placements
@@ -227,6 +229,19 @@ def test_a_stream_never_cuts_a_character(recite):
     pieces = list(recite(text).stream("na", Sampling()))
     assert "".join(pieces) == text[2:]
     assert not any("\ufffd" in piece for piece in pieces)
+
+
+def test_words_keep_the_space_before_them_and_need_no_token_that_begins():
+    words = ["▁the", "▁sea", "▁was", "▁calm", "<end>"]
+    library = Library(models.WordLevel({word: i for i, word in enumerate(words)}, "<end>"))
+    library.pre_tokenizer = pre_tokenizers.Metaspace()
+    library.decoder = decoders.Metaspace()
+    library.add_special_tokens(["<end>"])
+    tokens = jnp.array([0, 1, 2, 3, 4])
+    model = eqx.tree_at(lambda m: m.text, Reciter(""), tokens)
+    generator = Generator(model, Tokeniser(library.to_str(), eos=4, bos=None))
+    assert generator.generate("the sea", Sampling()) == [" was calm"]
+    assert generator.generate("", Sampling()) == ["sea was calm"]  # the end stands for "the"
 
 
 def reference(logits, seen, sampling: Sampling) -> np.ndarray:

@@ -170,9 +170,9 @@ class Generator:
             )
             # Read one token late, so that the device has the next one to work on meanwhile.
             if last is not None:
-                yield np.asarray(last)
-            last = batch["tokens"][:, 0]
-        yield np.asarray(last)
+                yield np.asarray(last)[:, 0]
+            last = batch["tokens"]
+        yield np.asarray(last)[:, 0]
 
     def _one_token(self, weights, batch, *, memory, seen, index, settings):
         """Read a batch of tokens; return the batch of those that follow, one for each row."""
