@@ -1,0 +1,196 @@
+"""The head computes what a plain softmax over all words would, without ever holding all words."""
+
+import dataclasses
+import math
+import re
+from collections.abc import Iterator
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from windlass.layers.head import Head, log_z, pick, pick_several
+
+ROWS, LENGTH, EMBED = 4, 7, 16
+MESH = (2, 2, 2)
+
+
+def example(vocab: int):
+    """Hidden states, a weight and uneven columns."""
+    rng = np.random.default_rng(0)
+    hidden = rng.normal(size=(ROWS, LENGTH, EMBED)).astype(np.float32)
+    weight = rng.normal(size=(vocab, EMBED)).astype(np.float32) / 2
+    columns = {
+        "targets": rng.integers(vocab, size=(ROWS, LENGTH)).astype(np.int32),
+        "weight": rng.choice([0, 0.5, 1, 2], size=(ROWS, LENGTH)).astype(np.float32),
+    }
+    return jax.tree.map(jnp.asarray, (hidden, weight, columns))
+
+
+# Each loss twice: of one tile's logits, as an objective writes it, and plainly.
+
+
+def entropy(logits, columns):
+    z = log_z(logits)
+    smooth = 0.9 * pick(logits, columns["targets"]) + 0.1 * jnp.mean(logits, axis=-1)
+    return (z - smooth + 0.01 * z**2) * columns["weight"], {"z": z * columns["weight"]}
+
+
+def plain_entropy(logits, columns):
+    z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
+    chosen = jnp.take_along_axis(logits, columns["targets"][..., None], axis=-1)[..., 0]
+    each = 0.9 * (z - chosen) + 0.1 * (z - logits.mean(-1)) + 0.01 * z**2
+    return jnp.sum(each * columns["weight"]), {"z": jnp.sum(z * columns["weight"])}
+
+
+def soft(logits, columns):
+    z = log_z(logits)
+    each = z - jnp.sum(logits * columns["teacher"], axis=-1)
+    return each * columns["weight"], {"z": z * columns["weight"]}
+
+
+def plain_soft(logits, columns):
+    log_p = jax.nn.log_softmax(logits)
+    each = -jnp.sum(log_p * columns["teacher"], axis=-1)
+    z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
+    return jnp.sum(each * columns["weight"]), {"z": jnp.sum(z * columns["weight"])}
+
+
+def several(logits, columns):
+    z = log_z(logits)
+    log_p = pick_several(logits, columns["candidates"]) - z[..., None]
+    each = -jnp.sum(log_p * columns["share"], axis=-1)
+    return each * columns["weight"], {"z": z * columns["weight"]}
+
+
+def plain_several(logits, columns):
+    log_p = jnp.take_along_axis(jax.nn.log_softmax(logits), columns["candidates"], axis=-1)
+    each = -jnp.sum(log_p * columns["share"], axis=-1)
+    z = jnp.log(jnp.sum(jnp.exp(logits), axis=-1))
+    return jnp.sum(each * columns["weight"]), {"z": jnp.sum(z * columns["weight"])}
+
+
+def plainly(loss, hidden, weight, columns):
+    """The sums, and the gradients of a third of the loss."""
+
+    def third(hidden, weight):
+        total, sums = loss(jnp.einsum("bse,ve->bsv", hidden, weight), columns)
+        return total / 3, (total, sums)
+
+    gradients, sums = jax.jit(jax.grad(third, (0, 1), has_aux=True))(hidden, weight)
+    return sums, gradients
+
+
+def tiled(loss, hidden, weight, columns, *, rows: int):
+    """The same by the head, in tiles of 3 positions of each device's rows: 7 is not of those."""
+
+    def third(hidden, head):
+        total, sums = head.reduce(loss, hidden, columns, tile_tokens=3 * rows)
+        return total / 3, (total, sums)
+
+    (d_hidden, d_head), sums = jax.jit(jax.grad(third, (0, 1), has_aux=True))(hidden, Head(weight))
+    return sums, (d_hidden, d_head.weight)
+
+
+def check(loss, plain, hidden, weight, columns):
+    """On one device and on eight, with and without a gradient."""
+    expected = plainly(plain, hidden, weight, columns)
+    assert tiny.apart(tiled(loss, hidden, weight, columns, rows=ROWS), expected) < 1e-5
+    alone = jax.jit(lambda h, w: Head(w).reduce(loss, h, columns, tile_tokens=3 * ROWS))
+    assert tiny.apart(alone(hidden, weight), expected[0]) < 1e-5
+    with tiny.on(MESH) as mesh:
+        head, (hidden, columns) = tiny.placed(Head(weight), (hidden, columns), mesh)
+        found = tiled(loss, hidden, head.weight, columns, rows=1)
+        assert tiny.apart(found, expected) < 1e-5
+        assert found[1][1].sharding == head.weight.sharding
+
+
+@pytest.mark.parametrize("vocab", [151_936, 50_257, 3_001])
+def test_loss_and_gradients_are_those_of_a_plain_computation(vocab):
+    check(entropy, plain_entropy, *example(vocab))
+
+
+@pytest.mark.parametrize("vocab", [3_000, 3_001])
+def test_soft_targets_over_all_words_go_through_the_same_tiles(vocab):
+    hidden, weight, columns = example(vocab)
+    logits = np.random.default_rng(1).normal(size=(ROWS, LENGTH, vocab)).astype(np.float32)
+    columns = columns | {"teacher": jax.nn.softmax(jnp.asarray(2 * logits))}
+    check(soft, plain_soft, hidden, weight, columns)
+
+
+@pytest.mark.parametrize("vocab", [3_000, 3_001])
+def test_a_few_candidates_for_each_token_go_through_the_same_tiles(vocab):
+    hidden, weight, columns = example(vocab)
+    rng = np.random.default_rng(1)
+    candidates = np.stack([rng.permutation(vocab)[:5] for _ in range(ROWS * LENGTH)])
+    columns = columns | {
+        "candidates": jnp.asarray(candidates.reshape(ROWS, LENGTH, 5).astype(np.int32)),
+        "share": jnp.asarray(rng.uniform(size=(ROWS, LENGTH, 5)).astype(np.float32)),
+    }
+    check(several, plain_several, hidden, weight, columns)
+
+
+# What is never held
+
+
+def largest(compiled) -> int:
+    """The number of elements of the largest array in a compiled program."""
+    shapes = re.findall(r"\b(?:pred|bf16|[fsu]\d+)\[([\d,]+)\]", compiled.as_text())
+    return max(math.prod(int(size) for size in shape.split(",")) for shape in shapes)
+
+
+def test_the_compiled_loss_and_gradient_hold_no_array_of_tokens_by_words():
+    config = dataclasses.replace(tiny.config("qwen3"), vocab=151_936)
+    model = eqx.filter_eval_shape(config.init, jax.random.key(0))
+    shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    rows, length = 4, 2048
+    batch = {
+        name: jax.ShapeDtypeStruct((rows, length), x.dtype) for name, x in tiny.rows(96).items()
+    }
+
+    def plain(model, batch):
+        logits = model.head.logits(model(batch)[0])
+        return plain_entropy(logits, batch)[0]
+
+    def compiled(loss):
+        combined = jax.value_and_grad(lambda x, batch: loss(eqx.combine(x, static), batch))
+        return jax.jit(combined).lower(shapes, batch).compile()
+
+    assert largest(compiled(tiny.loss)) < rows * length * config.vocab
+    assert largest(compiled(plain)) >= rows * length * config.vocab
+
+
+# Low precision
+
+
+def products(jaxpr) -> Iterator:
+    """Every matrix product of a program, however deep."""
+    for equation in jaxpr.eqns:
+        if equation.primitive.name == "dot_general":
+            yield equation
+        for value in jax.tree.leaves(list(equation.params.values())):
+            inner = getattr(value, "jaxpr", value)
+            if hasattr(inner, "eqns"):
+                yield from products(inner)
+
+
+def test_in_bfloat16_every_product_of_a_tile_is_in_bfloat16_and_gradients_are_close():
+    hidden, weight, columns = example(3_001)
+
+    def run(hidden, weight):
+        return tiled(entropy, hidden, weight, columns, rows=ROWS)
+
+    low = hidden.astype(jnp.bfloat16), weight.astype(jnp.bfloat16)
+    found = list(products(jax.make_jaxpr(run)(*low).jaxpr))
+    assert len(found) == 3  # logits, and the gradients of both their factors
+    assert {str(x.aval.dtype) for each in found for x in each.invars} == {"bfloat16"}
+
+    (total, _), gradients = run(*low)
+    (exact, _), expected = plainly(plain_entropy, hidden, weight, columns)
+    assert abs(total / exact - 1) < 1e-3
+    gap = tiny.apart(jax.tree.map(lambda g: g.astype(jnp.float32), gradients), expected)
+    print(f"gradients differ by {gap:.1e}")
+    assert gap < 1e-2
