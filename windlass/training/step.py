@@ -84,7 +84,7 @@ def make_step(
         )
         weight = jnp.maximum(tally.weight, 1e-9)  # a batch may hold nothing to train on
         gradient = jax.tree.map(lambda g: g / weight, gradient)
-        norm = optax.global_norm(gradient)
+        norm = optax.tree.norm(gradient)
         with jax.numpy_dtype_promotion("standard"):
             updates, moments = optimizer.update(gradient, state.moments, state.weights)
         weights = eqx.apply_updates(state.weights, updates)

@@ -1,0 +1,155 @@
+"""The step: the same gradient however a batch is divided, and no change without a finite one."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from jax.sharding import NamedSharding, PartitionSpec
+
+from tests import tiny
+from windlass.devices.axes import cast, placements
+from windlass.objectives import Carry
+from windlass.objectives.next_token import Objective
+from windlass.optim.adamw import Optimizer
+from windlass.training.step import Frozen, State, accumulate, make_step, start
+
+MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2)]
+STEPS = 10
+
+
+def batch(step: int, vocab: int) -> dict[str, jax.Array]:
+    """Sixteen packed rows with uneven weights, others at each step."""
+    parts = [tiny.rows(vocab, seed=97 * step), tiny.rows(vocab, seed=97 * step + 31)]
+    return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}
+
+
+class Bench:
+    """A tiny model of a family on a mesh, and its compiled step."""
+
+    def __init__(self, family: str, sizes: tuple[int, int, int], microbatches: int, skips: int = 0):
+        self.vocab = tiny.config(family).vocab
+        arrays, static = eqx.partition(tiny.model(family), eqx.is_array)
+        with tiny.on(sizes) as self.mesh:
+            optimizer = Optimizer(learning_rate=1e-3).build(STEPS)
+            copies = jax.tree.map(np.array, arrays)  # the step takes its state away
+            weights = jax.device_put(copies, placements(arrays, self.mesh))
+            state = start(weights, optimizer, Carry(), key=jax.random.key(0))
+            self.state: State = jax.device_put(state, placements(state, self.mesh))
+            self.frozen = Frozen(eqx.filter(arrays, lambda _: False), {})
+            step = make_step(
+                lambda weights, frozen: cast(eqx.combine(weights, frozen, static), "float32"),
+                Objective(),
+                optimizer,
+                microbatches=microbatches,
+                skips=skips,
+            )
+            self.step = jax.jit(step, donate_argnums=0)
+
+    def rows(self, step: int) -> dict[str, jax.Array]:
+        place = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
+        return jax.device_put(batch(step, self.vocab), place)
+
+    def go(self, rows: dict[str, jax.Array]) -> dict[str, float]:
+        with jax.set_mesh(self.mesh):
+            self.state, metrics = self.step(self.state, self.frozen, rows)
+            return {name: float(value) for name, value in metrics.items()}
+
+    def curve(self, steps: int = STEPS) -> np.ndarray:
+        told = [self.go(self.rows(step)) for step in range(steps)]
+        return np.array([[one["loss"], one["gradient_norm"]] for one in told])
+
+
+@pytest.fixture(scope="module")
+def on_one_device() -> np.ndarray:
+    return Bench("qwen3", (1, 1, 1), 1).curve()
+
+
+@pytest.mark.parametrize("sizes", MESHES)
+@pytest.mark.parametrize("microbatches", [1, 2])
+def test_every_mesh_gives_the_same_losses_and_gradient_norms(
+    sizes, microbatches, on_one_device, capfd
+):
+    found = Bench("qwen3", sizes, microbatches).curve()
+    np.testing.assert_allclose(found, on_one_device, rtol=1e-5)
+    # The compiler says so on the standard error when it copies an array to every device because
+    # it finds no better way.
+    assert "nvoluntary" not in capfd.readouterr().err
+
+
+def test_every_family_agrees_on_a_mesh_of_all_three_axes(family):
+    np.testing.assert_allclose(
+        Bench(family, (2, 2, 2), 2).curve(4), Bench(family, (1, 1, 1), 1).curve(4), rtol=1e-5
+    )
+
+
+def test_accumulation_gives_the_same_gradient_whatever_the_weights_of_its_microbatches():
+    model = tiny.model("qwen3")
+    arrays, static = eqx.partition(model, eqx.is_array)
+    rows = batch(0, tiny.config("qwen3").vocab)
+    # Rows of a microbatch are those of equal remainder: give each remainder another share.
+    share = jnp.asarray([1.0, 0.1, 0.0, 2.0])[jnp.arange(16) % 4][:, None]
+    rows["weight"] = rows["weight"] * share
+
+    def total(weights, rows, key, carry):
+        found, carry = Objective()(
+            eqx.combine(weights, static), rows, key=key, carry=carry, helpers={}
+        )
+        return found.total, (found, carry)
+
+    found = {}
+    for microbatches in (1, 2, 4):
+        tally, _, gradient = jax.jit(accumulate, static_argnums=(0, 5))(
+            total, arrays, rows, Carry(), jax.random.key(0), microbatches
+        )
+        found[microbatches] = jax.tree.map(lambda g, w=tally.weight: g / w, gradient)
+    norm = optax.tree.norm(found[1])
+    for microbatches in (2, 4):
+        off = jax.tree.map(jnp.subtract, found[microbatches], found[1])
+        assert float(optax.tree.norm(off) / norm) < 1e-6
+
+
+def spoiled(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:
+    return rows | {"weight": rows["weight"] * jnp.nan}
+
+
+def copied(state: State) -> State:
+    return jax.tree.map(lambda x: np.array(x), state)
+
+
+def test_a_step_that_is_not_finite_changes_nothing_and_no_step_after_it_does():
+    bench = Bench("llama", (1, 1, 1), 1)
+    bench.go(bench.rows(0))
+    before = copied(bench.state)
+    bench.go(spoiled(bench.rows(1)))
+    bench.go(bench.rows(2))
+    after = copied(bench.state)
+    assert int(after.progress.not_finite) == 1 and int(after.step) == int(before.step) + 1
+    for part in ("weights", "moments", "carry", "key"):
+        assert eqx.tree_equal(getattr(before, part), getattr(after, part))
+
+
+def test_skipping_goes_on_after_a_step_that_is_not_finite_up_to_so_many_in_a_row():
+    bench = Bench("llama", (1, 1, 1), 1, skips=2)
+    before = copied(bench.state)
+    bench.go(spoiled(bench.rows(0)))
+    bench.go(spoiled(bench.rows(1)))
+    assert eqx.tree_equal(before.weights, copied(bench.state).weights)
+    bench.go(bench.rows(2))
+    progress = copied(bench.state).progress
+    assert (int(progress.not_finite), int(progress.skipped)) == (0, 2)
+    assert not eqx.tree_equal(before.weights, copied(bench.state).weights)
+    for step in range(4):
+        bench.go(spoiled(bench.rows(step)))
+    stopped = copied(bench.state)
+    assert int(stopped.progress.not_finite) == 3 and int(stopped.step) == 6
+    bench.go(bench.rows(9))
+    assert eqx.tree_equal(stopped, copied(bench.state))
+
+
+def test_a_batch_with_nothing_to_train_on_is_no_reason_to_stop():
+    bench = Bench("llama", (1, 1, 1), 1)
+    rows = bench.rows(0)
+    told = bench.go(rows | {"weight": jnp.zeros_like(rows["weight"])})
+    assert told["gradient_norm"] == 0 and int(bench.state.progress.not_finite) == 0
