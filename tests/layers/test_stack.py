@@ -1,0 +1,143 @@
+"""Layers in a row: what they save, and that how they are run changes nothing."""
+
+import dataclasses
+import functools
+import operator
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+
+from tests import tiny
+from tests.strangers import gru
+from windlass.devices.axes import cast
+from windlass.layers.attention import Attention
+from windlass.layers.context import Cached, Memory, Packed
+from windlass.layers.decoder import Block
+from windlass.layers.mlp import SwiGLU
+from windlass.layers.norm import RMSNorm
+from windlass.layers.stack import arrange, stacked
+from windlass.models import llama
+
+# The shape of Qwen2.5-0.5B, but for its depth and its vocabulary.
+SHAPE = llama.Config(
+    vocab=512,
+    embed=896,
+    mlp=4864,
+    layers=2,
+    heads=14,
+    kv_heads=2,
+    head_dim=64,
+    theta=1e6,
+    tied=True,
+)
+
+
+def saved_bytes(layers: int, rows: int, remat: str, unroll: int) -> int:
+    """What the backward pass of a model in bfloat16 is given by the forward pass."""
+    config = dataclasses.replace(SHAPE, layers=layers)
+
+    def backward(key, tokens):
+        model = arrange(cast(config.init(key), "bfloat16"), remat=remat, unroll=unroll)
+        weights, static = eqx.partition(model, eqx.is_array)
+        columns = {"position": tokens, "document": tokens, "tokens": tokens}
+        return jax.vjp(lambda x: eqx.combine(x, static)(columns)[0], weights)[1]
+
+    tokens = jax.ShapeDtypeStruct((rows, 1024), jnp.int32)
+    with jax.numpy_dtype_promotion("standard"):  # jax's own attention mixes types
+        residuals = jax.eval_shape(backward, jax.random.key(0), tokens)
+    return sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(residuals))
+
+
+@pytest.mark.parametrize("unroll", [1, 6])
+@pytest.mark.parametrize(
+    ("remat", "least", "most"),
+    [("saved", 25_000, 29_000), ("full", 1_700, 1_900), ("none", 60_000, 1_000_000)],
+)
+def test_a_layer_saves_for_each_token_what_its_policy_says(remat, least, most, unroll):
+    # A difference of differences: what a token adds in two more layers, without the weights.
+    more, fewer = (
+        saved_bytes(layers, 2, remat, unroll) - saved_bytes(layers, 1, remat, unroll)
+        for layers in (6, 4)
+    )
+    each = (more - fewer) / 2 / 1024
+    print(f"{remat}, unroll {unroll}: {each:,.0f} bytes a token and layer")
+    assert least < each < most
+
+
+SIZES = dict(embed=16, heads=2, kv_heads=1, head_dim=6, mlp=20)
+
+
+def attending(key):
+    one, two = jax.random.split(key)
+    return Block(
+        attention_norm=RMSNorm("embed", SIZES, eps=1e-3),
+        attention=Attention(SIZES, theta=100.0, key=one),
+        mlp_norm=RMSNorm("embed", SIZES, eps=1e-3),
+        mlp=SwiGLU(SIZES, key=two),
+    )
+
+
+def recurring(key):
+    return gru.Unit(gru.Config(vocab=1, embed=16, state=10, layers=1), key=key)
+
+
+@functools.cache
+def example(kinds: int):
+    """Five layers, of one kind or of two in turn; a stream; and where its tokens stand."""
+    stack = stacked([attending, recurring][:kinds], 5, key=jax.random.key(0))
+    batch = tiny.packed([tiny.documents(9, lengths) for lengths in ([9], [4, 6])], 8)
+    return stack, jax.random.normal(jax.random.key(1), (2, 8, 16)), batch
+
+
+def gradient(run, weights, x):
+    """Of a number that depends on all of the stream."""
+    return jax.jit(jax.value_and_grad(lambda w, x: jnp.sum(jnp.sin(run(w, x))), (0, 1)))(weights, x)
+
+
+@functools.cache
+def by_hand(kinds: int):
+    stack, x, batch = example(kinds)
+    weights, static = eqx.partition(stack, eqx.is_array)
+
+    def run(weights, x):
+        for i in range(5):
+            layer = jax.tree.map(operator.itemgetter(i // kinds), weights.kinds[i % kinds])
+            own = eqx.combine(layer, static.kinds[i % kinds])
+            x = own(x, Packed(batch))
+        return x
+
+    return gradient(run, weights, x)
+
+
+@pytest.mark.parametrize(
+    ("kinds", "remat", "unroll"),
+    [(1, "none", 1), (1, "saved", 1), (1, "full", 1), (1, "saved", 2), (1, "full", 5)]
+    + [(2, "saved", 1), (2, "full", 5)],
+)
+def test_policies_and_unrolling_change_no_gradient(kinds, remat, unroll):
+    stack, x, batch = example(kinds)
+    weights, static = eqx.partition(arrange(stack, remat=remat, unroll=unroll), eqx.is_array)
+    found = gradient(lambda w, x: eqx.combine(w, static)(x, Packed(batch))[0], weights, x)
+    assert tiny.apart(jax.tree.leaves(found), jax.tree.leaves(by_hand(kinds))) < 1e-5
+
+
+@pytest.mark.parametrize("unroll", [1, 5])
+def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
+    stack, x, batch = example(2)
+    batch = {name: column[:1] for name, column in batch.items()}
+    stack, x = arrange(stack, remat="saved", unroll=unroll), x[:1]
+
+    @eqx.filter_jit
+    def both(stack):
+        memory, found = Memory.empty(1, 8), []
+        for here in (slice(0, 5), slice(5, 6), slice(6, 8)):
+            context = Cached({name: column[:, here] for name, column in batch.items()}, memory)
+            y, layers = stack(x[:, here], context, memory.layers)
+            memory = context.finish(layers)
+            found.append(y)
+        return jnp.concatenate(found, axis=1), stack(x, Packed(batch))[0]
+
+    in_pieces, whole = both(stack)
+    assert jnp.allclose(in_pieces, whole, atol=1e-5)
