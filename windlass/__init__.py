@@ -4,8 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.calls import evaluate, generate, prepare, schema, train
-    from windlass.checkpoint.verify import verify
+    from windlass.calls import evaluate, generate, prepare, schema, train, verify
 
 __version__ = "0.1.0"
 __all__ = ["evaluate", "generate", "prepare", "schema", "train", "verify"]
@@ -15,5 +14,4 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for, so that a recipe can be read without starting an accelerator.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    where = "windlass.checkpoint.verify" if name == "verify" else "windlass.calls"
-    return getattr(import_module(where), name)
+    return getattr(import_module("windlass.calls"), name)

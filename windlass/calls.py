@@ -1,16 +1,26 @@
 """What the commands do, each as one call in Python."""
 
+import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import jax
 from rich.console import Console
+from rich.text import Text
 
 from windlass import data
-from windlass.checkpoint.store import load, load_frozen
-from windlass.config import json_schema
+from windlass.checkpoint import verify as checking
+from windlass.checkpoint.store import folder_of, load, load_frozen, steps_in
+from windlass.config import Layers, json_schema, listing, read, tree
+from windlass.config import load as load_recipe
+from windlass.config.reading import closest
 from windlass.data import Prepared, tokenizer
+from windlass.data.split import SPLITS
+from windlass.data.tokenizer import Tokenizer
+from windlass.devices import selection
+from windlass.devices.selection import Device
+from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
@@ -18,7 +28,20 @@ from windlass.training.loop import Trained, train
 from windlass.training.session import Built, Evaluator, Session, describe
 from windlass.training.step import Frozen
 
-__all__ = ["Trained", "evaluate", "generate", "prepare", "schema", "stream", "train"]
+__all__ = [
+    "Trained",
+    "evaluate",
+    "find",
+    "generate",
+    "prepare",
+    "schema",
+    "stream",
+    "train",
+    "verify",
+]
+
+RUNS = Path("runs")  # where runs are stored unless a recipe says otherwise
+NAMED = 8  # runs in a message, the newest
 
 
 def prepare(
@@ -27,56 +50,77 @@ def prepare(
     *,
     console: Console | None = None,
 ) -> Prepared:
-    """The data of a recipe as the model will see it: tokenised, split and packed."""
-    described = describe(recipe, overrides)
-    return data.prepare(described.run.data, described.run.tokenizer, console=console)
+    """The data of a recipe as the model will see it: tokenised, split and packed.
+
+    No model is built, and the devices that the recipe asks for need not be here.
+    """
+    layers = load_recipe(recipe, overrides)
+    run = layers.read(Run, _kind(layers))
+    return data.prepare(run.data, run.tokenizer, console=console)
 
 
 def evaluate(
-    run_dir: str | Path,
+    run: str | Path | None,
     overrides: Sequence[str] = (),
     *,
     split: str = "validation",
     step: int | None = None,
     console: Console | None = None,
-) -> dict[str, float]:
+) -> dict[str, int | float]:
     """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows."""
-    built = _built(run_dir, overrides)
+    if split not in SPLITS:
+        raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
+    folder = find(run)
+    built = _built(folder, overrides)
     with jax.set_mesh(built.mesh):
-        run = built.run
-        session = Session(built, data.prepare(run.data, run.tokenizer, console=console))
+        described = built.run
+        prepared = data.prepare(described.data, _vocabulary(folder, described), console=console)
+        if split not in prepared.splits:
+            has = listing(prepared.splits, "and")
+            raise UserError(f"{folder} holds out no {split} documents; it has {has} ones")
+        session = Session(built, prepared)
         evaluator = Evaluator(session, split)
-        reached, weights, frozen = _weights(run_dir, built, session.identity, step, console)
+        # Other rows in other batches are no other model; other tokens are.
+        identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
+        reached, weights, frozen = _weights(folder, built, identity, step, console)
         return {"step": reached, **evaluator(weights, frozen)}
 
 
 def generate(
-    run_dir: str | Path,
+    run: str | Path | None,
     prompts: str | Sequence[str],
-    sampling: Sampling | None = None,
     overrides: Sequence[str] = (),
     *,
     step: int | None = None,
+    **sampling: Any,
 ) -> list[str]:
-    """What a run's model writes after each prompt."""
-    built = _built(run_dir, overrides)
+    """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`."""
+    how = read(Sampling, sampling, origin="the call")
+    folder = find(run)
+    built = _built(folder, overrides)
     with jax.set_mesh(built.mesh):
-        generator = _generator(run_dir, built, step)
-        return generator.generate(prompts, sampling or Sampling())
+        return _generator(folder, built, step).generate(prompts, how)
 
 
 def stream(
-    run_dir: str | Path,
+    run: str | Path | None,
     prompt: str,
-    sampling: Sampling | None = None,
     overrides: Sequence[str] = (),
     *,
     step: int | None = None,
+    **sampling: Any,
 ) -> Iterator[str]:
     """What a run's model writes after a prompt, in pieces as they come."""
-    built = _built(run_dir, overrides)
+    how = read(Sampling, sampling, origin="the call")
+    folder = find(run)
+    built = _built(folder, overrides)
     with jax.set_mesh(built.mesh):
-        yield from _generator(run_dir, built, step).stream(prompt, sampling or Sampling())
+        yield from _generator(folder, built, step).stream(prompt, how)
+
+
+def verify(run: str | Path | None) -> checking.Report:
+    """Compare every file and array of a run's checkpoints with their hashes; change nothing."""
+    return checking.verify(find(run))
 
 
 def schema() -> dict[str, Any]:
@@ -84,23 +128,88 @@ def schema() -> dict[str, Any]:
     return json_schema(Run)
 
 
-def _built(run_dir: str | Path, overrides: Sequence[str]) -> Built:
-    folder = Path(run_dir).expanduser()
-    folders.stored(folder)
+def find(run: str | Path | None) -> Path:
+    """The folder of a run: given as it is, or as the recipe that has one run in `runs`."""
+    if run is None:
+        raise UserError(f"which run? {_there('')}")
+    folder = Path(run).expanduser()
+    for place in (folder, RUNS / folder):
+        if (place / folders.RECIPE).is_file():
+            return place
+    name = folder.stem if folder.suffix in (".yaml", ".yml") else str(run)
+    of_recipe = [place for place in _runs() if place.name.rpartition("-")[0] == name]
+    if len(of_recipe) == 1:
+        return of_recipe[0]
+    if of_recipe:
+        raise UserError(f"{run} has {len(of_recipe)} runs: {listing(map(_standing, of_recipe))}")
+    why = f"it has no {folders.RECIPE}" if folder.is_dir() else "there is no such folder"
+    raise UserError(f"{run} is not a run: {why}; {_there(str(run))}")
+
+
+def _runs() -> list[Path]:
+    """The runs in `runs`, newest first."""
+    recipes = sorted(RUNS.glob(f"*/{folders.RECIPE}"), key=lambda path: -path.stat().st_mtime)
+    return [path.parent for path in recipes]
+
+
+def _there(word: str) -> str:
+    runs = _runs()
+    if not runs:
+        return f"nothing is in {RUNS}/ here yet, and `windlass train RECIPE` makes a run"
+    meant = closest(word, map(str, runs)) or closest(word, [place.name for place in runs])
+    hint = f"did you mean {meant}? " if meant else ""
+    named = listing(map(_standing, runs[:NAMED]), "and")
+    more = f", and {len(runs) - NAMED} older ones" if len(runs) > NAMED else ""
+    return f"{hint}there {'is' if len(runs) == 1 else 'are'} {named}{more}"
+
+
+def _standing(folder: Path) -> str:
+    steps = steps_in(folder_of(folder))
+    return f"{folder} ({f'step {steps[-1]}' if steps else 'no checkpoint'})"
+
+
+def _kind(layers: Layers) -> str | None:
+    """The kind of device that decides which keys win; None where none does."""
+    asked = layers.peek("device", Device) or Device()
+    if asked.kind != "auto":
+        return asked.kind
+    return (
+        selection.choose(asked, selection.present(), os.environ).kind if layers.by_device else None
+    )
+
+
+def _built(folder: Path, overrides: Sequence[str]) -> Built:
     return Built(describe(folder / folders.RECIPE, [f"run.dir={folder}", *overrides]))
 
 
-def _generator(run_dir: str | Path, built: Built, step: int | None) -> Generator:
-    _, weights, frozen = _weights(run_dir, built, built.identity, step, None)
-    path = str(Path(run_dir).expanduser() / folders.TOKENIZER)
-    tokeniser = tokenizer.load(path, built.run.tokenizer.eos)
+def _vocabulary(folder: Path, run: Run) -> Tokenizer:
+    """How to read text: what was learned from a corpus is not learned again from another."""
+    source = folders.stored(folder)["data"]["source"]
+    if run.tokenizer.kind != "bpe" or source == tree(run.data)["source"]:
+        return run.tokenizer
+    return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
+
+
+def _generator(folder: Path, built: Built, step: int | None) -> Generator:
+    _, weights, frozen = _weights(folder, built, built.identity, step, None)
+    tokeniser = tokenizer.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
     return Generator(built.model(weights, frozen.model), tokeniser)
 
 
-def _weights(run_dir, built: Built, identity, step: int | None, console: Console | None):
-    console = console or Console(stderr=True)
+def _weights(
+    folder: Path,
+    built: Built,
+    identity: dict[str, str | int | float],
+    step: int | None,
+    console: Console | None,
+) -> tuple[int, Any, Frozen]:
+    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     weights, frozen = built.parted(built.abstract)
-    restored = load(run_dir, {"weights": weights}, identity, say=console.print, step=step)
+
+    def say(text: str) -> None:
+        console.print(Text(text))
+
+    restored = load(folder, {"weights": weights}, identity, say=say, step=step)
     if jax.tree.leaves(frozen):
-        frozen = load_frozen(run_dir, frozen, built.identity)
+        frozen = load_frozen(folder, frozen, built.identity)
     return restored.step, restored.state["weights"], Frozen(frozen, {})

@@ -1,0 +1,156 @@
+"""How the words of a command line are read, and how a command explains itself."""
+
+import difflib
+import inspect
+from textwrap import indent
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+from typer.core import TyperCommand, TyperGroup
+
+from windlass.config import listing
+from windlass.errors import UserError
+
+WIDEST = 100  # columns of help; longer lines are hard to read
+ALIKE = 0.75  # how close a word must be to an option to be taken for a slip of the pen
+KEYS = ("KEY=VALUE", "a key that wins over the recipe; also --key value")
+
+
+class Command(TyperCommand):
+    """A command that takes any key of a recipe, as `key=value` or `--key value`, in any place.
+
+    The keys are left in `ctx.args`, where they are allowed at all.
+    """
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        options, places, keys = self._parted(ctx, list(args))
+        if keys and not ctx.allow_extra_args:
+            raise UserError(f"{keys[0]} is one word too many; the command is {usage(ctx)}")
+        TyperCommand.parse_args(self, ctx, [*options, "--", *places])
+        ctx.args = keys
+        return keys
+
+    def get_help(self, ctx: Any) -> str:
+        return explanation(ctx)
+
+    def _parted(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
+        """Options with their values, words that have a place of their own, and keys."""
+        params = self.get_params(ctx)
+        known = {name: param for param in params for name in param.opts if name.startswith("-")}
+        room = sum(param.param_type_name == "argument" for param in params)
+        options: list[str] = []
+        places: list[str] = []
+        keys: list[str] = []
+        while words:
+            word = words.pop(0)
+            name, equals, _ = word.partition("=")
+            if word == "--":  # a prompt may look like an option
+                room, places, words, keys = 0, places + words[:room], [], keys + words[room:]
+            elif name in known:
+                options.append(word)
+                if not equals and not getattr(known[name], "is_flag", False):
+                    if not words:
+                        raise UserError(f"{name} has no value; write {name} {known[name].metavar}")
+                    options.append(words.pop(0))
+            elif word.startswith("--"):
+                if meant := difflib.get_close_matches(name, known, n=1, cutoff=ALIKE):
+                    raise UserError(f"no option {name}; did you mean {meant[0]}?")
+                keys.append(word)
+                if not equals and words and not words[0].startswith("--"):
+                    keys.append(words.pop(0))
+            elif len(places) < room:
+                places.append(word)
+            else:
+                keys.append(word)
+        return options, places, keys
+
+
+class Commands(TyperGroup):
+    """The program itself."""
+
+    def resolve_command(self, ctx: Any, args: list[str]) -> Any:
+        if args[0] not in self.commands:
+            meant = difflib.get_close_matches(args[0], self.commands, n=1)
+            hint = f"did you mean {meant[0]}? " if meant else ""
+            there = listing(self.commands, "and")
+            raise UserError(f"windlass has no command {args[0]}; {hint}there are {there}")
+        return TyperGroup.resolve_command(self, ctx, args)
+
+    def get_help(self, ctx: Any) -> str:
+        return explanation(ctx)
+
+
+def usage(ctx: typer.Context) -> str:
+    """A command in one line."""
+    words = [ctx.command_path]
+    if isinstance(ctx.command, TyperGroup):
+        return f"{words[0]} COMMAND"
+    params = ctx.command.get_params(ctx)
+    words += [param.metavar for param in params if param.param_type_name == "argument"]
+    if any(param.param_type_name == "option" and param.name != "help" for param in params):
+        words.append("[OPTIONS]")
+    if ctx.allow_extra_args:
+        words.append(f"[{KEYS[0]} ...]")
+    return " ".join(words)
+
+
+def explanation(ctx: typer.Context) -> str:
+    """What a command is for, its words, and examples: those paragraphs that are commands."""
+    console = Console(highlight=False)
+    console.width = min(console.width, WIDEST)
+    paragraphs = inspect.cleandoc(ctx.command.help or "").split("\n\n")
+    examples = [text for text in paragraphs if text.startswith("windlass ")]
+    prose = [" ".join(text.split()) for text in paragraphs if text not in examples]
+    with console.capture() as captured:
+        console.print(Text(usage(ctx), "bold"))
+        for part in (*map(Text, prose), _words(ctx)):
+            console.print()
+            console.print(part)
+        for text in examples:
+            console.print()
+            console.print(Text(indent(text, "  "), "cyan"), soft_wrap=True)
+    # Tables fill their lines up with blanks.
+    return "\n".join(line.rstrip() for line in captured.get().splitlines())
+
+
+def _words(ctx: typer.Context) -> Table:
+    """Every word that can be written, with what it means."""
+    params = ctx.command.get_params(ctx)
+    commands = getattr(ctx.command, "commands", {})
+    places = [(_name(p), _said(p)) for p in params if p.param_type_name == "argument"]
+    keys = [KEYS] if ctx.allow_extra_args and not commands else []
+    groups = [
+        [(name, _first_line(one)) for name, one in commands.items()],
+        [*places, *keys],
+        [(_name(p), _said(p)) for p in params if p.param_type_name == "option"],
+    ]
+    table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
+    table.add_column(style="bold", no_wrap=True)
+    for group in groups:
+        if group and table.row_count:
+            table.add_row()
+        for name, said in group:
+            table.add_row(Text(f"  {name}"), Text(said))
+    return table
+
+
+def _first_line(command: Any) -> str:
+    line = (command.help or "").strip().partition("\n")[0].rstrip(".")
+    return line[:1].lower() + line[1:]
+
+
+def _name(param: Any) -> str:
+    if param.param_type_name == "argument":
+        return param.metavar.strip("[]")
+    names = ", ".join(sorted(param.opts, key=len))
+    return f"{names} {param.metavar}" if param.metavar else names
+
+
+def _said(param: Any) -> str:
+    if param.name == "help":
+        return "this text"
+    has_default = param.param_type_name == "option" and isinstance(param.default, str)
+    return f"{param.help} ({param.default})" if has_default else param.help
