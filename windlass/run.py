@@ -17,6 +17,11 @@ from windlass.devices.selection import Device
 from windlass.telemetry import Telemetry
 
 
+FAMILIES = Open("windlass.models", tag="family", attribute="Config")
+OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
+OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
+
+
 @section
 class Train:
     """How long, in what batches, and what is trained."""
@@ -64,13 +69,11 @@ class Folder:
 class Run:
     """A recipe, read."""
 
-    model: Annotated[Any, Open("windlass.models", tag="family", attribute="Config")]
+    model: Annotated[Any, FAMILIES]
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
-    objective: Annotated[Any, Open("windlass.objectives", tag="kind", attribute="Objective")] = (
-        field(default_factory=lambda: _next_token())
-    )
-    optim: Annotated[Any, Open("windlass.optim", tag="kind", attribute="Optimizer")]
+    objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
+    optim: Annotated[Any, OPTIMISERS]
     train: Train
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
@@ -78,12 +81,6 @@ class Run:
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     run: Folder = field(default_factory=Folder)
-
-
-def _next_token() -> Any:
-    from windlass.objectives.next_token import Objective
-
-    return Objective()
 
 
 class Batches(NamedTuple):

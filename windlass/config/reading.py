@@ -197,7 +197,7 @@ class _Reader:
     def open(self, choice: Any, value: Any, key: str) -> Any:
         given = {} if value is None else value if isinstance(value, dict) else {"": value}
         given = _written_out(given, choice.tag)
-        name, known = given.pop(choice.tag, None), choice.names()
+        name, known = given.pop(choice.tag, choice.usual), choice.names()
         tag = dotted(key, choice.tag)
         if name is None:
             self.problems.append((tag, f"is required: {listing(known)}"))

@@ -40,6 +40,7 @@ class Open:
     package: str
     tag: str
     attribute: str
+    usual: str | None = None  # the file that is meant where none is named
 
     def names(self) -> list[str]:
         """The files of the folder, each a thing that can be named."""

@@ -1,0 +1,153 @@
+"""What a recipe's sections say together."""
+
+import dataclasses
+
+import pytest
+
+from windlass.config import load, to_yaml
+from windlass.errors import UserError
+from windlass.run import Run, Train, batches, digest, essence, problems
+
+RECIPE = {
+    "model": {
+        "family": "llama",
+        "vocab": 257,
+        "embed": 32,
+        "mlp": 64,
+        "layers": 2,
+        "heads": 4,
+        "kv_heads": 2,
+        "head_dim": 8,
+        "theta": 1e4,
+    },
+    "data": {"source": "stories", "length": 64},
+    "optim": {"kind": "adamw", "learning_rate": 3e-3},
+    "train": {"steps": 60, "batch": 8},
+}
+
+
+def read(*keys: str, devices: int = 1, kind: str = "cpu") -> Run:
+    checks = [lambda run: problems(run, kind, devices)]
+    return load(RECIPE, keys).read(Run, kind, checks=checks)
+
+
+def refused(*keys: str, devices: int = 1, kind: str = "cpu") -> str:
+    with pytest.raises(UserError) as refusal:
+        read(*keys, devices=devices, kind=kind)
+    return str(refusal.value)
+
+
+@pytest.mark.parametrize(
+    ("per_device", "shards", "accumulation", "rows"),
+    [(4, 8, 2, 64), (4, 8, 1, 32), (4, 8, 4, 128), (4, 4, 8, 128)],
+)
+def test_rows_are_rows_per_device_times_shards_times_accumulation(
+    per_device, shards, accumulation, rows
+):
+    said = Train(steps=1, batch_per_device=per_device, accumulation=accumulation)
+    assert batches(said, shards).rows == rows
+    assert batches(Train(steps=1, batch=rows, accumulation=accumulation), shards).rows == rows
+    both = Train(steps=1, batch=rows, batch_per_device=per_device)
+    assert batches(both, shards).accumulation == accumulation
+    keys = [f"train.batch_per_device={per_device}", f"train.accumulation={accumulation}"]
+    assert read(*keys, f"train.batch={rows}", devices=shards).train.batch == rows
+
+
+def test_batches_that_disagree_are_one_error():
+    keys = ["train.batch_per_device=4", "train.accumulation=2", "train.batch=32"]
+    assert refused(*keys, devices=8) == (
+        "1 problem in the recipe and the command line:\n"
+        "  train.batch  is 32; batch_per_device (4) × accumulation (2) × shards (8) is 64: "
+        "leave one of them out"
+    )
+
+
+def test_a_batch_that_accumulation_does_not_divide_is_refused():
+    assert refused("train.accumulation=3") == (
+        "1 problem in the recipe and the command line:\n"
+        "  train.batch  is 8; accumulation (3) must divide it"
+    )
+
+
+def test_a_run_without_a_batch_is_refused():
+    assert refused("train.batch=null") == (
+        "1 problem in the recipe and the command line:\n"
+        "  train.batch  is required, or batch_per_device in its place"
+    )
+
+
+def test_numbers_that_are_too_small_are_refused_together():
+    assert refused("train.steps=0", "train.accumulation=0", "train.seed=-1") == (
+        "3 problems in the recipe and the command line:\n"
+        "  train.steps         is 0; it must be 1 or more\n"
+        "  train.accumulation  is 0; it must be 1 or more\n"
+        "  train.seed          is -1; it must be 0 or more"
+    )
+
+
+def test_a_mesh_that_does_not_fit_and_a_format_the_chip_has_not_are_one_error():
+    assert refused("mesh.tensor=8", "precision.compute=float16", devices=8, kind="tpu") == (
+        "2 problems in the recipe and the command line:\n"
+        "  precision.compute  is float16; the matrix units of a TPU do not take it: "
+        "bfloat16, float32 or auto would do\n"
+        "  mesh.tensor        is 8; it must divide model.heads (4), model.mlp (64) and "
+        "model.kv_heads (2) or be a multiple of it: 1, 2 or 4"
+    )
+
+
+def test_an_objective_that_needs_what_the_data_has_not_is_refused(monkeypatch):
+    from windlass.objectives.next_token import Objective
+
+    monkeypatch.setattr(Objective, "columns", ("tokens", "teacher"))
+    assert refused() == (
+        "1 problem in the recipe:\n"
+        "  objective  needs the columns teacher; the data has tokens, targets, weight, position, "
+        "document"
+    )
+
+
+def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
+    same = read(
+        "train.steps=90",
+        "train.remat=full",
+        "train.evaluate_every=3",
+        "telemetry.every=3",
+        "checkpoint.every=3",
+        "data.cache=elsewhere",
+        "run.dir=there",
+        "device=cpu",
+        "mesh.fsdp=1",
+    )
+    assert digest(same) == digest(read())
+
+
+@pytest.mark.parametrize(
+    "key",
+    [
+        "model.theta=2e4",
+        "tokenizer=bpe tokenizer.vocab=300",
+        "data.length=32",
+        "objective.z_loss=1e-4",
+        "optim.beta2=0.99",
+        "train.batch=16",
+        "train.seed=1",
+    ],
+)
+def test_what_is_computed_makes_it_another_run(key):
+    assert digest(read(*key.split())) != digest(read())
+
+
+def test_a_stored_recipe_is_the_same_run():
+    run = read("train.accumulation=2")
+    again = load_text(to_yaml(run))
+    assert essence(again) == essence(run) and digest(again) == digest(run)
+    assert dataclasses.asdict(again) == dataclasses.asdict(run)
+
+
+def load_text(text: str) -> Run:
+    import yaml
+
+    from windlass.config.text import parse
+
+    assert isinstance(yaml.safe_load(text), dict)
+    return load(parse(text, "stored")[0]).read(Run, "cpu")

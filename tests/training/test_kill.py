@@ -1,0 +1,46 @@
+"""Killed at any moment and started again by the same command, a run ends with the same bits."""
+
+import signal
+
+import pytest
+
+from tests.training.campaign import Program, killed, weights
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> dict[str, int]:
+    program = Program(tmp_path_factory.mktemp("undisturbed"))
+    assert program.finish().code == 0
+    return weights(program.run_dir)
+
+
+def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed):
+    program = Program(tmp_path)
+    told = killed(program, 3, seed=0)
+    assert len(told) == 3
+    last = program.finish()
+    assert last.code == 0 and "going on from step" in last.output, last.output
+    assert weights(program.run_dir) == undisturbed
+    # The steps that were taken twice are in the record once.
+    steps = [
+        line.split(",")[0]
+        for line in (program.run_dir / "metrics.jsonl").read_text().splitlines()
+        if '"gradient_norm"' in line
+    ]
+    assert len(steps) == len(set(steps)) == 60
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(
+    number, tmp_path, undisturbed
+):
+    program = Program(tmp_path)
+    stopped = program.disturb(lambda program: program.step >= 23, number)
+    assert stopped.code == 128 + number, stopped.output
+    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
+    assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
+    assert "of 60, saved\n" in stopped.output
+    assert "the same command again goes on from there\n" in stopped.output
+    done = program.finish()
+    assert done.code == 0 and "going on from step" in done.output, done.output
+    assert weights(program.run_dir) == undisturbed

@@ -1,0 +1,112 @@
+"""Signals: a line and an exit before the loop, a saved step within it, never a crash."""
+
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+
+import pytest
+
+from tests.training.campaign import Ended, Program, ended
+
+FIRST_LINES = "import sys; from windlass.training.signals import Signals"
+
+
+def told(body: str, *numbers: signal.Signals, gap: float = 0.3) -> Ended:
+    """Run lines that print "ready" when they are, and send each signal in turn."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{FIRST_LINES}\n{textwrap.dedent(body)}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    for number in numbers:
+        process.send_signal(number)
+        time.sleep(gap)
+    return ended(process)
+
+
+BEFORE_THE_LOOP = """
+    import time
+    with Signals().listening() as signals, signals.phase("compiling the step"):
+        print("ready", flush=True)
+        time.sleep(30)
+"""
+IN_THE_LOOP = """
+    import time
+    with Signals().listening() as signals, signals.waits():
+        print("ready", flush=True)
+        while signals.stop is None:
+            time.sleep(0.01)
+        print(f"step done, then saved", flush=True)
+        time.sleep(1)
+"""
+
+
+def test_before_the_loop_a_signal_ends_the_process_with_its_line():
+    assert told(BEFORE_THE_LOOP, signal.SIGTERM) == Ended(
+        143, "SIGTERM while compiling the step: nothing was lost\n"
+    )
+    assert told(BEFORE_THE_LOOP, signal.SIGINT) == Ended(
+        130, "Ctrl-C while compiling the step: nothing was lost\n"
+    )
+
+
+def test_in_the_loop_a_signal_is_only_noted():
+    assert told(IN_THE_LOOP, signal.SIGTERM) == Ended(
+        0,
+        "SIGTERM: finishing this step, then saving; Ctrl-C again stops at once\n"
+        "step done, then saved\n",
+    )
+
+
+def test_a_second_ctrl_c_stops_at_once():
+    ended = told(IN_THE_LOOP, signal.SIGINT, signal.SIGINT)
+    assert ended.code == 130
+    assert ended.output.endswith(
+        "Ctrl-C again: stopped at once; the last checkpoint is as it was\n"
+    )
+
+
+def test_a_signal_during_a_compilation_leaves_no_crash():
+    """The compiler works in C++, where no Python handler runs: the line must come all the same."""
+    compiles = """
+        import jax, jax.numpy as jnp
+        def slow(x):
+            for i in range(400):
+                x = jnp.sin(x @ x) + jnp.cumsum(jnp.sort(x, axis=i % 2), axis=0) * i
+            return x
+        lowered = jax.jit(slow).lower(jnp.ones((64, 64)))
+        with Signals().listening() as signals, signals.phase("compiling the step"):
+            print("ready", flush=True)
+            lowered.compile()
+            print("compiled", flush=True)
+    """
+    for number in (signal.SIGTERM, signal.SIGINT):
+        found = told(compiles, number)
+        assert found.code == 128 + number, found.output
+        assert "while compiling the step: nothing was lost" in found.output
+        assert "compiled" not in found.output and "Traceback" not in found.output
+
+
+def test_what_was_set_before_is_set_again_after():
+    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    from windlass.training.signals import Signals
+
+    with pytest.raises(KeyError), Signals().listening():
+        raise KeyError
+    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+
+
+def test_a_signal_while_a_run_starts_or_compiles_is_survived(tmp_path):
+    """The real program, at moments spread over its start."""
+    program = Program(tmp_path)
+    for number, wait in ((signal.SIGINT, 0.6), (signal.SIGTERM, 3.0), (signal.SIGINT, 6.0)):
+        process = program.start()
+        time.sleep(wait)
+        process.send_signal(number)
+        found = ended(process)
+        assert found.code == 128 + number, found.output
+        assert "Traceback" not in found.output, found.output
