@@ -89,7 +89,7 @@ def usage(ctx: typer.Context) -> str:
     if isinstance(ctx.command, TyperGroup):
         return f"{words[0]} COMMAND"
     params = ctx.command.get_params(ctx)
-    words += [param.metavar for param in params if param.param_type_name == "argument"]
+    words += [str(param.metavar) for param in params if param.param_type_name == "argument"]
     if any(param.param_type_name == "option" and param.name != "help" for param in params):
         words.append("[OPTIONS]")
     if ctx.allow_extra_args:

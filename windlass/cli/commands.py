@@ -1,0 +1,350 @@
+"""The commands."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+import windlass
+from windlass.cli.words import Command, Commands
+from windlass.config import listing, section, shipped
+from windlass.config.reading import attempt
+from windlass.errors import UserError
+from windlass.training.signals import Signals
+
+T = TypeVar("T")
+app = typer.Typer(
+    name="windlass",
+    cls=Commands,
+    invoke_without_command=True,
+    add_completion=False,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+# Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
+WITH_KEYS = {"allow_extra_args": True}
+Recipe = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RECIPE", help="a YAML file, or the name of a recipe that ships with windlass"
+    ),
+]
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),
+]
+Step = Annotated[
+    str | None, typer.Option(metavar="N", help="the checkpoint of this step, not the newest")
+]
+
+
+def run(words: list[str], signals: Signals) -> int:
+    """Do what the words say, and give the exit code; what a user can put right is printed alone."""
+    try:
+        return app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
+    except UserError as error:
+        return _refuse(str(error))
+    except typer.TyperException as error:
+        what = error.format_message().rstrip(".")
+        return _refuse(f"{what[:1].lower()}{what[1:]}; windlass --help says what there is")
+
+
+@app.callback()
+def program(
+    ctx: typer.Context,
+    version: Annotated[
+        bool, typer.Option("--version", help="the versions of windlass, JAX and Python")
+    ] = False,
+) -> None:
+    """Train language models on whatever accelerator there is, from one recipe.
+
+    Start with the first of these: a small model learns to write stories, on any CPU, in about a
+    minute. `windlass COMMAND --help` explains a command.
+
+    windlass train quickstart
+    windlass generate quickstart "Once upon a time"
+    """
+    if version:
+        _print_version()
+        raise typer.Exit
+    if ctx.invoked_subcommand is None:
+        print(ctx.get_help())
+
+
+@app.command(cls=Command, context_settings=WITH_KEYS)
+def train(
+    ctx: typer.Context,
+    recipe: Annotated[
+        str | None,
+        typer.Argument(
+            metavar="[RECIPE]", help="a YAML file, or the name of a recipe that ships with windlass"
+        ),
+    ] = None,
+) -> int | None:
+    """Train a recipe; the same command again goes on where it stopped.
+
+    Without a recipe: lists those that ship. Ctrl-C finishes the step and saves; a second one stops
+    at once.
+
+    windlass train
+    windlass train quickstart
+    windlass train quickstart train.steps=500 optim.learning_rate=1e-3
+    windlass train mine.yaml --device gpu --mesh.tensor 2
+    """
+    if recipe is None:
+        return _list_recipes()
+    from windlass.calls import train as call
+
+    trained = call(recipe, ctx.args, signals=ctx.obj)
+    return None if trained.stopped_by is None else 128 + trained.stopped_by
+
+
+@app.command(cls=Command, context_settings=WITH_KEYS)
+def data(
+    ctx: typer.Context,
+    recipe: Recipe = None,
+    rows: Annotated[str, typer.Option(metavar="N", help="how many rows to show")] = "3",
+    split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test")] = "train",
+) -> None:
+    """Show rows as the model will see them, and how full they are.
+
+    Documents in colours, what is not trained on dimmed, then counts of documents, rows and tokens.
+    No model is built, and no accelerator is needed.
+
+    windlass data quickstart
+    windlass data mine.yaml --rows 10 --split validation
+    windlass data mine.yaml data.length=4096
+    """
+    shown = _options(Shown, rows=rows, split=split)
+    if recipe is None:
+        raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
+    with ctx.obj.phase("preparing the data"):
+        from windlass.calls import prepare
+        from windlass.data.show import show
+
+        prepared = prepare(recipe, ctx.args, console=Console(stderr=True))
+        # A line is a line to whoever reads it with other tools; a terminal breaks it at words.
+        console = Console(highlight=False)
+        console.soft_wrap = not console.is_terminal
+        show(prepared, prepared.split(shown.split), console, shown.rows)
+
+
+@app.command(cls=Command, context_settings=WITH_KEYS)
+def evaluate(
+    ctx: typer.Context,
+    run: RunName = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="validation, test or train")
+    ] = "validation",
+    step: Step = None,
+) -> None:
+    """Measure the loss and perplexity of a run on held-out rows.
+
+    windlass evaluate quickstart
+    windlass evaluate runs/mine-1a2b3c4d --split test --step 2000
+    windlass evaluate mine data.source.path=others.jsonl device=cpu
+    """
+    measured = _options(Measured, split=split, step=step)
+    with ctx.obj.phase("evaluating"):
+        from windlass.calls import evaluate as call
+        from windlass.calls import find
+        from windlass.telemetry.console import number
+
+        folder = find(run)
+        with _waiting("evaluating"):
+            found = call(folder, ctx.args, split=measured.split, step=measured.step)
+    facts = {"run": str(folder), "split": measured.split}
+    facts |= {name.replace("_", " "): number(value) for name, value in found.items()}
+    for name, value in facts.items():
+        _say(Text.assemble((f"{name:<14}", "bold"), value))
+
+
+@app.command(cls=Command, context_settings=WITH_KEYS)
+def generate(
+    ctx: typer.Context,
+    run: RunName = None,
+    prompt: Annotated[
+        str, typer.Argument(metavar="[PROMPT]", help="the text to write on from")
+    ] = "",
+    temperature: Annotated[
+        str, typer.Option(metavar="X", help="0: always the likeliest token")
+    ] = "0.8",
+    top_k: Annotated[
+        str | None, typer.Option(metavar="N", help="choose among so many tokens")
+    ] = None,
+    top_p: Annotated[
+        str | None, typer.Option(metavar="X", help="choose among this share of probability")
+    ] = None,
+    repetition_penalty: Annotated[
+        str, typer.Option(metavar="X", help="above 1: fewer repetitions")
+    ] = "1",
+    tokens: Annotated[str, typer.Option(metavar="N", help="at most so many new ones")] = "200",
+    stop: Annotated[
+        list[str] | None, typer.Option(metavar="TEXT", help="end before this; may be given twice")
+    ] = None,
+    seed: Annotated[str, typer.Option(metavar="N", help="another seed, another text")] = "0",
+    step: Step = None,
+) -> None:
+    """Write on from a prompt, printed as it comes.
+
+    windlass generate quickstart "Once upon a time"
+    windlass generate quickstart "One day" --temperature 0.5 --top-k 40 --tokens 80
+    windlass generate runs/mine-1a2b3c4d "Question:" --stop Question: > answer.txt
+    """
+    chosen = _options(Chosen, step=step)
+    with ctx.obj.phase("generating"):
+        from windlass.calls import stream
+        from windlass.evaluation.generate import Sampling
+
+        sampling = _options(
+            Sampling,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            tokens=tokens,
+            stop=stop or [],
+            seed=seed,
+        )
+        pieces = stream(run, prompt, ctx.args, step=chosen.step, **vars(sampling))
+        _write(prompt, pieces)
+
+
+@app.command(cls=Command)
+def verify(ctx: typer.Context, run: RunName = None) -> int:
+    """Check every byte of a run's checkpoints, and name what is damaged.
+
+    Nothing is changed. The exit code is 1 where something is damaged.
+
+    windlass verify quickstart
+    windlass verify runs/mine-1a2b3c4d
+    """
+    with ctx.obj.phase("verifying"):
+        from windlass.calls import verify as call
+
+        with _waiting("reading every byte"):
+            report = call(run)
+    _say(Text(str(report), "" if report.good else "red"))
+    return 0 if report.good else 1
+
+
+@app.command(cls=Command)
+def schema(ctx: typer.Context) -> None:
+    """Print the JSON schema of a recipe, for an editor to complete it by.
+
+    An editor with a YAML language server takes it from the first line of a recipe:
+    `# yaml-language-server: $schema=recipe.schema.json`
+
+    windlass schema > recipe.schema.json
+    """
+    import json
+
+    with ctx.obj.phase("reading the sections"):
+        from windlass.calls import schema as call
+
+        print(json.dumps(call(), indent=2))
+
+
+Split = Literal["train", "validation", "test"]
+
+
+@section
+class Shown:
+    """The options of `data`."""
+
+    rows: int
+    split: Split
+
+    def __post_init__(self):
+        if self.rows < 0:
+            raise ValueError(f"rows is {self.rows}; it must be 0 or more")
+
+
+@section
+class Chosen:
+    """Which checkpoint of a run."""
+
+    step: int | None
+
+
+@section
+class Measured(Chosen):
+    """The options of `evaluate`."""
+
+    split: Split
+
+
+def _options(schema: type[T], **values: Any) -> T:
+    found, problems = attempt(schema, values)
+    if problems:
+        lines = [f"--{key.replace('_', '-')} {what}" for key, what in problems]
+        raise UserError("\n".join(lines))
+    return found
+
+
+def _refuse(what: str) -> int:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(what, "red"))
+    return 2
+
+
+def _say(text: Text) -> None:
+    Console(highlight=False, soft_wrap=True).print(text)
+
+
+def _write(prompt: str, pieces: Iterator[str]) -> None:
+    """The text as it comes; on a terminal with the prompt in bold, and nothing that moves it."""
+    on_terminal = sys.stdout.isatty()
+    with _waiting("loading the model"):
+        first = next(pieces, "")  # what is refused is refused before anything is written
+    if on_terminal:
+        Console(highlight=False, soft_wrap=True).print(Text(prompt, "bold"), end="")
+    else:
+        sys.stdout.write(prompt)
+    for piece in chain([first], pieces):
+        sys.stdout.write(_harmless(piece) if on_terminal else piece)
+        sys.stdout.flush()
+    print()
+
+
+def _harmless(text: str) -> str:
+    """What an untrained model writes may hold any byte, those that command a terminal too."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
+
+
+@contextmanager
+def _waiting(what: str) -> Iterator[None]:
+    """A sign of life on a terminal, and nothing elsewhere."""
+    # Not one of Rich's spinners: they hide the cursor, and a signal would leave it hidden.
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()
+
+
+def _list_recipes() -> None:
+    _say(Text("windlass train RECIPE, where RECIPE is a YAML file or one of"))
+    names = shipped()
+    width = max(len(name) for name in names)
+    for name, path in names.items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        _say(Text.assemble((f"  {name:<{width}}", "bold"), f"  {first}"))
+
+
+def _print_version() -> None:
+    from importlib.metadata import version
+    from platform import python_version
+
+    print(f"windlass {windlass.__version__}, jax {version('jax')}, python {python_version()}")
