@@ -34,7 +34,8 @@ class Command(TyperCommand):
         return keys
 
     def get_help(self, ctx: Any) -> str:
-        return explanation(ctx)
+        console = Console(highlight=False)
+        return explanation(ctx, console, width=min(console.width, WIDEST))
 
     def _parted(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
         """Options with their values, words that have a place of their own, and keys."""
@@ -80,7 +81,8 @@ class Commands(TyperGroup):
         return TyperGroup.resolve_command(self, ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        return explanation(ctx)
+        console = Console(highlight=False)
+        return explanation(ctx, console, width=min(console.width, WIDEST))
 
 
 def usage(ctx: typer.Context) -> str:
@@ -97,10 +99,8 @@ def usage(ctx: typer.Context) -> str:
     return " ".join(words)
 
 
-def explanation(ctx: typer.Context) -> str:
+def explanation(ctx: typer.Context, console: Console, width: int) -> str:
     """What a command is for, its words, and examples: those paragraphs that are commands."""
-    console = Console(highlight=False)
-    console.width = min(console.width, WIDEST)
     paragraphs = inspect.cleandoc(ctx.command.help or "").split("\n\n")
     examples = [text for text in paragraphs if text.startswith("windlass ")]
     prose = [" ".join(text.split()) for text in paragraphs if text not in examples]
@@ -108,7 +108,7 @@ def explanation(ctx: typer.Context) -> str:
         console.print(Text(usage(ctx), "bold"))
         for part in (*map(Text, prose), _words(ctx)):
             console.print()
-            console.print(part)
+            console.print(part, width=width)
         for text in examples:
             console.print()
             console.print(Text(indent(text, "  "), "cyan"), soft_wrap=True)

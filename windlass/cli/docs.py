@@ -1,0 +1,122 @@
+"""`make docs`: the schema, and a reference of every key and command, from the source."""
+
+import dataclasses
+import html
+import inspect
+import io
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+from rich.console import Console
+
+from windlass.calls import schema
+from windlass.cli.commands import app
+from windlass.cli.words import explanation
+from windlass.config import KINDS, comments, listing, tree
+from windlass.config.reading import describe
+from windlass.config.sections import Open, default, dotted, fields, holds
+from windlass.run import Run
+
+WIDTH = 80  # of the commands' help
+ABOUT = f"""\
+# Reference
+
+Written from the source by `make docs`.
+
+A recipe is a YAML file of the sections below. A key can be written dotted in any mapping
+(`train.batch: 64`), and given on the command line, where it wins: `train.batch=64` or
+`--train.batch 64`. Under `by_device`, by kind ({listing(KINDS)}), stand keys that win over the rest
+of the file on that kind of device. `recipe.schema.json` says the same to an editor.
+"""
+
+
+def main() -> None:
+    for name, text in pages().items():
+        path = Path("docs") / name
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text, encoding="utf-8")
+        print(path)
+
+
+def pages() -> dict[str, str]:
+    """The files of `docs/` that are written from the source, by name."""
+    lines = [ABOUT]
+    for name, (_, annotation) in fields(Run).items():
+        lines += _section(name, annotation, "##")
+    return {
+        "recipe.schema.json": json.dumps(schema(), indent=2) + "\n",
+        "reference.md": "\n".join([*lines, *_commands()]),
+    }
+
+
+def _section(key: str, annotation: Any, level: str) -> Iterator[str]:
+    slot = holds(annotation)
+    yield f"{level} {key}\n"
+    if slot.shape == "open":
+        yield from _open(key, slot.of, level)
+        return
+    yield f"{inspect.getdoc(slot.of)}\n"
+    if shorthand := getattr(slot.of, "shorthand", None):
+        yield f"`{key}: x` is short for `{key}: {{{shorthand}: x}}`.\n"
+    yield from _table(key, slot.of)
+    yield from _opens(key, slot.of, level)
+
+
+def _open(key: str, choice: Open, level: str) -> Iterator[str]:
+    usual = f"; {choice.usual} where none is named" if choice.usual else ""
+    yield f"`{dotted(key, choice.tag)}` is {listing(choice.names())}{usual}.\n"
+    for name in choice.names():
+        member = choice.load(name)
+        yield f"{level}# {key}, {choice.tag} {name}\n"
+        yield f"{inspect.getdoc(member)}\n"
+        yield from _table(key, member)
+        yield from _opens(key, member, f"{level}#")
+
+
+def _opens(key: str, schema: Any, level: str) -> Iterator[str]:
+    """The open sets among the fields of a section, each with its own members."""
+    for name, (_, annotation) in fields(schema).items():
+        if holds(annotation).shape == "open":
+            yield from _section(dotted(key, name), annotation, f"{level}#")
+
+
+def _table(key: str, schema: Any) -> Iterator[str]:
+    rows = list(_rows(key, schema))
+    if rows:
+        yield "| key | holds | default | meaning |\n|---|---|---|---|"
+        yield from rows
+        yield ""
+
+
+def _rows(key: str, schema: Any) -> Iterator[str]:
+    notes = comments(schema)
+    for name, (field, annotation) in fields(schema).items():
+        full, slot, usual = dotted(key, name), holds(annotation), default(field)
+        if slot.shape == "section":
+            yield from _rows(full, slot.of)
+            continue
+        holding = f"see [{full}](#{full.replace('.', '')})"
+        if slot.shape != "open":
+            holding = describe(annotation)
+        shown = "required"
+        if usual is not dataclasses.MISSING:
+            shown = f"`{json.dumps(tree(usual), ensure_ascii=False)}`"
+        meaning = html.escape(notes.get(name, ""), quote=False)
+        yield f"| `{full}` | {holding} | {shown} | {meaning} |"
+
+
+def _commands() -> Iterator[str]:
+    yield "## Commands\n"
+    program: Any = typer.main.get_command(app)
+    whole = program.make_context("windlass", [], resilient_parsing=True)
+    for name, command in program.commands.items():
+        ctx = command.make_context(name, [], parent=whole, resilient_parsing=True)
+        console = Console(file=io.StringIO(), width=WIDTH, highlight=False, color_system=None)
+        yield f"### {name}\n\n```\n{explanation(ctx, console, WIDTH)}\n```\n"
+
+
+if __name__ == "__main__":
+    main()
