@@ -25,14 +25,17 @@ def config(family: str):
 @cache
 def model(family: str):
     """The tiny model of a family, with random norms and biases: none of them is 1 or 0."""
-    return roughened(config(family).init(jax.random.key(0)))
-
-
-def roughened(tree: PyTree) -> PyTree:
-    leaves, structure = jax.tree.flatten(tree)
     rng = np.random.default_rng(7)
-    rough = [x + 0.1 * rng.normal(size=x.shape).astype(x.dtype) for x in leaves]
-    return structure.unflatten(rough)
+
+    def roughen(x):
+        return jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(x.dtype))
+
+    return jax.tree.map(roughen, eqx.filter_jit(config(family).init)(jax.random.key(0)))
+
+
+def abstract(config) -> PyTree:
+    """The model of a config without its values."""
+    return eqx.filter_eval_shape(config.init, jax.random.key(0))
 
 
 def documents(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:

@@ -10,6 +10,7 @@ import json
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 import numpy as np
 
@@ -39,7 +40,7 @@ def texts(vocab: int) -> list[np.ndarray]:
 def tensors(config) -> dict[str, np.ndarray]:
     """Random weights in the reference's layout: logits of size 1, no norm 1, no bias 0."""
     family = importlib.import_module(type(config).__module__)
-    blank = to_tensors(config.init(jax.random.key(0)), family.NAMES)
+    blank = to_tensors(eqx.filter_jit(config.init)(jax.random.key(0)), family.NAMES)
     rng = np.random.default_rng(1)
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:

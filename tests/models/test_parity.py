@@ -20,8 +20,7 @@ cases = pytest.mark.parametrize(("name", "tied"), reference.CASES)
 def ours(config, tensors: dict[str, np.ndarray]) -> reference.Answers:
     """The same from this package: all documents packed in rows, one of them with padding."""
     names = importlib.import_module(type(config).__module__).NAMES
-    abstract = eqx.filter_eval_shape(config.init, jax.random.key(0))
-    model = from_tensors(abstract, names, tensors)
+    model = from_tensors(tiny.abstract(config), names, tensors)
     a, b, c, d, e = reference.texts(config.vocab)
     batch = tiny.packed([[a, b, d], [c], [e]], length=14)
 

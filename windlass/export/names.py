@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.layers.linear import Linear
 from windlass.layers.stack import Stack
@@ -55,10 +56,7 @@ def from_tensors(
         leaves.append(jax.device_put(value, array.value.sharding))
     problems |= {name: "is nothing of this model's" for name in tensors if name not in used}
     if problems:
-        count = "1 tensor does" if len(problems) == 1 else f"{len(problems)} tensors do"
-        width = max(map(len, problems))
-        lines = [f"  {name:{width}}  {what}" for name, what in problems.items()]
-        raise UserError("\n".join([f"{count} not fit:", *lines]))
+        raise UserError(report(list(problems.items()), "the tensors"))
     arrays, rest = eqx.partition(model, _is_array)
     return eqx.combine(jax.tree.structure(arrays).unflatten(leaves), rest)
 
@@ -106,14 +104,17 @@ def _arrays(model: Any) -> Iterator[_Array]:
                 layers = range(kind, node.layers, len(node.kinds))
                 words.append("{layer}")
                 node = node.kinds[kind]
-            elif isinstance(step, jax.tree_util.GetAttrKey):
-                words.append(step.name)
-                owner, node = node, getattr(node, step.name)
             else:
-                words.append(str(step.idx))
-                owner, node = node, node[step.idx]
+                words.append(jax.tree_util.keystr((step,), simple=True))
+                owner, node = node, _child(node, step)
         shape = value.shape if layers is None else value.shape[1:]
         yield _Array(tuple(words), value, _flat(owner, words[-1], shape), layers)
+
+
+def _child(node: Any, step: Any) -> Any:
+    if isinstance(step, jax.tree_util.GetAttrKey):
+        return getattr(node, step.name)
+    return node[step.key if isinstance(step, jax.tree_util.DictKey) else step.idx]
 
 
 def _flat(owner: Any, field: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
