@@ -34,8 +34,10 @@ class Schedule:
             raise ValueError(f"warmup_steps is {self.warmup_steps}; it is a count, 0 or more")
 
     def warmup(self, steps: int) -> int:
-        share = None if self.warmup_share is None else math.ceil(self.warmup_share * steps)
-        return min((n for n in (self.warmup_steps, share) if n is not None), default=0)
+        share = self.warmup_share
+        # Rounded first: 0.07 of 100 steps is 7.000000000000001 in binary, and would be 8.
+        part = None if share is None else math.ceil(round(share * steps, 6))
+        return min((n for n in (self.warmup_steps, part) if n is not None), default=0)
 
     def over(self, steps: int) -> Callable[[Int[Array, ""]], Float[Array, ""]]:
         """The share of the peak at step s of a run of so many steps."""
