@@ -1,0 +1,76 @@
+"""Every file of an open set defines what its folder's contract asks: a new one is tested too."""
+
+import dataclasses
+import importlib
+import pkgutil
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+
+from tests import tiny
+from windlass import models, objectives, optim, sources
+from windlass.config import read, tree
+from windlass.layers.head import Head
+
+
+def files(package) -> list:
+    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    return [pytest.param(f"{package.__name__}.{name}", id=name) for name in found]
+
+
+def section(module: str, attribute: str) -> Any:
+    """The section a file defines, which is frozen, has only keywords and says what it is."""
+    found = getattr(importlib.import_module(module), attribute)
+    assert found.__dataclass_params__.frozen
+    assert all(field.kw_only for field in dataclasses.fields(found))
+    assert found.__doc__ and not found.__doc__.startswith(f"{attribute}(")
+    return found
+
+
+@pytest.mark.parametrize("module", files(models))
+def test_a_family_defines_a_config_and_its_model(module):
+    config = section(module, "Config").tiny()
+    assert isinstance(config, models.Config)
+    assert isinstance(config.causal, bool)
+    assert all(getattr(config, axis, size) == size for axis, size in config.sizes.items())
+    assert read(type(config), tree(config)) == config
+
+    def call(model):
+        assert isinstance(model, models.Model)
+        assert isinstance(model.head, Head)
+        return model(tiny.rows(config.vocab))
+
+    hidden, auxiliary, memory = eqx.filter_eval_shape(call, tiny.abstract(config))
+    assert hidden.shape == (8, 12, config.sizes["embed"])
+    assert isinstance(auxiliary, dict)
+    assert memory is None
+
+
+@pytest.mark.parametrize("module", files(objectives))
+def test_an_objective_names_its_columns_and_can_be_called(module):
+    objective = section(module, "Objective")
+    assert issubclass(objective, objectives.Contract)
+    assert isinstance(objective.columns, tuple)
+    assert isinstance(objective(), objectives.Objective)
+
+
+@pytest.mark.parametrize("module", files(optim))
+def test_an_optimiser_builds_a_transformation_and_tells_its_rate(module):
+    optimizer = section(module, "Optimizer")(learning_rate=0.1)
+    built = optimizer.build(10)
+    state = built.init({"weight": jnp.ones(3)})
+    assert isinstance(built, optax.GradientTransformation)
+    assert jax.tree.leaves(state)
+    assert optimizer.rate(10)(jnp.int32(3)).shape == ()
+
+
+@pytest.mark.parametrize("module", files(sources))
+def test_a_source_says_what_it_yields(module):
+    source = section(module, "Source")
+    assert source.yields in ("text", "tokens", "blocks")
+    assert all(callable(getattr(source, name)) for name in ("__len__", "__getitem__"))
+    assert callable(source.fingerprint)
