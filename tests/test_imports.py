@@ -1,14 +1,14 @@
 """Each folder imports only from those above it: a cycle is what no edit of one file undoes."""
 
 import ast
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 import windlass
 
-ORDER: list[str] = (
+ORDER: Sequence[str] = (
     "errors config devices layers models adapters sources data objectives optim checkpoint "
     "telemetry run evaluation training plan export launch calls cli"
 ).split()
