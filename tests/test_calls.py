@@ -1,0 +1,261 @@
+"""What the commands do, called from Python, on one small run."""
+
+import dataclasses
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+
+import windlass
+from tests import trained
+from windlass import calls
+from windlass import run as runs
+from windlass.errors import UserError
+from windlass.run import Run
+from windlass.training import folder as folders
+from windlass.training.session import describe
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    return trained.workplace(tmp_path_factory)
+
+
+@pytest.fixture
+def run(place, monkeypatch) -> Path:
+    """The folder of the run, as it is named from where the program would be called."""
+    monkeypatch.chdir(place)
+    return trained.only_run(place).relative_to(place)
+
+
+@pytest.fixture
+def empty(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refusal(call, *words, **options) -> str:
+    with pytest.raises(UserError) as refused:
+        call(*words, **options)
+    return str(refused.value)
+
+
+def last_line(run: Path, key: str) -> dict:
+    lines = map(json.loads, (run / folders.METRICS).read_text().splitlines())
+    return [line for line in lines if key in line][-1]
+
+
+def test_what_is_offered_at_the_top_is_what_the_commands_call():
+    for name in windlass.__all__:
+        assert getattr(windlass, name) is getattr(calls, name)
+
+
+def test_a_name_that_is_not_offered_is_not_there():
+    with pytest.raises(AttributeError, match="module 'windlass' has no attribute 'tarin'"):
+        windlass.tarin  # noqa: B018
+
+
+def test_batches_of_3_and_7_measure_the_same_loss_on_10_rows(run):
+    by_three = windlass.evaluate(run, ["train.batch=3"])
+    by_seven = windlass.evaluate(run, ["train.batch=7"])
+    assert len(windlass.prepare("tiny.yaml").split("validation")) == trained.ROWS
+    assert by_three == pytest.approx(by_seven, rel=1e-6)
+
+
+def test_an_evaluation_measures_what_the_run_measured_at_its_end(run):
+    found = windlass.evaluate(run)
+    assert found["step"] == 4
+    assert found["loss"] == pytest.approx(last_line(run, "validation_loss")["validation_loss"])
+
+
+def test_an_earlier_checkpoint_has_its_own_loss(run):
+    at_start, at_end = windlass.evaluate(run, step=0), windlass.evaluate(run)
+    assert at_start["step"] == 0
+    assert at_start["loss"] > at_end["loss"] + 0.01
+
+
+def test_other_text_is_read_with_the_vocabulary_of_the_run(run, tmp_path):
+    trained.write_corpus(tmp_path / "same.jsonl", trained.DOCUMENTS)
+    trained.write_corpus(tmp_path / "half.jsonl", trained.DOCUMENTS // 2)
+    same = windlass.evaluate(run, [f"data.source.path={tmp_path}/same.jsonl"])
+    assert same == windlass.evaluate(run)
+    # From half the text another vocabulary would be learned, and the checkpoint refused.
+    half = windlass.evaluate(run, [f"data.source.path={tmp_path}/half.jsonl"], split="train")
+    assert half["loss"] == pytest.approx(same["loss"], abs=0.5)
+
+
+def test_a_split_that_is_none_is_refused(run):
+    assert refusal(windlass.evaluate, run, split="dev") == (
+        "split is dev; it must be train, validation or test"
+    )
+
+
+def test_a_split_that_the_run_did_not_hold_out_is_refused(run):
+    assert refusal(windlass.evaluate, run, split="test") == (
+        f"{run} holds out no test documents; it has train and validation ones"
+    )
+
+
+def test_a_step_that_was_not_kept_is_refused(run):
+    assert refusal(windlass.evaluate, run, step=3) == (
+        f"no checkpoint at step 3 in {run}/checkpoints; there are 0, 2, 4"
+    )
+
+
+def test_another_model_than_the_one_that_was_trained_is_refused(run):
+    fields = (
+        "vocab 300, embed 32, mlp 64, layers {}, heads 4, kv_heads 2, head_dim 8, theta 10000.0, "
+        "eps 1e-06, tied True, attention_bias False"
+    )
+    assert refusal(windlass.generate, run, "One", ["model.layers=3"]) == (
+        f"checkpoint at step 4 was written for model qwen3 ({fields.format(2)}); "
+        f"this run describes model qwen3 ({fields.format(3)}). "
+        "Take the change back, or start another run with run.dir"
+    )
+
+
+def test_other_tokens_than_those_that_were_trained_on_are_refused(run):
+    said = refusal(windlass.evaluate, run, ["tokenizer=byte", "tokenizer.vocab=null"])
+    assert said.startswith("checkpoint at step 4 was written for tokenizer of 300 tokens (")
+    assert "; this run describes tokenizer of 257 tokens (" in said
+
+
+def test_a_list_of_prompts_gives_a_text_for_each(run):
+    texts = windlass.generate(run, ["Once", "One day"], tokens=5, temperature=0)
+    assert len(texts) == 2
+    assert texts[0] == windlass.generate(run, "Once", tokens=5, temperature=0)[0]
+
+
+def test_a_stream_is_the_same_text_in_pieces(run):
+    options = dict(tokens=12, temperature=0.9, top_k=50, seed=3)
+    pieces = list(calls.stream(run, "Once", **options))
+    assert len(pieces) > 1
+    assert ["".join(pieces)] == windlass.generate(run, "Once", **options)
+
+
+def test_an_option_of_sampling_that_is_unknown_or_out_of_range_is_refused(run):
+    assert refusal(windlass.generate, run, "Once", temprature=1) == (
+        "1 problem in the call:\n  temprature  unknown; did you mean temperature?"
+    )
+    assert refusal(windlass.generate, run, "Once", top_p=0) == (
+        "1 problem in the call:\n  top_p  is 0.0; it is a share, above 0 and at most 1"
+    )
+
+
+def test_data_is_prepared_for_a_device_that_is_not_here(run):
+    lengths = {"tpu": {"data.length": 30}, "cpu": {"data.length": 20}}
+    here = trained.recipe(device={"kind": "auto"}) | {"by_device": lengths}
+    assert windlass.prepare(here).split("train").length == 20
+    assert windlass.prepare(here, ["device=tpu"]).split("train").length == 30
+
+
+def test_preparing_data_says_what_is_wrong_with_the_whole_recipe():
+    assert refusal(windlass.prepare, trained.recipe(), ["train.btch=3", "model.heads=0.5"]) == (
+        "2 problems in the recipe and the command line:\n"
+        "  model.heads  is 0.5; it must be a whole number\n"
+        "  train.btch   unknown; did you mean batch?"
+    )
+
+
+def test_problems_of_keys_come_before_an_absent_device():
+    keys = ["device=tpu", "train.btch=3", "optim.learning_rate=-1"]
+    assert refusal(describe, trained.recipe(), keys) == (
+        "2 problems in the recipe and the command line:\n"
+        "  optim.learning_rate  is -1.0; it must be above 0\n"
+        "  train.btch           unknown; did you mean batch?"
+    )
+    assert refusal(describe, trained.recipe(), ["device=tpu"]).startswith(
+        "device.kind is tpu, and no TPU is present, only "
+    )
+
+
+def test_the_schema_holds_every_section():
+    sections = {field.name for field in dataclasses.fields(Run)}
+    assert set(windlass.schema()["properties"]) == sections | {"by_device"}
+
+
+def test_a_good_run_is_verified_and_a_flipped_byte_is_named(run, tmp_path):
+    copied = tmp_path / "copied"
+    shutil.copytree(run, copied)
+    assert windlass.verify(copied).good
+    largest = max(copied.glob("checkpoints/2/**/*"), key=lambda path: path.stat().st_size)
+    whole = bytearray(largest.read_bytes())
+    whole[len(whole) // 2] ^= 1
+    largest.write_bytes(whole)
+    report = windlass.verify(copied)
+    assert [finding.name for finding in report.findings if not finding.good] == ["2"]
+    assert largest.name in str(report)
+
+
+def test_what_wins_on_this_kind_of_device_is_stored_resolved(run):
+    stored = folders.stored(run)
+    assert stored["train"]["batch"] == 2 * trained.RECIPE["train"]["batch"]
+    rate = trained.RECIPE["optim"]["learning_rate"]
+    assert stored["optim"]["learning_rate"] == pytest.approx(1.2 * rate)
+    assert "by_device" not in stored
+
+
+def test_what_wins_on_this_kind_of_device_is_printed(run):
+    printed = Path(trained.OUTPUT).read_text()
+    assert "by_device    on cpu: train.batch 16, optim.learning_rate 0.0036\n" in printed
+    assert "batch        16 = 16 a device × 1 accumulation × 1 shards" in printed
+
+
+def test_the_resolved_recipe_is_of_the_same_run(run):
+    resolved = describe(run / folders.RECIPE)
+    assert runs.digest(resolved.run) == run.name.removeprefix("tiny-")
+    assert describe("tiny.yaml").folder == run
+
+
+def test_a_run_is_found_by_folder_by_name_and_by_recipe(run):
+    for name in (run, str(run), run.name, "tiny", "tiny.yaml", run.absolute()):
+        assert calls.find(name).samefile(run)
+
+
+def test_without_runs_one_is_told_how_to_make_one(empty):
+    none = "nothing is in runs/ here yet, and `windlass train RECIPE` makes a run"
+    assert refusal(calls.find, None) == f"which run? {none}"
+    assert refusal(calls.find, "nowhere") == (
+        f"nowhere is not a run: there is no such folder; {none}"
+    )
+
+
+def test_what_is_not_a_run_is_refused_with_the_runs_there_are(empty):
+    for name in ("mine-11111111", "yours-22222222"):
+        invent(empty / "runs" / name)
+    (empty / "elsewhere").mkdir()
+    there = "there are runs/yours-22222222 (no checkpoint) and runs/mine-11111111 (no checkpoint)"
+    assert refusal(calls.find, "elsewhere") == (
+        f"elsewhere is not a run: it has no recipe.yaml; {there}"
+    )
+    assert refusal(calls.find, "runs/mine-1111") == (
+        "runs/mine-1111 is not a run: there is no such folder; "
+        f"did you mean runs/mine-11111111? {there}"
+    )
+
+
+def test_a_recipe_with_two_runs_is_refused_with_both(empty):
+    invent(empty / "runs/mine-11111111")
+    invent(empty / "runs/mine-22222222", step=20)
+    assert refusal(calls.find, "mine.yaml") == (
+        "mine.yaml has 2 runs: runs/mine-22222222 (step 20) or runs/mine-11111111 (no checkpoint)"
+    )
+
+
+def test_of_many_runs_only_the_newest_are_named(empty):
+    for number in range(10):
+        invent(empty / f"runs/mine-{number}")
+    assert refusal(calls.find, None).endswith("runs/mine-2 (no checkpoint), and 2 older ones")
+
+
+def invent(folder: Path, step: int | None = None) -> None:
+    """As much of a run as finding one looks at, each newer than the one before."""
+    (folder / "checkpoints").mkdir(parents=True)
+    if step is not None:
+        (folder / "checkpoints" / str(step)).mkdir()
+    recipe = folder / folders.RECIPE
+    recipe.write_text("")
+    age = len(list(folder.parent.iterdir()))
+    os.utime(recipe, (age, age))
