@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from windlass.checkpoint.store import Store
+from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.devices.axes import undivided
 from windlass.errors import UserError
@@ -57,8 +58,6 @@ def train(
     with folders.locked(folder), jax.set_mesh(described.mesh):
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
-        folders.store(folder, described.run)
-        session.prepared.tokeniser.save(folder / folders.TOKENIZER)
         return Loop(session, folder, signals, report).run()
 
 
@@ -91,6 +90,9 @@ class Loop:
             self.store.close()
 
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
+        # Not before the checkpoint was found to be of this run: a refusal changes nothing.
+        folders.store(self.folder, self.session.run)
+        self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
             step = self.compile()
@@ -260,6 +262,10 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
     yield "device", f"{used} (asked for {described.chosen.asked})"
+    kind = described.chosen.kind
+    if special := flat(described.layers.by_device.get(kind, {})):
+        keys = ", ".join(f"{key} {value}" for key, value in special.items())
+        yield "by_device", f"on {kind}: {keys}"
     shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
     yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
     yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"

@@ -1,0 +1,260 @@
+"""The loop, whole: what is compiled, stored, resumed and refused."""
+
+import copy
+import json
+import os
+import shutil
+from io import StringIO
+from pathlib import Path
+
+import equinox as eqx
+import jax
+import pytest
+from rich.console import Console
+
+from tests.training.campaign import RECIPE, weights
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.errors import UserError
+from windlass.telemetry.console import Report
+from windlass.training import folder as folders
+from windlass.training.loop import Trained, train
+from windlass.training.session import describe, open_session
+from windlass.training.signals import Signals
+
+SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+class Told:
+    """A run, and what it said."""
+
+    def __init__(self, *keys: str, recipe: dict | None = None):
+        self.console = Console(record=True, width=1000, file=StringIO())
+        with Report(self.console) as report:
+            self.trained: Trained = train(
+                copy.deepcopy(recipe or RECIPE), [*SMALL, *keys], signals=Signals(), report=report
+            )
+        self.text = self.console.export_text()
+
+
+def refused(*keys: str, recipe: dict | None = None) -> str:
+    with pytest.raises(UserError) as refusal:
+        Told(*keys, recipe=recipe)
+    return str(refusal.value)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> tuple[Path, Told]:
+    """A run that ended, to be copied by whoever harms it."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    return folder, Told(f"run.dir={folder}")
+
+
+def mine(finished: tuple[Path, Told], here: Path) -> Path:
+    shutil.copytree(finished[0], here / "run")
+    return here / "run"
+
+
+def test_a_run_with_accumulation_evaluation_and_saving_compiles_its_step_once(here, caplog):
+    with jax.log_compiles(True):
+        Told(f"run.dir={here / 'run'}", "train.sample=Once")
+    messages = [record.getMessage() for record in caplog.records]
+    compiled = [text for text in messages if "XLA compilation of jit(step)" in text]
+    assert len(compiled) == 1, compiled
+
+
+def test_the_banner_says_what_will_happen(finished):
+    _, told = finished
+    expected = [
+        f"device       {len(jax.devices())} × cpu (asked for cpu)",
+        "mesh         data 1 × fsdp 8 × tensor 1",
+        "parameters   26,848 trainable of 26,848",
+        "batch        16 = 1 a device × 2 accumulation × 8 shards, of 64 tokens",
+        "precision    float32 compute, float32 weights and optimiser",
+        f"run          {finished[0]}",
+    ]
+    for line in expected:
+        assert line in told.text, told.text
+
+
+def test_a_run_stores_its_recipe_its_numbers_and_its_tokeniser(finished):
+    folder, told = finished
+    stored = folders.stored(folder)
+    assert stored["train"]["steps"] == 6 and stored["data"]["length"] == 64
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    steps = [record for record in records if "gradient_norm" in record]
+    assert [record["step"] for record in steps] == [1, 2, 3, 4, 5, 6]
+    assert {"loss", "learning_rate", "tokens_per_second", "accuracy"} <= set(steps[-1])
+    assert [record["step"] for record in records if "validation_loss" in record] == [3, 6]
+    assert told.trained.is_finished and told.trained.step == 6
+    assert told.trained.metrics["validation_loss"] == records[-1]["validation_loss"]
+    assert (folder / "tokenizer.json").is_file()
+
+
+def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):
+    run = mine(finished, here)
+    again = Told(f"run.dir={run}")
+    assert f"this run is finished: step 6 of 6 in {run}; train.steps=12 would go on" in again.text
+    more = Told(f"run.dir={run}", "train.steps=8")
+    assert f"going on from step 6 of 8 in {run}" in more.text and more.trained.step == 8
+
+
+def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished, here):
+    run = here / "run"
+    for steps in (2, 4, 6):
+        # A schedule that does not end with the run: stopping early must not change it.
+        Told(f"run.dir={run}", f"train.steps={steps}", "optim.schedule.shape=constant")
+    whole = here / "whole"
+    Told(f"run.dir={whole}", "optim.schedule.shape=constant")
+    assert weights(run) == weights(whole)
+
+
+def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
+    run = here / "run"
+    keys = [f"run.dir={run}", "optim.schedule.shape=constant"]
+    Told(*keys, "train.steps=3")
+    moved = Told(*keys, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    whole = Told(f"run.dir={here / 'whole'}", "optim.schedule.shape=constant")
+    assert moved.trained.metrics["loss"] == pytest.approx(whole.trained.metrics["loss"], rel=1e-4)
+
+
+def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(here):
+    run = here / "run"
+    keys = [f"run.dir={run}", 'train.trainable=["blocks.mlp.*"]']
+    told = Told(*keys)
+    assert "parameters   12,288 trainable of 26,848" in told.text
+    stored = set(weights(run))
+    assert not any("embedding" in name for name in stored)
+    described = describe(copy.deepcopy(RECIPE), [*SMALL, *keys])
+    with jax.set_mesh(described.mesh):
+        session = open_session(described, Console(quiet=True))
+        _, at_start = session.init()
+        from windlass.checkpoint.store import load_frozen
+
+        kept = load_frozen(run, session.abstract_state()[1], session.identity)
+    assert eqx.tree_equal(at_start, kept)
+    more = Told(*keys, "train.steps=8")
+    assert more.trained.step == 8
+
+
+def flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
+
+
+def test_a_damaged_newest_checkpoint_is_put_aside_and_the_one_before_it_taken(finished, here):
+    run = mine(finished, here)
+    flip(next((run / "checkpoints/6/state").rglob("d/*")))
+    told = Told(f"run.dir={run}")
+    assert "checkpoint at step 6 is damaged" in told.text
+    assert f"going on from step 4 of 6 in {run}" in told.text
+    assert (run / "checkpoints/6.damaged").is_dir()
+    assert weights(run) == weights(finished[0])
+
+
+def test_a_run_with_nothing_but_damaged_checkpoints_is_refused(finished, here):
+    run = mine(finished, here)
+    for step in steps_in(folder_of(run)):
+        flip(next((run / f"checkpoints/{step}/state").rglob("d/*")))
+    assert refused(f"run.dir={run}").startswith(f"no good checkpoint is left in {run}/checkpoints")
+
+
+def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
+    run = mine(finished, here)
+    fields = "vocab 257, embed 32, mlp {}, layers 2, heads 4, kv_heads 2, head_dim 8, "
+    fields += "theta 10000.0, eps 1e-06, tied True, attention_bias False"
+    assert refused(f"run.dir={run}", "model.mlp=48") == (
+        f"checkpoint at step 6 was written for model qwen3 ({fields.format(64)}); this run "
+        f"describes model qwen3 ({fields.format(48)}). Take the change back, or start another "
+        "run with run.dir"
+    )
+
+
+def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
+    run = mine(finished, here)
+    text = refused(f"run.dir={run}", "data.source.seed=1")
+    assert text.startswith("checkpoint at step 6 was written for data ")
+    assert "; this run describes data " in text and text.count("in rows of 64") == 2
+
+
+def test_a_checkpoint_of_another_tokeniser_is_refused_with_both(finished, here):
+    run = mine(finished, here)
+    text = refused(f"run.dir={run}", "tokenizer.kind=bpe", "tokenizer.vocab=257")
+    assert text.startswith("checkpoint at step 6 was written for tokenizer of 257 tokens (")
+    assert "this run describes tokenizer of 257 tokens (" in text
+
+
+def test_a_vocabulary_smaller_than_the_tokeniser_is_refused(here):
+    assert refused("model.vocab=200") == (
+        "model.vocab is 200; the tokenizer has 257 tokens, so it must be 257 or more"
+    )
+
+
+def test_other_runs_of_the_recipe_are_named_first_with_what_differs(here):
+    first = Told().trained.folder
+    second = Told("optim.learning_rate=1e-3")
+    line = second.text.splitlines()[0]
+    assert line == (
+        f"another run of recipe: {first} (at step 6; optim.learning_rate 0.003, here 0.001)"
+    )
+    assert second.trained.folder != first and second.trained.folder.parent == Path("runs")
+    # What does not change the result finds the same folder.
+    assert Told("telemetry.every=5").trained.folder == first
+
+
+def test_two_processes_do_not_train_one_run(here):
+    run = here / "run"
+    with folders.locked(run):
+        assert refused(f"run.dir={run}") == (
+            f"{run} is being trained by process {os.getpid()}; "
+            "wait for it, or start another run with run.dir"
+        )
+
+
+def test_a_folder_that_cannot_be_made_is_refused(here):
+    (here / "file").write_text("")
+    assert refused(f"run.dir={here / 'file' / 'run'}") == (
+        f"the run cannot be stored in {here / 'file' / 'run'}: Not a directory"
+    )
+
+
+WILD = ["optim.learning_rate=1e30", "optim.clip_norm=null", "optim.schedule.shape=constant"]
+
+
+def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_try(here):
+    run = here / "run"
+    text = refused(f"run.dir={run}", *WILD)
+    rows = text.partition("its rows are ")[2].partition(".")[0]
+    assert len(rows.split(", ")) == 16
+    assert text.startswith("loss or gradient is not finite at step 2 (gradient_norm ")
+    assert text.endswith(
+        f"; its rows are {rows}. Nothing was saved after step 0. A lower optim.learning_rate, a "
+        "longer warm-up or a smaller optim.clip_norm may help; `windlass data` shows the rows; "
+        "train.nonfinite=skip goes on without such steps"
+    )
+    assert steps_in(folder_of(run)) == [0]
+
+
+def test_steps_that_are_not_finite_are_skipped_up_to_so_many_in_a_row(here):
+    text = refused(f"run.dir={here / 'run'}", *WILD, "train.nonfinite=skip", "train.skips=2")
+    assert "is not finite at step 4 (" in text and ", as were the 2 before it; its rows" in text
+
+
+def test_by_device_wins_on_that_kind_only_and_is_printed_and_stored(here):
+    recipe = copy.deepcopy(RECIPE)
+    recipe["by_device"] = {
+        "cpu": {"train.batch": 16, "optim.learning_rate": 3.6e-3},
+        "tpu": {"train.batch": 1024},
+    }
+    with Report(Console(record=True, width=1000, file=StringIO())) as report:
+        trained = train(recipe, ["train.steps=1", "run.dir=run"], signals=Signals(), report=report)
+        text = report.console.export_text()
+    stored = folders.stored(trained.folder)
+    assert stored["train"]["batch"] == 16 and stored["optim"]["learning_rate"] == 3.6e-3
+    assert "by_device    on cpu: train.batch 16, optim.learning_rate 0.0036" in text
