@@ -1,0 +1,9 @@
+"""How the proofs start the program: as a user would, with a cache of its own."""
+
+import os
+from pathlib import Path
+
+
+def environment(folder: str | Path) -> dict[str, str]:
+    ours = {"PYTHONPATH": str(Path(__file__).parents[1]), "WINDLASS_CACHE": str(Path(folder))}
+    return os.environ | ours | {"XLA_FLAGS": ""}
