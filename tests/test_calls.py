@@ -5,6 +5,7 @@ import json
 import os
 import shutil
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,7 +130,7 @@ def test_a_list_of_prompts_gives_a_text_for_each(run):
 
 
 def test_a_stream_is_the_same_text_in_pieces(run):
-    options = dict(tokens=12, temperature=0.9, top_k=50, seed=3)
+    options: dict[str, Any] = dict(tokens=12, temperature=0.9, top_k=50, seed=3)
     pieces = list(calls.stream(run, "Once", **options))
     assert len(pieces) > 1
     assert ["".join(pieces)] == windlass.generate(run, "Once", **options)

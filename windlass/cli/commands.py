@@ -194,8 +194,8 @@ def generate(
     """Write on from a prompt, printed as it comes.
 
     windlass generate quickstart "Once upon a time"
-    windlass generate quickstart "One day" --temperature 0.5 --top-k 40 --tokens 80
-    windlass generate runs/mine-1a2b3c4d "Question:" --stop Question: > answer.txt
+    windlass generate quickstart "One day" --temperature 0.5 --top-k 40
+    windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
     """
     chosen = _options(Chosen, step=step)
     with ctx.obj.phase("generating"):

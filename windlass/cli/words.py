@@ -25,6 +25,8 @@ class Command(TyperCommand):
     The keys are left in `ctx.args`, where they are allowed at all.
     """
 
+    context_class = typer.Context
+
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options, places, keys = self._parted(ctx, list(args))
         if keys and not ctx.allow_extra_args:
@@ -49,7 +51,8 @@ class Command(TyperCommand):
             word = words.pop(0)
             name, equals, _ = word.partition("=")
             if word == "--":  # a prompt may look like an option
-                room, places, words, keys = 0, places + words[:room], [], keys + words[room:]
+                left = room - len(places)
+                places, keys, words = places + words[:left], keys + words[left:], []
             elif name in known:
                 options.append(word)
                 if not equals and not getattr(known[name], "is_flag", False):
@@ -71,6 +74,8 @@ class Command(TyperCommand):
 
 class Commands(TyperGroup):
     """The program itself."""
+
+    context_class = typer.Context
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
         if args[0] not in self.commands:

@@ -1,0 +1,251 @@
+"""Every command, as it is typed and as it is printed."""
+
+import json
+import os
+import pty
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+import typer
+
+import windlass
+from tests import trained
+from windlass.cli.commands import app
+from windlass.config import read, shipped
+from windlass.evaluation.generate import Sampling
+
+COMMANDS = ["train", "data", "evaluate", "generate", "verify", "schema"]
+
+
+def test_alone_it_explains_itself(program):
+    alone = program()
+    assert alone == program("--help") == program("-h")
+    assert alone.code == 0
+    listed = re.findall(r"^  (\w+)  ", alone.out, re.MULTILINE)
+    assert listed == COMMANDS
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_every_command_teaches_by_examples_that_fit_a_terminal(program, name):
+    code, out, err = program(name, "--help")
+    assert (code, err) == (0, "")
+    assert re.search(rf"^  windlass {name}", out, re.MULTILINE)
+    assert max(map(len, out.splitlines())) <= 80
+
+
+def test_the_version_is_that_of_the_package(program):
+    code, out, _ = program("--version")
+    assert code == 0
+    assert out.startswith(f"windlass {windlass.__version__}, jax ")
+
+
+def test_train_alone_lists_every_recipe_with_its_first_line(program):
+    code, out, _ = program("train")
+    title, *lines = out.splitlines()
+    assert code == 0
+    assert title == "windlass train RECIPE, where RECIPE is a YAML file or one of"
+    for line, (name, path) in zip(lines, shipped().items(), strict=True):
+        assert line.split(maxsplit=1) == [name, path.read_text().splitlines()[0].lstrip("# ")]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (
+            "nope",
+            "windlass has no command nope; "
+            "there are train, data, evaluate, generate, verify and schema",
+        ),
+        (
+            "trian",
+            "windlass has no command trian; did you mean train? "
+            "there are train, data, evaluate, generate, verify and schema",
+        ),
+        ("--nope", "no such option: --nope; windlass --help says what there is"),
+        ("data", "which recipe? A YAML file, or quickstart"),
+        (
+            "train quickstat",
+            'no file or recipe named "quickstat"; did you mean quickstart? there is quickstart',
+        ),
+        ("data quickstart --rows x", '--rows is "x"; it must be a whole number'),
+        ("data quickstart --rows -1", "--rows is -1; it must be 0 or more"),
+        ("data quickstart --split tset", '--split is "tset"; did you mean test?'),
+        (
+            "data quickstart --split dev --rows 1.5",
+            "--rows is 1.5; it must be a whole number\n"
+            '--split is "dev"; it must be train, validation or test',
+        ),
+        (
+            "data quickstart --split test data.source.count=20 data.validation=0",
+            "there are no test documents; data.test=0.05 holds out one in twenty",
+        ),
+        ("evaluate nowhere --step x", '--step is "x"; it must be a whole number or null'),
+        ("generate nowhere --temperature hot", '--temperature is "hot"; it must be a number'),
+        ("generate nowhere --top-k 0", "--top-k is 0; it is a number of tokens, 1 or more"),
+        (
+            "verify nowhere",
+            "nowhere is not a run: there is no such folder; "
+            "nothing is in runs/ here yet, and `windlass train RECIPE` makes a run",
+        ),
+        (
+            "train quickstart optim.learning_rte=1 --train.steps",
+            "2 problems in quickstart and the command line:\n"
+            "  train.steps         has no value; write train.steps=value\n"
+            "  optim.learning_rte  unknown; did you mean learning_rate?",
+        ),
+    ],
+)
+def test_what_cannot_be_done_is_said_alone(program, words, said):
+    assert program(*words.split()) == (2, "", f"{said}\n")
+
+
+def test_rows_are_shown_whole_and_without_colour_in_a_pipe(program, place):
+    code, out, err = program("data", "tiny.yaml", "--rows", "2", cwd=place)
+    assert (code, err) == (0, "")
+    assert "\x1b" not in out
+    assert len(re.findall("^row ", out, re.MULTILINE)) == 2
+    assert max(map(len, out.splitlines())) > 150  # a document is a line
+    assert re.search(r"validation .* 10 ", out)
+
+
+def test_an_evaluation_is_printed_a_fact_in_a_line(program, place):
+    code, out, err = program("evaluate", "--train.batch", "3", "tiny", "device.count=1", cwd=place)
+    run = trained.only_run(place)
+    assert (code, err) == (0, "")
+    facts = dict(line.split(maxsplit=1) for line in out.splitlines() if "cross" not in line)
+    assert facts | {"run": f"runs/{run.name}", "split": "validation", "step": "4"} == facts
+    found = windlass.evaluate(run)
+    assert facts["loss"] == f"{found['loss']:.4f}"
+    assert "perplexity" in facts
+
+
+def test_a_text_in_a_pipe_is_the_prompt_and_what_follows_it(program, place):
+    words = ["generate", "tiny", "--tokens", "9", "Once", "--seed", "2", "--device.count=1"]
+    code, out, err = program(*words, cwd=place)
+    assert (code, err) == (0, "")
+    (text,) = windlass.generate("tiny", "Once", tokens=9, seed=2)
+    assert out == f"Once{text}\n"
+
+
+def test_the_options_of_generate_default_to_those_of_a_call():
+    command = typer.main.get_command(app).commands["generate"]  # pyright: ignore
+    names = Sampling.__dataclass_fields__
+    defaults = {param.name: param.default for param in command.params if param.name in names}
+    assert len(defaults) == len(names)
+    assert read(Sampling, defaults | {"stop": []}) == Sampling()
+
+
+def test_a_damaged_checkpoint_is_named_and_the_exit_code_is_1(program, place, tmp_path):
+    run = trained.only_run(place)
+    good = program("verify", run.name, cwd=place)
+    assert good == (0, _verified(f"runs/{run.name}", "good"), "")
+    shutil.copytree(run, tmp_path / "runs" / run.name)
+    manifest = tmp_path / f"runs/{run.name}/checkpoints/2/manifest/metadata"
+    manifest.write_bytes(b" " + manifest.read_bytes()[1:])
+    damaged = program("verify", "tiny", cwd=tmp_path)
+    assert damaged.code == 1
+    assert "  step 2: damaged (" in damaged.out
+    assert "manifest/metadata" in damaged.out
+
+
+def _verified(run: str, state: str) -> str:
+    return "\n".join([f"{run}/checkpoints", *(f"  step {n}: {state}" for n in (0, 2, 4)), ""])
+
+
+def test_the_schema_is_printed_as_json(program):
+    code, out, _ = program("schema")
+    assert code == 0
+    assert json.loads(out) == windlass.schema()
+
+
+def test_a_reader_that_goes_away_is_no_error(tmp_path):
+    shell = f"{sys.executable} -m windlass schema | head -1"
+    done = subprocess.run(
+        shell,
+        shell=True,
+        cwd=tmp_path,
+        env=trained.environment(),
+        capture_output=True,
+        text=True,
+    )
+    assert (done.stdout, done.stderr) == ("{\n", "")
+
+
+def test_on_a_terminal_the_prompt_stands_out_and_the_text_cannot_move_it(place):
+    ours, theirs = pty.openpty()
+    words = ["generate", "tiny", "Once\tmore", "--tokens", "40", "--temperature", "3"]
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass", *words],
+        cwd=place,
+        env=trained.environment() | {"TERM": "xterm"},
+        stdout=theirs,
+        stderr=subprocess.PIPE,
+    )
+    os.close(theirs)
+    shown = _all_of(ours)
+    assert process.communicate()[1] == b""
+    assert process.returncode == 0
+    prompt, after = shown.rsplit("\x1b[0m", 1)
+    assert prompt.startswith("\x1b[1mOnce")
+    assert all(letter.isprintable() or letter in "\r\n\t" for letter in after)
+
+
+def _all_of(terminal: int) -> str:
+    shown = b""
+    while True:
+        try:
+            piece = os.read(terminal, 4096)
+        except OSError:  # how Linux says that the other side was closed
+            piece = b""
+        if not piece:
+            os.close(terminal)
+            return shown.decode()
+        shown += piece
+
+
+@pytest.mark.parametrize(
+    ("words", "doing"),
+    [
+        (["data", "tiny.yaml"], "preparing the data"),
+        (["evaluate", "tiny"], "evaluating"),
+    ],
+)
+def test_ctrl_c_ends_a_long_reading_with_one_line(place, tmp_path, words, doing):
+    large = tmp_path / "large.jsonl"
+    large.write_text('{"text": "Once upon a time there was a dog."}\n' * 1_000_000)
+    cache = tmp_path / "cache"
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass", *words, f"data.source.path={large}"],
+        cwd=place,
+        env=trained.environment() | {"WINDLASS_CACHE": str(cache)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    while not any(cache.glob("building/*/*")) and process.poll() is None:
+        time.sleep(0.01)
+    process.send_signal(signal.SIGINT)
+    out, err = process.communicate()
+    assert (process.returncode, out) == (130, "")
+    assert err == f"Ctrl-C while {doing}: nothing was lost\n"
+
+
+def test_ctrl_c_ends_a_text_with_one_line(place):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "windlass", "generate", "tiny", "Once", "--tokens", "9999"],
+        cwd=place,
+        env=trained.environment(),
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+    )
+    assert process.stdout is not None
+    assert process.stdout.read(4) == b"Once"
+    process.send_signal(signal.SIGINT)
+    _, err = process.communicate()
+    assert process.returncode == 130
+    assert err == b"Ctrl-C while generating: nothing was lost\n"

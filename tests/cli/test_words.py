@@ -1,0 +1,89 @@
+"""How the words of a command line are read."""
+
+import pytest
+import typer
+
+from windlass.cli.commands import app
+from windlass.errors import UserError
+
+PROGRAM = typer.main.get_command(app)
+
+
+def read(name: str, *words: str) -> tuple[dict, list[str]]:
+    """The options and places that were given to a command, and the keys."""
+    command = PROGRAM.commands[name]  # pyright: ignore[reportAttributeAccessIssue]
+    ctx = command.make_context(name, list(words))
+    given = {key: x for key, x in ctx.params.items() if x not in (None, "", [])}
+    return given, ctx.args
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["quickstart", "train.steps=3", "--mesh.tensor", "2"],
+        ["train.steps=3", "quickstart"],  # a recipe comes first, so this is no recipe
+        ["--mesh.tensor", "2", "quickstart", "train.steps=3"],
+        ["--mesh.tensor=2", "quickstart"],
+    ],
+)
+def test_keys_may_stand_anywhere_after_or_before_the_recipe(words):
+    given, keys = read("train", *words)
+    places = [word for word in words if word not in keys]
+    assert [given["recipe"]] == places
+    assert keys == [word for word in words if word not in places]
+
+
+def test_a_prompt_is_not_taken_for_the_value_of_a_key():
+    given, keys = read("generate", "mine", "--device", "cpu", "Once", "--tokens", "3")
+    assert (given["run"], given["prompt"], given["tokens"]) == ("mine", "Once", "3")
+    assert keys == ["--device", "cpu"]
+
+
+def test_a_key_before_a_prompt_that_is_absent_is_not_the_prompt():
+    given, keys = read("generate", "mine", "--device", "cpu")
+    assert "prompt" not in given
+    assert keys == ["--device", "cpu"]
+
+
+def test_after_two_dashes_everything_has_its_place():
+    given, keys = read("generate", "mine", "--tokens=3", "--", "--hello", "device=cpu")
+    assert given["prompt"] == "--hello"
+    assert keys == ["device=cpu"]
+    assert read("generate", "--", "mine", "- one")[0]["prompt"] == "- one"
+
+
+def test_the_last_value_of_an_option_wins_and_stops_are_collected():
+    given, _ = read("generate", "mine", "--seed", "1", "--seed", "2", "--stop", "a", "--stop", "b")
+    assert given["seed"] == "2"
+    assert given["stop"] == ["a", "b"]
+
+
+def test_a_number_below_zero_is_a_value():
+    assert read("generate", "mine", "--temperature", "-1")[0]["temperature"] == "-1"
+    assert read("train", "mine", "--optim.x", "-1")[1] == ["--optim.x", "-1"]
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["generate", "--temprature", "1"], "no option --temprature; did you mean --temperature?"),
+        (["generate", "--top_k=4"], "no option --top_k; did you mean --top-k?"),
+        (["data", "x", "--rows"], "--rows has no value; write --rows N"),
+        (["verify", "a", "b"], "b is one word too many; the command is windlass verify RUN"),
+        (
+            ["schema", "--device", "a"],
+            "--device is one word too many; the command is windlass schema",
+        ),
+    ],
+)
+def test_words_that_no_command_takes_are_refused(program, words, said):
+    assert program(*words) == (2, "", f"{said}\n")
+
+
+def test_a_section_whose_name_resembles_an_option_is_still_a_key():
+    assert read("generate", "mine", "--tokenizer", "byte")[1] == ["--tokenizer", "byte"]
+
+
+def test_a_refused_word_is_not_run():
+    with pytest.raises(UserError):
+        read("data", "quickstart", "--splits", "test")
