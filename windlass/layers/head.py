@@ -82,12 +82,14 @@ class Head(Placed):
             def add(carry, tile):
                 sums, d_weight = carry
                 h, own = tile
-                _, back, found = _vjp(loss, _logits(h, weight), own)
-                # Both products in the precision of the model: float32 here would leave the fast
-                # paths of every accelerator.
-                d_logits = back.astype(h.dtype)
-                d_h = jnp.einsum("gbsv,ve->gbse", d_logits, weight, out_sharding=_typeof(h))
-                d_weight += jnp.einsum("gbsv,gbse->gve", d_logits, h).astype(jnp.float32)
+                d_logits, found = _gradient(loss, _logits(h, weight), own)
+                # Both products in the precision of the model: a float32 factor would leave the
+                # fast paths of every accelerator.
+                d_logits = d_logits.astype(h.dtype)
+                d_h = jnp.einsum("gbsv,ve->gbse", d_logits, weight, out_sharding=_rows(h))
+                d_weight += jnp.einsum(
+                    "gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32
+                )
                 return (_add(sums, found), d_weight), d_h
 
             # One accumulator per group of devices that shares rows: they meet once, at the end.
@@ -195,13 +197,12 @@ def _logits(h, weight):
     return jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out).astype(jnp.float32)
 
 
-def _vjp(loss, logits, columns):
+def _gradient(loss, logits, columns):
     def summed(logits):
-        each, others = loss(logits, columns)
-        return jnp.sum(each), (each, others)
+        found = loss(logits, columns)
+        return jnp.sum(found[0]), found
 
-    (value, found), gradient = jax.value_and_grad(summed, has_aux=True)(logits)
-    return value, gradient, found
+    return jax.grad(summed, has_aux=True)(logits)
 
 
 def _add(sums, found):
@@ -222,5 +223,5 @@ def _over_shards(sums):
     return jax.tree.map(lambda x: jnp.sum(x), sums)
 
 
-def _typeof(x):
+def _rows(x):
     return layout(("batch", *[""] * (x.ndim - 1)), x.shape)
