@@ -1,6 +1,7 @@
 """Every family that `transformers` has computes what it computes there."""
 
 import dataclasses
+import functools
 import importlib
 
 import equinox as eqx
@@ -17,11 +18,15 @@ FAMILIES = sorted({family for family, _ in reference.CASES})
 cases = pytest.mark.parametrize(("name", "tied"), reference.CASES)
 
 
-def ours(config, tensors: dict[str, np.ndarray]) -> reference.Answers:
-    """The same from this package: all documents packed in rows, one of them with padding."""
+@functools.cache
+def ours(name: str, tied: bool, turned: float = 1.0) -> reference.Answers:
+    """The same from this package: all documents packed in rows, two of them with padding."""
+    config = reference.config(name, tied)
     names = importlib.import_module(type(config).__module__).NAMES
+    tensors = reference.tensors(config)
+    config = dataclasses.replace(config, theta=turned * config.theta)
     model = from_tensors(tiny.abstract(config), names, tensors)
-    a, b, c, d, e = reference.texts(config.vocab)
+    a, b, c, d, e = texts = reference.texts(config.vocab)
     batch = tiny.packed([[a, b, d], [c], [e]], length=14)
 
     @eqx.filter_jit
@@ -29,11 +34,10 @@ def ours(config, tensors: dict[str, np.ndarray]) -> reference.Answers:
         return model.head.logits(model(batch)[0]), eqx.filter_grad(tiny.loss)(model, batch)
 
     logits, gradient = run(model)
-    at = {"0": (0, 0), "1": (0, 8), "2": (1, 0), "3": (0, 11), "4": (2, 0)}  # row, first position
-    texts = reference.texts(config.vocab)
+    at = [(0, 0), (0, 8), (1, 0), (0, 11), (2, 0)]  # each document's row, and where it begins
     found = {
-        number: np.asarray(logits)[row, first : first + len(texts[int(number)]) - 1]
-        for number, (row, first) in at.items()
+        str(number): np.asarray(logits)[row, first : first + len(texts[number]) - 1]
+        for number, (row, first) in enumerate(at)
     }
     return reference.Answers(found, to_tensors(gradient, names))
 
@@ -47,9 +51,7 @@ def gaps(found: reference.Answers, expected: reference.Answers) -> tuple[float, 
 @pytest.mark.skipif(not reference.HAS_TORCH, reason="then the record is what there is")
 @cases
 def test_logits_and_gradients_are_those_of_transformers(name, tied):
-    config = reference.config(name, tied)
-    expected = reference.computed(name, tied)
-    logits, gradients = gaps(ours(config, reference.tensors(config)), expected)
+    logits, gradients = gaps(ours(name, tied), reference.computed(name, tied))
     print(f"{name}, tied {tied}: logits differ by {logits:.1e}, gradients by {gradients:.1e}")
     assert logits < 1e-5
     assert gradients < 1e-5
@@ -57,8 +59,7 @@ def test_logits_and_gradients_are_those_of_transformers(name, tied):
 
 @cases
 def test_logits_and_gradients_are_those_recorded_of_transformers(name, tied):
-    config = reference.config(name, tied)
-    found = reference.sketched(ours(config, reference.tensors(config)))
+    found = reference.sketched(ours(name, tied))
     logits, gradients = gaps(found, reference.recorded(name, tied))
     assert logits < 1e-5
     assert gradients < 1e-5
@@ -66,9 +67,7 @@ def test_logits_and_gradients_are_those_recorded_of_transformers(name, tied):
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_a_rotary_base_that_is_off_by_a_hundredth_is_noticed(name):
-    config = reference.config(name, tied=True)
-    turned = dataclasses.replace(config, theta=1.01 * config.theta)
-    found = reference.sketched(ours(turned, reference.tensors(config)))
+    found = reference.sketched(ours(name, tied=True, turned=1.01))
     logits, gradients = gaps(found, reference.recorded(name, tied=True))
     print(f"{name}: logits differ by {logits:.1e}, gradients by {gradients:.1e}")
     assert logits > 1e-4
