@@ -24,7 +24,7 @@ PROGRAM = f"""\
 #!/bin/sh
 case "$1 $2" in
   "train quickstart" | "data quickstart")
-    set -- "$@" train.steps=3 train.batch=4 data.source.count=200 data.validation=0.05
+    set -- "$@" {" ".join(trained.SMALL)}
 esac
 exec {sys.executable} -m windlass "$@"
 """

@@ -1,0 +1,84 @@
+"""The package as it is built and installed, away from the source."""
+
+import json
+import os
+import subprocess
+import sys
+import sysconfig
+from pathlib import Path
+
+import jsonschema
+import pytest
+
+from tests import trained
+from windlass.config import shipped
+from windlass.config.text import parse
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.fixture(scope="module")
+def bin(tmp_path_factory) -> Path:
+    """The programs of an environment into which the wheel was installed.
+
+    What the package needs is lent by the environment of the tests, so that nothing is downloaded.
+    A path in a .pth file is searched for packages, but not for further .pth files: a source tree
+    that is installed there for editing stays out of sight.
+    """
+    folder = tmp_path_factory.mktemp("wheel")
+    build = ["-m", "build", "--wheel", "--no-isolation", "--outdir", str(folder), str(ROOT)]
+    run(sys.executable, *build)
+    (wheel,) = folder.glob("*.whl")
+    run(sys.executable, "-m", "venv", "--without-pip", str(folder / "venv"))
+    python = folder / "venv/bin/python"
+    install = ["install", "--quiet", "--no-deps", "--no-index", str(wheel)]
+    run(sys.executable, "-m", "pip", "--python", str(python), *install)
+    (packages,) = folder.glob("venv/lib/python*/site-packages")
+    lent = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
+    (packages / "lent.pth").write_text("\n".join(lent))
+    return python.parent
+
+
+@pytest.fixture
+def empty(tmp_path) -> Path:
+    return tmp_path
+
+
+def run(*command: str | Path, cwd: Path | None = None) -> str:
+    environment = trained.environment()
+    del environment["PYTHONPATH"]
+    done = subprocess.run(command, cwd=cwd, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def test_what_is_imported_is_what_was_installed(bin, empty):
+    where = run(bin / "python", "-c", "import windlass; print(windlass.__file__)", cwd=empty)
+    assert Path(where).is_relative_to(bin.parent)
+
+
+def test_the_recipes_come_with_it_and_both_names_are_the_same_program(bin, empty):
+    listed = run(bin / "windlass", "train", cwd=empty)
+    assert [line.split()[0] for line in listed.splitlines()[1:]] == list(shipped())
+    assert run(bin / "python", "-m", "windlass", "train", cwd=empty) == listed
+
+
+def test_quickstart_trains_in_an_empty_folder(bin, empty):
+    printed = run(bin / "windlass", "train", "quickstart", *trained.SMALL, cwd=empty)
+    (folder,) = (empty / "runs").glob("quickstart-*")
+    assert "step 3/3" in printed
+    assert (folder / "checkpoints/3").is_dir()
+    assert os.listdir(empty) == ["runs"]
+
+
+def test_the_schema_takes_the_recipes_that_ship_and_no_other_keys(bin, empty):
+    schema = json.loads(run(bin / "windlass", "schema", cwd=empty))
+    validator = jsonschema.Draft202012Validator
+    validator.check_schema(schema)
+    for name, path in shipped().items():
+        recipe, problems = parse(path.read_text(encoding="utf-8"), name)
+        assert problems == []
+        validator(schema).validate(recipe)
+        recipe["train"]["stpes"] = recipe["train"].pop("steps")
+        with pytest.raises(jsonschema.ValidationError, match="stpes"):
+            validator(schema).validate(recipe)
