@@ -14,6 +14,7 @@ from contextlib import contextmanager
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = "\x1b[?25h"
+CLEAR_LINE = "\r\x1b[K"
 
 
 class Signals:
@@ -86,7 +87,7 @@ def _nothing(number, frame) -> None:
 def _say(text: str) -> None:
     try:
         if sys.stderr.isatty():
-            sys.stderr.write(f"\r{SHOW_CURSOR}")
+            sys.stderr.write("\r")
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
     except (BrokenPipeError, ValueError):  # nobody is reading any more
@@ -96,4 +97,8 @@ def _say(text: str) -> None:
 def _leave(text: str, number: signal.Signals) -> None:
     _say(text)
     sys.stdout.flush()
+    if sys.stderr.isatty():
+        # A bar draws itself again below the text, hides the cursor, and keeps what is written to
+        # the stream from getting through as it is.
+        os.write(2, f"{CLEAR_LINE}{SHOW_CURSOR}".encode())
     os._exit(128 + number)
