@@ -5,15 +5,18 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 
-.PHONY: quickstart test check proof bench docs clean
+.PHONY: help quickstart test check proof bench docs clean
+
+help:
+	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about a minute
 	$(VENV)/bin/windlass train quickstart
 
-test: $(VENV)/.dev
+test: $(VENV)/.dev  ## all tests, on 8 simulated devices
 	$(PY) -m pytest -q -n auto --maxprocesses 8
 
-check: $(VENV)/.dev
+check: $(VENV)/.dev  ## lint, format, types
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
@@ -21,7 +24,7 @@ check: $(VENV)/.dev
 proof: $(VENV)/.dev  ## the long experiments behind the claims
 	$(PY) proofs/run.py
 
-bench: $(VENV)/.core
+bench: $(VENV)/.dev  ## the speed of a step, as a ratio to others
 	$(PY) benchmarks/cpu.py
 
 docs: $(VENV)/.core  ## the schema and the reference of every key, from the source

@@ -13,6 +13,7 @@ import windlass
 from tests import trained
 from windlass import calls
 from windlass import run as runs
+from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.run import Run
 from windlass.training import folder as folders
@@ -150,6 +151,12 @@ def test_data_is_prepared_for_a_device_that_is_not_here(run):
     here = trained.recipe(device={"kind": "auto"}) | {"by_device": lengths}
     assert windlass.prepare(here).split("train").length == 20
     assert windlass.prepare(here, ["device=tpu"]).split("train").length == 30
+
+
+def test_preparing_data_looks_for_no_device(run, monkeypatch):
+    monkeypatch.setattr(selection, "present", None)
+    plain = trained.recipe(device={"kind": "auto"}) | {"by_device": {}}
+    assert len(windlass.prepare(plain).split("validation")) == trained.ROWS
 
 
 def test_preparing_data_says_what_is_wrong_with_the_whole_recipe():
