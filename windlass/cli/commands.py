@@ -29,12 +29,8 @@ app = typer.Typer(
 
 # Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
 WITH_KEYS = {"allow_extra_args": True}
-Recipe = Annotated[
-    str | None,
-    typer.Argument(
-        metavar="RECIPE", help="a YAML file, or the name of a recipe that ships with windlass"
-    ),
-]
+A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
+Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
 RunName = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),
@@ -80,12 +76,7 @@ def program(
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def train(
     ctx: typer.Context,
-    recipe: Annotated[
-        str | None,
-        typer.Argument(
-            metavar="[RECIPE]", help="a YAML file, or the name of a recipe that ships with windlass"
-        ),
-    ] = None,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
 ) -> int | None:
     """Train a recipe; the same command again goes on where it stopped.
 
