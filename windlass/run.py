@@ -16,7 +16,6 @@ from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
 from windlass.telemetry import Telemetry
 
-
 FAMILIES = Open("windlass.models", tag="family", attribute="Config")
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")

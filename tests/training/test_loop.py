@@ -258,3 +258,27 @@ def test_by_device_wins_on_that_kind_only_and_is_printed_and_stored(here):
     stored = folders.stored(trained.folder)
     assert stored["train"]["batch"] == 16 and stored["optim"]["learning_rate"] == 3.6e-3
     assert "by_device    on cpu: train.batch 16, optim.learning_rate 0.0036" in text
+
+
+def test_what_an_objective_solves_for_at_the_end_is_evaluated_and_saved(here, monkeypatch):
+    from windlass.objectives.next_token import Objective
+
+    def finish(self, model, carry):
+        return eqx.tree_at(lambda model: model.norm.scale, model, 0 * model.norm.scale)
+
+    monkeypatch.setattr(Objective, "finish", finish)
+    told = Told(f"run.dir={here / 'run'}", "train.steps=2")
+    # A model whose hidden states are all zero knows nothing: ln 257.
+    assert told.trained.metrics["validation_loss"] == pytest.approx(5.549, abs=1e-3)
+    assert told.trained.metrics["loss"] != pytest.approx(5.549, abs=1e-3)
+
+
+def test_a_run_whose_frozen_arrays_are_gone_is_refused(here):
+    run = here / "run"
+    keys = [f"run.dir={run}", 'train.trainable=["norm.*"]']
+    Told(*keys, "train.steps=2")
+    shutil.rmtree(run / "checkpoints/frozen")
+    assert refused(*keys, "train.steps=3") == (
+        f"the frozen arrays of {run} are gone; put back a copy of {run}/checkpoints/frozen, "
+        "or start another run with run.dir"
+    )

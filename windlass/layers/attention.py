@@ -88,7 +88,7 @@ def attend(
     return mix(*[*inputs, jnp.asarray(first, jnp.int32)])
 
 
-@jax.jit  # a part of its own in the program, so that its operations can be counted for what they are
+@jax.jit  # a part of its own in the program, by whose name its operations are counted
 def _mix(q, k, v, document, slots, first):
     before = jnp.arange(slots.shape[1]) <= first + jnp.arange(q.shape[1])[:, None]
     seen = before & (document[:, :, None] == slots[:, None, :])

@@ -1,5 +1,7 @@
 """Predict each token from those before it: pretraining, and fine-tuning through `weight`."""
 
+from typing import ClassVar
+
 import jax.numpy as jnp
 
 from windlass.config import section
@@ -14,7 +16,7 @@ class Objective(Contract):
     z_loss: float = 0.0  # times the square of log Z: keeps logits from drifting
     label_smoothing: float = 0.0  # the share of a target that is spread over the vocabulary
 
-    columns = ("tokens", "targets", "weight", "position", "document")
+    columns: ClassVar[tuple[str, ...]] = ("tokens", "targets", "weight", "position", "document")
 
     def __post_init__(self):
         if self.z_loss < 0:

@@ -68,6 +68,7 @@ class Loop:
         run = session.run
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, run.train.steps
+        self.abstract = session.abstract_state()
         rows = session.prepared.split("train")
         self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
         self.records = Metrics(folder / folders.METRICS)
@@ -119,6 +120,8 @@ class Loop:
             saves = ends or every(run.checkpoint.every, done)
             if evaluates or saves or done == first + 1 or every(run.telemetry.every, done):
                 latest = self.tell(done, state, metrics, meter)
+            if done == self.steps:
+                state = self.session.finish(state, frozen)
             if evaluates:
                 with meter.paused():
                     state, found = self.evaluate(done, state, frozen)
@@ -131,7 +134,7 @@ class Loop:
         return state, latest
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
-        abstract, frozen = self.session.abstract_state()
+        abstract, frozen = self.abstract
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
             state, frozen = self.session.init()
@@ -140,20 +143,27 @@ class Loop:
             return state, frozen
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
-        self.report.note(f"going on from step {restored.step} of {self.steps} in {self.folder}")
+            if frozen is None:
+                raise UserError(
+                    f"the frozen arrays of {self.folder} are gone; put back a copy of "
+                    f"{self.store.folder / 'frozen'}, or start another run with run.dir"
+                )
+        if restored.step < self.steps:
+            where = f"step {restored.step} of {self.steps} in {self.folder}"
+            self.report.note(f"going on from {where}")
         return restored.state, frozen
 
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
-        session = self.session
-        return session.step().lower(*session.abstract_state(), session.abstract_batch()).compile()
+        batch = self.session.abstract_batch()
+        return self.session.step().lower(*self.abstract, batch).compile()
 
     def meter(self) -> Meter:
         session, rows, described = self.session, self.loader.rows, self.session.built.described
         peak = described.chip and described.chip.peak.get(described.compute)
         flops = None
         if peak is not None:
-            state, frozen = session.abstract_state()
+            state, frozen = self.abstract
             evaluate = make_evaluation(session.built.model, session.run.objective)
             once = forward_flops(evaluate, state.weights, frozen, session.abstract_batch())
             flops = training_flops(once)
@@ -182,7 +192,9 @@ class Loop:
         rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
         saved = self.store.steps()
         told = self.records.last("gradient_norm")
-        norm = f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
+        norm = (
+            f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
+        )
         others = int(progress.not_finite) - 1
         more = f", as were the {others} before it" if others else ""
         raise UserError(
@@ -217,8 +229,9 @@ class Loop:
         summary = [("run", str(self.folder))]
         if "validation_loss" in latest:
             entropy = self.session.prepared.unigram_entropy
+            loss, best = latest["validation_loss"], float(state.progress.best)
             summary += [
-                ("loss", f"{latest['validation_loss']:.4f} nats a token on validation rows"),
+                ("loss", f"{loss:.4f} nats a token on validation rows, at best {best:.4f}"),
                 ("unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"),
             ]
         if skipped := int(state.progress.skipped):

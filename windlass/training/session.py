@@ -41,7 +41,7 @@ class Described:
     layers: Layers
     run: Run
     chosen: Chosen
-    devices: list[jax.Device]
+    devices: list  # of JAX's
     warnings: list[str]
 
     @property
@@ -192,6 +192,13 @@ class Session:
             skips=self.run.train.allowed,
         )
         return jax.jit(step, donate_argnums=0)
+
+    def finish(self, state: State, frozen: Frozen) -> State:
+        """The state after the last step, with what the objective solves for at the end."""
+        model = eqx.combine(state.weights, frozen.model, self.built.static)
+        finished = self.run.objective.finish(model, state.carry)
+        weights, _ = self.built.parted(eqx.filter(finished, eqx.is_array))
+        return state._replace(weights=weights)
 
     def _start(self, key: PRNGKeyArray) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)

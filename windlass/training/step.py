@@ -96,11 +96,14 @@ def make_step(
             not_finite=jnp.where(is_finite & ~stopped, 0, state.progress.not_finite + goes_on),
             skipped=state.progress.skipped + jnp.where(is_finite, 0, goes_on),
         )
-        new, old = (weights, moments, carry), (state.weights, state.moments, state.carry)
         keep = is_finite & ~stopped
-        kept = jax.tree.map(lambda new, old: jnp.where(keep, new, old), new, old)
-        metrics = tally.metrics() | {"gradient_norm": norm}
-        return State(state.step + goes_on, state.key, *kept, progress), metrics
+        weights, moments, carry = jax.tree.map(
+            lambda new, old: jnp.where(keep, new, old),
+            (weights, moments, carry),
+            (state.weights, state.moments, state.carry),
+        )
+        new = State(state.step + goes_on, state.key, weights, moments, carry, progress)
+        return new, tally.metrics() | {"gradient_norm": norm}
 
     return step
 
