@@ -9,6 +9,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
@@ -28,7 +29,8 @@ def model(family: str):
     rng = np.random.default_rng(7)
 
     def roughen(x):
-        return jnp.asarray(np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(x.dtype))
+        rough = np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(x.dtype)
+        return jax.device_put(rough, jax.devices()[0])  # on no mesh, wherever it is first asked for
 
     return jax.tree.map(roughen, eqx.filter_jit(config(family).init)(jax.random.key(0)))
 
@@ -88,6 +90,18 @@ def on(sizes: tuple[int, int, int]) -> Iterator[jax.sharding.Mesh]:
     mesh = build(Mesh(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor])
     with jax.set_mesh(mesh):
         yield mesh
+
+
+@contextmanager
+def afresh() -> Iterator[None]:
+    """Compile even what is in the cache, so that what the compiler says is said."""
+    jax.config.update("jax_enable_compilation_cache", False)
+    compilation_cache.reset_cache()
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+        compilation_cache.reset_cache()
 
 
 def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree, PyTree]:

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+from jax.sharding import PartitionSpec as P
 
 from tests import tiny
 from windlass.config import section
@@ -226,6 +227,8 @@ def test_a_loss_computed_in_bfloat16_is_close_to_that_in_float32(family):
 
 # Meshes
 
+REMATERIALISED = "Involuntary full rematerialization"  # the compiler's word for a bad layout
+
 
 @functools.cache
 def whole(family: str):
@@ -237,17 +240,25 @@ def whole(family: str):
 @pytest.mark.parametrize(
     "sizes", [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2), (1, 1, 4)], ids=str
 )
-def test_loss_and_gradient_are_the_same_on_every_mesh(family, sizes):
+def test_loss_and_gradient_are_the_same_on_every_mesh(family, sizes, capfd):
     loss, gradient = whole(family)
-    with tiny.on(sizes) as mesh:
+    with tiny.on(sizes) as mesh, tiny.afresh():
         model, batch = tiny.placed(tiny.model(family), tiny.rows(96), mesh)
         found, found_gradient = eqx.filter_jit(eqx.filter_value_and_grad(tiny.loss))(model, batch)
+    assert REMATERIALISED not in capfd.readouterr().err
     gap = tiny.apart(found_gradient, gradient)
     print(f"{family} on {sizes}: loss {abs(found / loss - 1):.1e}, gradient {gap:.1e}")
     assert abs(found / loss - 1) < 1e-5
     assert gap < 1e-5
     for left, right in zip(jax.tree.leaves(found_gradient), jax.tree.leaves(model), strict=True):
         assert left.sharding == right.sharding
+
+
+def test_an_array_that_a_compiler_must_make_whole_is_said(capfd):
+    with tiny.on((2, 2, 2)), tiny.afresh():
+        x = jax.sharding.reshard(jnp.ones((8, 8, 8)), P(("data", "tensor"), None, None))
+        jax.jit(lambda x: jax.sharding.reshard(jnp.sin(x), P(None, "tensor", "data")))(x)
+    assert REMATERIALISED in capfd.readouterr().err
 
 
 # Names
