@@ -151,3 +151,15 @@ def load_text(text: str) -> Run:
 
     assert isinstance(yaml.safe_load(text), dict)
     return load(parse(text, "stored")[0]).read(Run, "cpu")
+
+
+def test_another_member_of_an_open_set_keeps_the_keys_it_knows_and_no_others():
+    from windlass.models import qwen3
+    from windlass.sources import jsonl
+
+    run = read("data.source={kind: jsonl, path: x.jsonl}", "model.family=qwen3")
+    assert run.data.source == jsonl.Source(path="x.jsonl")
+    assert isinstance(run.model, qwen3.Config) and run.model.embed == 32
+    recipe = {**RECIPE, "data": {"source": {"kind": "stories", "count": 9}, "length": 64}}
+    changed = load(recipe, ["data.source.kind=text", "data.source.path=x"]).read(Run, "cpu")
+    assert changed.data.source.path == "x"

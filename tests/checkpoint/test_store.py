@@ -268,7 +268,12 @@ def test_frozen_arrays_are_stored_once_and_checked(
 ):
     store = opened()
     frozen = place(9, (2, 2, 2)).model
-    assert store.restore_frozen(abstract(frozen), identity) is None
+    with pytest.raises(UserError) as refused:
+        store.restore_frozen(abstract(frozen), identity)
+    assert str(refused.value) == (
+        f"the frozen arrays in {store.folder}/frozen are gone; "
+        "put back a copy of that folder, or start another run with run.dir"
+    )
     assert store.save_frozen(frozen, identity)
     assert not store.save_frozen(frozen, identity)
     assert same_bits(store.restore_frozen(abstract(frozen), identity), frozen)

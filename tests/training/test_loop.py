@@ -279,6 +279,6 @@ def test_a_run_whose_frozen_arrays_are_gone_is_refused(here):
     Told(*keys, "train.steps=2")
     shutil.rmtree(run / "checkpoints/frozen")
     assert refused(*keys, "train.steps=3") == (
-        f"the frozen arrays of {run} are gone; put back a copy of {run}/checkpoints/frozen, "
+        f"the frozen arrays in {run}/checkpoints/frozen are gone; put back a copy of that folder, "
         "or start another run with run.dir"
     )

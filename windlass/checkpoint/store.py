@@ -112,8 +112,8 @@ class Store:
         _refuse_if_only_damaged(self.folder)
         return None
 
-    def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree | None:
-        """What `save_frozen` stored, in the given shardings; None when it was never stored."""
+    def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:
+        """What `save_frozen` stored, in the given shardings."""
         self.wait()
         return load_frozen(self.folder.parent, arrays, identity)
 
@@ -186,11 +186,14 @@ def load(
     raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
 
 
-def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTree | None:
-    """What `Store.save_frozen` stored, in the given shardings; None when it was never stored."""
+def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTree:
+    """What `Store.save_frozen` stored, in the given shardings."""
     folder = folder_of(run_dir) / FROZEN
     if not folder.exists():
-        return None
+        raise UserError(
+            f"the frozen arrays in {folder} are gone; "
+            "put back a copy of that folder, or start another run with run.dir"
+        )
     try:
         return _read(folder, arrays, identity)[0]
     except archive.Damaged as damaged:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
-from windlass.config.sections import default, dotted, fields, holds, leaves
+from windlass.config.sections import FORMER, default, dotted, fields, holds, leaves
 from windlass.config.text import scalar
 from windlass.errors import UserError
 
@@ -172,6 +172,7 @@ class _Reader:
         shorthand = getattr(schema, "shorthand", None)
         given = {} if value is None else value if isinstance(value, dict) else {"": value}
         given = _written_out(given, shorthand)
+        given.pop(FORMER, None)
         if "" in given:
             return self.refuse(schema, given[""], key)
         self.known += [dotted(key, name) for name in known]
@@ -205,7 +206,10 @@ class _Reader:
             self.problems.append((tag, f"is {show(name)}; {offer(name, known)}"))
         else:
             self.known.append(tag)
-            return self.section(choice.load(name), given, key)
+            schema, former = choice.load(name), given.pop(FORMER, ())
+            known = fields(schema)
+            given = {k: x for k, x in given.items() if k not in former or k in known}
+            return self.section(schema, given, key)
 
     def leaf(self, annotation: Any, value: Any, key: str) -> Any:
         allowed = leaves(annotation)

@@ -17,7 +17,7 @@ from windlass.config.reading import (
     show,
     unknown,
 )
-from windlass.config.sections import dotted, flat
+from windlass.config.sections import FORMER, dotted, flat
 from windlass.config.text import parse, scalar
 from windlass.errors import UserError
 
@@ -107,6 +107,8 @@ def overlay(base: Any, new: Any) -> Any:
 
     A bare value and a mapping for the same section (`device: tpu`, then `device.count=4`) are both
     kept, the value under the empty key. Later keys stand later, so that the last one said wins.
+    Where another member of an open set is named, those keys are noted that were meant for the
+    former one.
     """
     if new == {} and base is not None:
         return base
@@ -115,6 +117,10 @@ def overlay(base: Any, new: Any) -> Any:
             return new
         return {**{key: value for key, value in base.items() if key != ""}, "": new}
     merged = dict(base) if isinstance(base, dict) else {} if base is None else {"": base}
+    if any(
+        tag in merged and merged[tag] != new.get(tag, merged[tag]) for tag in ("kind", "family")
+    ):
+        merged[FORMER] = [key for key in merged if key not in new]
     for key, value in new.items():
         merged[key] = overlay(merged.pop(key, None), value)
     return merged

@@ -52,6 +52,10 @@ class Open:
         return getattr(importlib.import_module(f"{self.package}.{name}"), self.attribute)
 
 
+# In a mapping whose tag was changed by a later layer: the keys that were said of the former member.
+FORMER = "\0"
+
+
 @dataclasses.dataclass(frozen=True)
 class Holds:
     """What an annotation allows: a section, one of an open set, several of something, or a leaf."""

@@ -143,11 +143,6 @@ class Loop:
             return state, frozen
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
-            if frozen is None:
-                raise UserError(
-                    f"the frozen arrays of {self.folder} are gone; put back a copy of "
-                    f"{self.store.folder / 'frozen'}, or start another run with run.dir"
-                )
         if restored.step < self.steps:
             where = f"step {restored.step} of {self.steps} in {self.folder}"
             self.report.note(f"going on from {where}")
