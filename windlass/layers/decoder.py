@@ -1,6 +1,6 @@
 """A causal language model: embedding, blocks, norm, head."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -13,7 +13,7 @@ from windlass.layers.head import Head
 from windlass.layers.mlp import SwiGLU
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Plain
-from windlass.layers.stack import Stack
+from windlass.layers.stack import Stack, stacked
 
 
 class Block(eqx.Module):
@@ -37,11 +37,18 @@ class Decoder(eqx.Module):
     output: Head | None  # None: the head shares the embedding's weight
 
     def __init__(
-        self, sizes: dict[str, int], blocks: Stack, *, eps: float, tied: bool, key: PRNGKeyArray
+        self,
+        sizes: dict[str, int],
+        pattern: Sequence[Callable[[PRNGKeyArray], PyTree]],  # makers of blocks, in turn
+        layers: int,
+        *,
+        eps: float,
+        tied: bool,
+        key: PRNGKeyArray,
     ):
-        embedding, head = jax.random.split(key)
+        embedding, blocks, head = jax.random.split(key, 3)
         self.embedding = Embedding(sizes, key=embedding)
-        self.blocks = blocks
+        self.blocks = stacked(pattern, layers, key=blocks)
         self.norm = RMSNorm("embed", sizes, eps=eps)
         self.output = None if tied else Head.init(sizes, key=head)
 

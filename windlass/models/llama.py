@@ -8,7 +8,6 @@ from windlass.layers.attention import Attention
 from windlass.layers.decoder import Block, Decoder
 from windlass.layers.mlp import SwiGLU
 from windlass.layers.norm import RMSNorm
-from windlass.layers.stack import stacked
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -64,9 +63,7 @@ class Config:
                 mlp=SwiGLU(self.sizes, bias=self.mlp_bias, key=mlp),
             )
 
-        rest, blocks = jax.random.split(key)
-        stack = stacked([block], self.layers, key=blocks)
-        return Decoder(self.sizes, stack, eps=self.eps, tied=self.tied, key=rest)
+        return Decoder(self.sizes, [block], self.layers, eps=self.eps, tied=self.tied, key=key)
 
     @classmethod
     def tiny(cls) -> "Config":
