@@ -36,6 +36,7 @@ if importlib.util.find_spec("beartype"):
 import jax  # noqa: E402
 
 import windlass.models  # noqa: E402
+from tests import tiny  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
@@ -44,9 +45,13 @@ windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
+    """`family` is each of them in turn, `causal` each of those that declare themselves so."""
+    found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
     if "family" in metafunc.fixturenames:
-        found = pkgutil.iter_modules(windlass.models.__path__)
-        metafunc.parametrize("family", sorted(module.name for module in found))
+        metafunc.parametrize("family", found)
+    if "causal" in metafunc.fixturenames:
+        declared = [name for name in found if tiny.config(name).causal]
+        metafunc.parametrize("causal", declared)
 
 
 @pytest.fixture(scope="session", autouse=True)

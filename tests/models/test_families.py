@@ -113,9 +113,9 @@ def leaking(model):
     return eqx.tree_at(lambda m: m.blocks.kinds[0].residual, model, Ahead())
 
 
-def test_no_family_learns_anything_of_independent_tokens(family):
-    share = loss_on_independent_tokens(tiny.config(family))
-    print(f"{family}: {share:.4f} of ln V")
+def test_no_family_learns_anything_of_independent_tokens(causal):
+    share = loss_on_independent_tokens(tiny.config(causal))
+    print(f"{causal}: {share:.4f} of ln V")
     assert share >= 0.98
 
 
@@ -138,10 +138,10 @@ def moved(model) -> np.ndarray:
     return np.asarray(jnp.any(before != after, axis=-1))[:11]
 
 
-def test_a_token_moves_no_state_before_it_and_none_of_another_document(family):
+def test_a_token_moves_no_state_before_it_and_none_of_another_document(causal):
     document = np.array([0] * 4 + [1] * 5 + [-1] * 2)
     same = document[:, None] == document[None, :]
-    reached = moved(tiny.model(family))
+    reached = moved(tiny.model(causal))
     assert not reached[~np.triu(same)].any()
     assert reached.diagonal().all()
     assert reached[np.triu(same) & (document >= 0)].all()
@@ -200,16 +200,16 @@ def passed(family: str) -> list[np.ndarray]:
     return [np.asarray(row)[: 4 + length] for row, length in zip(hidden, PROMPTS, strict=True)]
 
 
-def test_generation_with_the_memory_equals_whole_passes(family):
-    found = generated(tiny.model(family), turns(tiny.documents(96, [13] * 4)))
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(family))
+def test_generation_with_the_memory_equals_whole_passes(causal):
+    found = generated(tiny.model(causal), turns(tiny.documents(96, [13] * 4)))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(causal))
 
 
-def test_generation_on_a_mesh_equals_whole_passes_without(family):
+def test_generation_on_a_mesh_equals_whole_passes_without(causal):
     with tiny.on((2, 2, 2)) as mesh:
-        placed = tiny.placed(tiny.model(family), turns(tiny.documents(96, [13] * 4)), mesh)
+        placed = tiny.placed(tiny.model(causal), turns(tiny.documents(96, [13] * 4)), mesh)
         found = generated(*placed)
-    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(family))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(causal))
 
 
 def test_a_loss_computed_in_bfloat16_is_close_to_that_in_float32(family):
