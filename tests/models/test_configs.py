@@ -10,18 +10,21 @@ from windlass.errors import UserError
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])
-def test_heads_that_cannot_be_are_refused_by_key(name):
+@pytest.mark.parametrize(
+    ("field", "value", "what"),
+    [
+        ("kv_heads", 3, "is 3; it must divide heads (4)"),
+        ("kv_heads", 0, "is 0; it must be 1 or more"),
+        ("layers", -2, "is -2; it must be 1 or more"),
+        ("head_dim", 7, "is 7; rotary positions need an even one"),
+        ("theta", 0.0, "is 0.0; it must be above 0"),
+    ],
+)
+def test_a_model_that_cannot_be_is_refused_by_key(name, field, value, what):
     config = tiny.config(name)
     with pytest.raises(UserError) as error:
-        read(type(config), tree(config) | {"kv_heads": 3})
-    assert str(error.value) == (
-        "1 problem in the recipe:\n  kv_heads  is 3; it must divide heads (4)"
-    )
-    with pytest.raises(UserError) as error:
-        read(type(config), tree(config) | {"head_dim": 7})
-    assert str(error.value) == (
-        "1 problem in the recipe:\n  head_dim  is 7; rotary positions need an even one"
-    )
+        read(type(config), tree(config) | {field: value})
+    assert str(error.value) == f"1 problem in the recipe:\n  {field}  {what}"
 
 
 @pytest.mark.parametrize("name", ["llama", "qwen3"])

@@ -45,7 +45,7 @@ class Config:
     causal = True
 
     def __post_init__(self):
-        check_heads(self.heads, self.kv_heads, self.head_dim)
+        check(self)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -83,11 +83,16 @@ class Config:
         )
 
 
-def check_heads(heads: int, kv_heads: int, head_dim: int) -> None:
-    if heads % kv_heads:
-        raise ValueError(f"kv_heads is {kv_heads}; it must divide heads ({heads})")
-    if head_dim % 2:
-        raise ValueError(f"head_dim is {head_dim}; rotary positions need an even one")
+def check(config) -> None:
+    for name, size in (axis_sizes(config) | {"layers": config.layers}).items():
+        if size < 1:
+            raise ValueError(f"{name} is {size}; it must be 1 or more")
+    if config.heads % config.kv_heads:
+        raise ValueError(f"kv_heads is {config.kv_heads}; it must divide heads ({config.heads})")
+    if config.head_dim % 2:
+        raise ValueError(f"head_dim is {config.head_dim}; rotary positions need an even one")
+    if config.theta <= 0:
+        raise ValueError(f"theta is {config.theta}; it must be above 0")
 
 
 def axis_sizes(config) -> dict[str, int]:

@@ -35,7 +35,7 @@ class Config:
     causal = True
 
     def __post_init__(self):
-        llama.check_heads(self.heads, self.kv_heads, self.head_dim)
+        llama.check(self)
 
     @property
     def sizes(self) -> dict[str, int]:
