@@ -10,7 +10,7 @@ INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about a minute
+quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about two minutes
 	$(VENV)/bin/windlass train quickstart
 
 test: $(VENV)/.dev  ## all tests, on 8 simulated devices
@@ -44,5 +44,5 @@ $(VENV)/.core: pyproject.toml
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing what the tests need into $(VENV)"
 	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) torch==2.13.0 || echo "torch 2.13.0 cannot be installed here: no parity tests"
+	@$(INSTALL) torch==2.13.0 || echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
 	@touch $@

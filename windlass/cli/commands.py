@@ -60,8 +60,8 @@ def program(
 ) -> None:
     """Train language models on whatever accelerator there is, from one recipe.
 
-    Start with the first of these: a small model learns to write stories, on any CPU, in about a
-    minute. `windlass COMMAND --help` explains a command.
+    Start with the first of these: a small model learns to write stories, on any CPU, in about two
+    minutes. `windlass COMMAND --help` explains a command.
 
     windlass train quickstart
     windlass generate quickstart "Once upon a time"

@@ -254,7 +254,7 @@ class Writer:
             self.generator = Generator(model, tokeniser)
         self.generator.renew(model)
         prompt = self.session.run.train.sample or ""
-        (text,) = self.generator.generate(prompt, Sampling())
+        (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(f"--- step {done}\n{prompt}{text}\n")
         return prompt + text
