@@ -40,7 +40,7 @@ $(VENV)/.core: pyproject.toml
 	@touch $@
 
 # The parity tests compare with PyTorch. It has no wheel for every machine, and where it has none
-# the tests that need it say so.
+# they compare with what was recorded of it.
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing what the tests need into $(VENV)"
 	@$(INSTALL) -e '.[dev]'
