@@ -58,7 +58,9 @@ def clone(tmp_path_factory) -> Path:
 def shell(command: str, folder: Path) -> subprocess.CompletedProcess:
     environment = trained.environment()
     environment["PATH"] = f"{folder}/.venv/bin:{environment['PATH']}"
-    environment.pop("MAKEFLAGS", None)
+    # The tests themselves may have been started by make, with an environment of its own.
+    for name in ("MAKEFLAGS", "MAKELEVEL", "VENV"):
+        environment.pop(name, None)
     return subprocess.run(
         command, shell=True, cwd=folder, env=environment, capture_output=True, text=True
     )
