@@ -1,6 +1,7 @@
 """The loop, whole: what is compiled, stored, resumed and refused."""
 
 import copy
+import dataclasses
 import json
 import os
 import shutil
@@ -12,8 +13,10 @@ import jax
 import pytest
 from rich.console import Console
 
+from tests import tiny
 from tests.training.campaign import RECIPE, weights
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.config import tree
 from windlass.errors import UserError
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
@@ -112,6 +115,18 @@ def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished
     whole = here / "whole"
     Told(f"run.dir={whole}", "optim.schedule.shape=constant")
     assert weights(run) == weights(whole)
+
+
+def test_every_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, family):
+    config = dataclasses.replace(tiny.config(family), vocab=257)
+    recipe = RECIPE | {"model": {"family": family, **tree(config)}}
+    keys = ["optim.schedule.shape=constant", "train.evaluate_every=null", "train.sample=Once"]
+    keys += ["mesh.fsdp=4", "mesh.tensor=2"]
+    for steps in (2, 4):
+        told = Told("run.dir=run", f"train.steps={steps}", *keys, recipe=recipe)
+        assert any(line.startswith("  Once") for line in told.text.splitlines())
+    Told("run.dir=whole", "train.steps=4", *keys, recipe=recipe)
+    assert weights(Path("run")) == weights(Path("whole"))
 
 
 def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
