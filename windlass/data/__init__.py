@@ -25,8 +25,8 @@ class Data:
     packing: Packing = "documents"  # none: one document, or a piece of one, in each row
     shuffle: bool = True  # anew in every epoch
     validation: float = 0.0  # the share of documents held out
-    test: float = 0.0
-    cache: str | None = None  # None: $WINDLASS_CACHE, or ~/.cache/windlass
+    test: float = 0.0  # a second share, for `windlass evaluate --split test`
+    cache: str | None = None  # null: $WINDLASS_CACHE, or ~/.cache/windlass
 
     def __post_init__(self):
         if self.length < 1:

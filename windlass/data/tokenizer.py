@@ -37,7 +37,7 @@ class Tokenizer:
 
     shorthand: ClassVar[str] = "kind"
 
-    kind: Literal["byte", "bpe", "file"] = "byte"
+    kind: Literal["byte", "bpe", "file"] = "byte"  # bpe: learned from the corpus
     vocab: int | None = None  # bpe: how many tokens to learn, bytes and the end included
     path: str | None = None  # file: a tokenizer.json, or the folder that holds one
     eos: str | None = None  # file: the token that ends a document, where the files do not say

@@ -29,18 +29,18 @@ NAMES = {
 class Config:
     """A Llama model from scratch."""
 
-    vocab: int
-    embed: int
-    mlp: int
-    layers: int
-    heads: int
-    kv_heads: int
-    head_dim: int
+    vocab: int  # tokens; at least as many as the tokenizer has
+    embed: int  # the width of the stream that runs through the layers
+    mlp: int  # the width inside the feed-forward layers
+    layers: int  # blocks, one after the other
+    heads: int  # of queries, in each layer
+    kv_heads: int  # of keys and values, each shared by a group of heads
+    head_dim: int  # the width of a head
     theta: float  # the base of the rotary positions
     eps: float = 1e-5  # added to the variance in every norm
     tied: bool = False  # the head shares the embedding's weight
-    attention_bias: bool = False
-    mlp_bias: bool = False
+    attention_bias: bool = False  # on queries, keys, values and output
+    mlp_bias: bool = False  # on all three maps of the feed-forward layers
 
     causal = True
 

@@ -12,9 +12,9 @@ class Optimizer:
     """AdamW: decay on matrices only, one global clip."""
 
     learning_rate: float  # at its peak
-    beta1: float = 0.9
-    beta2: float = 0.95
-    eps: float = 1e-8
+    beta1: float = 0.9  # how much of the mean of gradients is kept at each step
+    beta2: float = 0.95  # and of the mean of their squares
+    eps: float = 1e-8  # added to the root of that mean
     weight_decay: float = 0.1  # norms and biases are never decayed
     clip_norm: float | None = 1.0  # of the whole gradient; null: no clipping
     schedule: Schedule = Schedule()

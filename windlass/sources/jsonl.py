@@ -19,8 +19,8 @@ class Source:
 
     yields: ClassVar[str] = "text"
 
-    path: str
-    column: str = "text"
+    path: str  # a file, a folder or a pattern such as data/*.jsonl
+    column: str = "text"  # the key of each object that holds its text
 
     def __len__(self) -> int:
         return len(self._lines)

@@ -16,8 +16,8 @@ class Source:
 
     yields: ClassVar[str] = "text"
 
-    count: int = 20_000
-    seed: int = 0
+    count: int = 20_000  # stories
+    seed: int = 0  # another seed, other stories
 
     def __post_init__(self):
         if self.count < 1:

@@ -21,7 +21,7 @@ class Source:
 
     yields: ClassVar[str] = "text"
 
-    path: str
+    path: str  # a file, a folder or a pattern such as books/*.txt
     documents: Literal["file", "line", "blank_line"] = "file"  # what one document is
 
     def __len__(self) -> int:
