@@ -204,7 +204,8 @@ def _weights(
     console: Console | None,
 ) -> tuple[int, Any, Frozen]:
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
-    weights, frozen = built.parted(built.abstract)
+    weights, rest = built.parted(built.abstract)
+    frozen = Frozen(rest, {})
 
     def say(text: str) -> None:
         console.print(Text(text))
@@ -212,4 +213,4 @@ def _weights(
     restored = load(folder, {"weights": weights}, identity, say=say, step=step)
     if jax.tree.leaves(frozen):
         frozen = load_frozen(folder, frozen, built.identity)
-    return restored.step, restored.state["weights"], Frozen(frozen, {})
+    return restored.step, restored.state["weights"], frozen

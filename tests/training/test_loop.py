@@ -15,7 +15,8 @@ from rich.console import Console
 
 from tests import tiny
 from tests.training.campaign import RECIPE, weights
-from windlass.checkpoint.store import folder_of, steps_in
+from windlass import calls
+from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
 from windlass.errors import UserError
 from windlass.telemetry.console import Report
@@ -149,12 +150,12 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(her
     with jax.set_mesh(described.mesh):
         session = open_session(described, Console(quiet=True))
         _, at_start = session.init()
-        from windlass.checkpoint.store import load_frozen
-
         kept = load_frozen(run, session.abstract_state()[1], session.identity)
     assert eqx.tree_equal(at_start, kept)
     more = Told(*keys, "train.steps=8")
     assert more.trained.step == 8
+    assert calls.evaluate(run)["loss"] == pytest.approx(more.trained.metrics["validation_loss"])
+    assert calls.generate(run, "Once", tokens=4)
 
 
 def flip(path: Path) -> None:

@@ -96,7 +96,6 @@ def _say(text: str) -> None:
 
 def _leave(text: str, number: signal.Signals) -> None:
     _say(text)
-    sys.stdout.flush()
     if sys.stderr.isatty():
         # A bar draws itself again below the text, hides the cursor, and keeps what is written to
         # the stream from getting through as it is.
