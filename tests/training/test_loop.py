@@ -240,6 +240,11 @@ def test_a_folder_that_cannot_be_made_is_refused(here):
     )
 
 
+def test_what_auto_chose_is_said(here):
+    told = Told(f"run.dir={here / 'run'}", "device=auto", "train.steps=1")
+    assert told.text.splitlines()[0] == "device auto: no TPU or GPU is present, using 8 CPUs"
+
+
 WILD = ["optim.learning_rate=1e30", "optim.clip_norm=null", "optim.schedule.shape=constant"]
 
 

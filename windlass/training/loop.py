@@ -53,6 +53,8 @@ def train(
     folder = described.folder
     for other in folders.siblings(folder, described.name, described.run):
         report.note(f"another run of {described.name}: {other}")
+    for note in described.chosen.notes:
+        report.note(note)
     for warning in described.warnings:
         report.warning(warning)
     with folders.locked(folder), jax.set_mesh(described.mesh):
