@@ -4,22 +4,13 @@ import dataclasses
 
 import pytest
 
+from tests import tiny
 from windlass.config import load, to_yaml
 from windlass.errors import UserError
 from windlass.run import Run, Train, batches, digest, essence, problems
 
 RECIPE = {
-    "model": {
-        "family": "llama",
-        "vocab": 257,
-        "embed": 32,
-        "mlp": 64,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "theta": 1e4,
-    },
+    "model": {"family": "llama", "vocab": 257, **tiny.WIDTHS},
     "data": {"source": "stories", "length": 64},
     "optim": {"kind": "adamw", "learning_rate": 3e-3},
     "train": {"steps": 60, "batch": 8},

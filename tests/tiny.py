@@ -18,6 +18,9 @@ from windlass.devices.mesh import Mesh, build
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
 
+# The widths of the small models in the recipes of tests.
+WIDTHS = dict(embed=32, mlp=64, layers=2, heads=4, kv_heads=2, head_dim=8, theta=1e4)
+
 
 def config(family: str):
     return importlib.import_module(f"windlass.models.{family}").Config.tiny()

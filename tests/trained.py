@@ -11,21 +11,12 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import tiny
 from windlass.sources import stories as stories_source
 
 CORPUS, DOCUMENTS = "stories.jsonl", 40
 RECIPE = {
-    "model": {
-        "family": "qwen3",
-        "vocab": 300,
-        "embed": 32,
-        "mlp": 64,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "theta": 10000.0,
-    },
+    "model": {"family": "qwen3", "vocab": 300, **tiny.WIDTHS},
     "tokenizer": {"kind": "bpe", "vocab": 300},
     "data": {"source": {"kind": "jsonl", "path": CORPUS}, "length": 90, "validation": 0.05},
     "optim": {"kind": "adamw", "learning_rate": 3e-3},

@@ -12,18 +12,10 @@ from typing import NamedTuple
 
 import yaml
 
+from tests import tiny
+
 RECIPE = {
-    "model": {
-        "family": "qwen3",
-        "vocab": 257,
-        "embed": 32,
-        "mlp": 64,
-        "layers": 2,
-        "heads": 4,
-        "kv_heads": 2,
-        "head_dim": 8,
-        "theta": 1e4,
-    },
+    "model": {"family": "qwen3", "vocab": 257, **tiny.WIDTHS},
     "data": {"source": {"kind": "stories", "count": 200}, "length": 64, "validation": 0.1},
     "optim": {"kind": "adamw", "learning_rate": 3e-3},
     "train": {"steps": 60, "batch": 8, "accumulation": 2, "evaluate_every": 20},

@@ -86,6 +86,14 @@ def test_the_banner_says_what_will_happen(finished):
         assert line in told.text, told.text
 
 
+def test_the_banner_says_how_much_memory_a_known_chip_has(here, monkeypatch):
+    from windlass.devices import chips
+
+    monkeypatch.setattr(chips, "find", lambda name: chips._BY_NAME["NVIDIA H200"])
+    told = Told(f"run.dir={here / 'run'}", "train.steps=1", "precision.compute=float32")
+    assert "device       8 × cpu of 131 GiB (asked for cpu)" in told.text
+
+
 def test_a_run_stores_its_recipe_its_numbers_and_its_tokeniser(finished):
     folder, told = finished
     stored = folders.stored(folder)

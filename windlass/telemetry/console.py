@@ -119,8 +119,9 @@ class Report:
             yield f"{duration(metrics['step_seconds'] * (self._total - step))} left"
 
     def _print(self, text: Text) -> None:
-        # Whoever reads a log with other tools wants a line to be a line, however long.
-        self.console.print(text, soft_wrap=True)
+        # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
+        # breaks it at words.
+        self.console.print(text, soft_wrap=not self.console.is_terminal)
 
 
 def number(value: int | float) -> str:

@@ -271,7 +271,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     built, described = session.built, session.built.described
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
-    yield "device", f"{used} (asked for {described.chosen.asked})"
+    memory = described.chip and f" of {described.chip.memory_bytes / 2**30:.0f} GiB"
+    yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
     kind = described.chosen.kind
     if special := flat(described.layers.by_device.get(kind, {})):
         keys = ", ".join(f"{key} {value}" for key, value in special.items())
@@ -286,7 +287,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     )
     yield "precision", f"{described.compute} compute, float32 weights and optimiser"
     rows = loader.rows
-    dropped = f", {loader.dropped} rows left out of each" if loader.dropped else ""
+    some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
+    dropped = f", {some} left out of each" if loader.dropped else ""
     yield (
         "data",
         f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
