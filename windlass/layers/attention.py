@@ -1,15 +1,10 @@
 """Attention with grouped keys and values."""
 
-import math
-
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import layout, tensor_ways
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import rotate
@@ -55,41 +50,3 @@ class Attention(eqx.Module):
         q, k = rotate(q, context.position, self.theta), rotate(k, context.position, self.theta)
         mixed = checkpoint_name(context.attend(q, k, v), "mixed")
         return self.output(mixed)
-
-
-def attend(
-    q: Float[Array, "batch seq heads dim"],
-    k: Float[Array, "batch slots kv_heads dim"],
-    v: Float[Array, "batch slots kv_heads dim"],
-    *,
-    document: Int[Array, "batch seq"],
-    slots: Int[Array, "batch slots"],
-    first: int | Int[Array, ""],
-) -> Float[Array, "batch seq heads dim"]:
-    """Mix values by the similarity of queries and keys, each device its own rows and heads.
-
-    Query i stands at slot `first + i` and sees the slots up to its own that hold its document.
-    """
-    rows = layout(("batch",), q.shape[:1])
-    if rows is None:  # no mesh
-        return _mix(q, k, v, document, slots, first)
-    # Each device needs the key head its queries belong to: with fewer key heads than devices, a
-    # head is held by several.
-    copies = math.lcm(k.shape[2], tensor_ways()) // k.shape[2]
-    if copies > 1:
-        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
-    heads, row = PartitionSpec(*rows, None, "tensor", None), PartitionSpec(*rows, None)
-    specs = (heads, heads, heads, row, row)
-    inputs = [
-        jax.sharding.reshard(x, spec)
-        for x, spec in zip((q, k, v, document, slots), specs, strict=True)
-    ]
-    mix = jax.shard_map(_mix, in_specs=(*specs, PartitionSpec()), out_specs=heads)
-    return mix(*[*inputs, jnp.asarray(first, jnp.int32)])
-
-
-@jax.jit  # a part of its own in the program, by whose name its operations are counted
-def _mix(q, k, v, document, slots, first):
-    before = jnp.arange(slots.shape[1]) <= first + jnp.arange(q.shape[1])[:, None]
-    seen = before & (document[:, :, None] == slots[:, None, :])
-    return jax.nn.dot_product_attention(q, k, v, mask=seen[:, None])

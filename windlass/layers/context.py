@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int, PyTree
 
 from windlass.devices.axes import layout, shard
-from windlass.layers.attention import attend
+from windlass.layers.kernels import attend
 
 NOTHING = -2  # the document of a slot that holds no token yet; -1 is padding
 
@@ -45,8 +45,20 @@ class Packed:
     def finish(self, layers: PyTree) -> None:
         return None
 
-    def attend(self, q: Array, k: Array, v: Array) -> Array:
-        return attend(q, k, v, document=self.document, slots=self.document, first=0)
+    def attend(
+        self, q: Array, k: Array, v: Array, *, window: int | None = None, scale: float | None = None
+    ) -> Array:
+        """Mix values over the positions before, or the last `window` of them, own one included."""
+        return attend(
+            q,
+            k,
+            v,
+            document=self.document,
+            slots=self.document,
+            first=0,
+            window=window,
+            scale=scale,
+        )
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
         """Run `cell(state, x) -> (state, y)` along each document, from `start` at its beginning."""
@@ -87,7 +99,9 @@ class CachedLayer:
     def leave(self) -> tuple:
         return tuple(self.left)
 
-    def attend(self, q: Array, k: Array, v: Array) -> Array:
+    def attend(
+        self, q: Array, k: Array, v: Array, *, window: int | None = None, scale: float | None = None
+    ) -> Array:
         capacity = self.context.slots.shape[1]
 
         def blank(x):
@@ -106,6 +120,8 @@ class CachedLayer:
             document=self.document,
             slots=self.context.slots,
             first=self.context.used,
+            window=window,
+            scale=scale,
         )
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
