@@ -6,7 +6,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from windlass.checkpoint import Checkpoint
-from windlass.config import Open, Problem, section, tree
+from windlass.config import Every, Open, Problem, section, tree
 from windlass.data import Data
 from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
@@ -35,12 +35,12 @@ class Train:
     layers_per_loop: int = 1  # more: faster on GPUs, and longer to compile
     nonfinite: Literal["stop", "skip"] = "stop"  # when a loss or a gradient is not finite
     skips: int = 10  # with nonfinite skip: so many in a row before the run stops after all
-    evaluate_every: int | None = None  # steps between evaluations; null: only at the end
+    evaluate_every: Every | None = None  # on held-out rows; null: only at the end
     sample: str | None = None  # a prompt to write on from at each evaluation
 
     def __post_init__(self):
         least = dict(steps=1, batch=1, batch_per_device=1, accumulation=1, skips=1)
-        least |= dict(layers_per_loop=1, evaluate_every=1, seed=0)
+        least |= dict(layers_per_loop=1, seed=0)
         low = [
             f"{name} is {getattr(self, name)}; it must be {smallest} or more"
             for name, smallest in least.items()

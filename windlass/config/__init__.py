@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from windlass.config.every import Due, Every
 from windlass.config.reading import Problem, listing, read
 from windlass.config.recipe import KINDS, Layers, find, load, shipped
 from windlass.config.schema import comments, json_schema
@@ -10,6 +11,8 @@ from windlass.config.text import write
 
 __all__ = [
     "KINDS",
+    "Due",
+    "Every",
     "Layers",
     "Open",
     "Problem",

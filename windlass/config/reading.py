@@ -91,6 +91,8 @@ def describe(annotation: Any) -> str:
             words = f"a list, each item {describe(slot.of)}"
         case "mapping":
             words = f"a mapping, each value {describe(slot.of)}"
+        case "spelled":
+            words = slot.of.words
         case _:
             return listing(_WORDS.get(leaf, str(leaf)) for leaf in leaves(annotation))
     return f"{words}, or null" if slot.optional else words
@@ -158,6 +160,8 @@ class _Reader:
                 return {
                     name: self.value(slot.of, x, dotted(key, name)) for name, x in value.items()
                 }
+            case "spelled":
+                return self.spelled(slot.of, value, key)
             case "leaf":
                 return self.leaf(annotation, value, key)
         return self.refuse(annotation, value, key)
@@ -210,6 +214,12 @@ class _Reader:
             known = fields(schema)
             given = {k: x for k, x in given.items() if k not in former or k in known}
             return self.section(schema, given, key)
+
+    def spelled(self, kind: Any, value: Any, key: str) -> Any:
+        try:
+            return kind.read(value)
+        except ValueError as refused:
+            self.problems.append((key, f"is {show(value)}; {refused}"))
 
     def leaf(self, annotation: Any, value: Any, key: str) -> Any:
         allowed = leaves(annotation)

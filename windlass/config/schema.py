@@ -65,6 +65,8 @@ def _holds(annotation: Any) -> dict[str, Any]:
             choices = [{"type": "array", "items": _holds(slot.of)}]
         case "mapping":
             choices = [{"type": "object", "additionalProperties": _holds(slot.of)}]
+        case "spelled":
+            choices = [dict(slot.of.schema)]
         case _:
             return pydantic.TypeAdapter(annotation).json_schema()
     if slot.optional:

@@ -3,11 +3,13 @@
 import dataclasses
 import importlib
 import pkgutil
+from abc import ABC, abstractmethod
 from pathlib import Path
 from types import NoneType, UnionType
 from typing import (
     Annotated,
     Any,
+    ClassVar,
     Literal,
     TypeVar,
     Union,
@@ -52,6 +54,22 @@ class Open:
         return getattr(importlib.import_module(f"{self.package}.{name}"), self.attribute)
 
 
+class Spelled(ABC):
+    """A value that has a spelling of its own in a recipe, such as `15min`."""
+
+    words: ClassVar[str]  # what may be written
+    schema: ClassVar[dict[str, Any]]  # the same to an editor
+
+    @classmethod
+    @abstractmethod
+    def read(cls, value: Any) -> "Spelled":
+        """The value of what was written, or a ValueError that says what would do."""
+
+    @abstractmethod
+    def written(self) -> Any:
+        """What reads back as this."""
+
+
 # In a mapping whose tag was changed by a later layer: the keys that were said of the former member.
 FORMER = "\0"
 
@@ -60,8 +78,8 @@ FORMER = "\0"
 class Holds:
     """What an annotation allows: a section, one of an open set, several of something, or a leaf."""
 
-    shape: Literal["section", "open", "list", "tuple", "mapping", "leaf"]
-    of: Any  # the section, the Open, the annotation of an item, or of the leaf
+    shape: Literal["section", "open", "list", "tuple", "mapping", "spelled", "leaf"]
+    of: Any  # the section, the Open, the Spelled, the annotation of an item, or of the leaf
     optional: bool
 
 
@@ -71,6 +89,8 @@ def holds(annotation: Any) -> Holds:
     optional = len(inner) < len(choices)
     if len(inner) == 1:
         only, origin, args = inner[0], get_origin(inner[0]), get_args(inner[0])
+        if isinstance(only, type) and issubclass(only, Spelled):
+            return Holds("spelled", only, optional)
         if isinstance(only, type) and dataclasses.is_dataclass(only):
             return Holds("section", only, optional)
         if origin is Annotated and isinstance(args[1], Open):
@@ -112,6 +132,8 @@ def _alternatives(annotation: Any) -> list[Any]:
 
 def tree(instance: Any) -> Any:
     """A section as plain data, tags of open sets included: what `read` would make it from."""
+    if isinstance(instance, Spelled):
+        return instance.written()
     if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
         return {
             name: _tagged(annotation, getattr(instance, name))

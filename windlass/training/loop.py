@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from jaxtyping import Array
 
 from windlass.checkpoint.store import Store
+from windlass.config import Due
 from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.devices.axes import undivided
@@ -112,15 +113,19 @@ class Loop:
         """Step, report, evaluate, save, until the last step or a signal."""
         run, latest = self.session.run, {}
         meter = self.meter()
+        per_epoch = self.loader.batches_per_epoch
+        evaluation_due = Due(self.train.evaluate_every, per_epoch)
+        save_due = Due(run.checkpoint.every, per_epoch)
+        report_due = Due(run.telemetry.every, per_epoch)
         self.report.start(self.steps, first)
         batches = self.loader.iterate(first, self.session.place)
         for done in range(first + 1, self.steps + 1):
             state, metrics = step(state, frozen, next(batches))
             meter.step()
             ends = done == self.steps or self.signals.stop is not None
-            evaluates = done == self.steps or every(self.train.evaluate_every, done)
-            saves = ends or every(run.checkpoint.every, done)
-            if evaluates or saves or done == first + 1 or every(run.telemetry.every, done):
+            evaluates = done == self.steps or evaluation_due(done)
+            saves = ends or save_due(done)
+            if evaluates or saves or done == first + 1 or report_due(done):
                 latest = self.tell(done, state, metrics, meter)
             if done == self.steps:
                 state = self.session.finish(state, frozen)
@@ -260,10 +265,6 @@ class Writer:
         with open(self.file, "a", encoding="utf-8") as file:
             file.write(f"--- step {done}\n{prompt}{text}\n")
         return prompt + text
-
-
-def every(steps: int | None, done: int) -> bool:
-    return steps is not None and done % steps == 0
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
