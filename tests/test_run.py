@@ -17,14 +17,14 @@ RECIPE = {
 }
 
 
-def read(*keys: str, devices: int = 1, kind: str = "cpu") -> Run:
-    checks = [lambda run: problems(run, kind, devices)]
+def read(*keys: str, devices: int = 1, kind: str = "cpu", name: str = "cpu") -> Run:
+    checks = [lambda run: problems(run, kind, [name] * devices)]
     return load(RECIPE, keys).read(Run, kind, checks=checks)
 
 
-def refused(*keys: str, devices: int = 1, kind: str = "cpu") -> str:
+def refused(*keys: str, devices: int = 1, kind: str = "cpu", name: str = "cpu") -> str:
     with pytest.raises(UserError) as refusal:
-        read(*keys, devices=devices, kind=kind)
+        read(*keys, devices=devices, kind=kind, name=name)
     return str(refusal.value)
 
 
@@ -154,3 +154,20 @@ def test_another_member_of_an_open_set_keeps_the_keys_it_knows_and_no_others():
     recipe = {**RECIPE, "data": {"source": {"kind": "stories", "count": 9}, "length": 64}}
     changed = load(recipe, ["data.source.kind=text", "data.source.path=x"]).read(Run, "cpu")
     assert changed.data.source.path == "x"
+
+
+def test_rows_too_long_for_attention_without_a_flash_kernel_are_refused():
+    assert refused("data.length=8320") == (
+        "1 problem in the recipe and the command line:\n"
+        "  data.length  is 8320; attention here is plain XLA: there is no flash kernel for cpu "
+        "devices, and a row takes length × length numbers in each head: up to 8192 would do"
+    )
+    assert read("data.length=8192").data.length == 8192
+
+
+def test_a_flash_kernel_takes_longer_rows_and_float32_has_none_on_a_gpu():
+    on_gpu = dict(kind="gpu", name="NVIDIA H200")
+    assert read("data.length=65536", "model.head_dim=64", **on_gpu)
+    assert read("data.length=65536", kind="tpu", name="TPU v5 lite")
+    exact = refused("data.length=65536", "model.head_dim=64", "precision.compute=float32", **on_gpu)
+    assert "cuDNN has no flash kernel for float32 matrices" in exact

@@ -72,7 +72,7 @@ def evaluate(
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
     folder = find(run)
     built = _built(folder, overrides)
-    with jax.set_mesh(built.mesh):
+    with built.described.scope():
         described = built.run
         prepared = data.prepare(described.data, _vocabulary(folder, described), console=console)
         if split not in prepared.splits:
@@ -98,7 +98,7 @@ def generate(
     how = read(Sampling, sampling, origin="the call")
     folder = find(run)
     built = _built(folder, overrides)
-    with jax.set_mesh(built.mesh):
+    with built.described.scope():
         return _generator(folder, built, step).generate(prompts, how)
 
 
@@ -114,7 +114,7 @@ def stream(
     how = read(Sampling, sampling, origin="the call")
     folder = find(run)
     built = _built(folder, overrides)
-    with jax.set_mesh(built.mesh):
+    with built.described.scope():
         yield from _generator(folder, built, step).stream(prompt, how)
 
 

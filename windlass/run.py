@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+from collections.abc import Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -10,10 +11,11 @@ from windlass.config import Every, Open, Problem, section, tree
 from windlass.data import Data
 from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices import mesh, precision
+from windlass.devices import chips, mesh, precision
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
+from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.telemetry import Telemetry
 
 FAMILIES = Open("windlass.models", tag="family", attribute="Config")
@@ -33,6 +35,7 @@ class Train:
     trainable: tuple[str, ...] = ("*",)  # patterns of weights to train, such as blocks.mlp.*
     remat: Literal["none", "saved", "full"] = "saved"  # computed again in the backward pass
     layers_per_loop: int = 1  # more: faster on GPUs, and longer to compile
+    deterministic: bool = False  # the same bits in every run on a GPU, which is slower there
     nonfinite: Literal["stop", "skip"] = "stop"  # when a loss or a gradient is not finite
     skips: int = 10  # with nonfinite skip: so many in a row before the run stops after all
     evaluate_every: Every | None = None  # on held-out rows; null: only at the end
@@ -104,13 +107,23 @@ def batches(train: Train, shards: int) -> Batches:
     return Batches(train.batch_per_device, max(1, accumulation), shards)
 
 
-def problems(run: Run, kind: str, devices: int) -> list[Problem]:
-    """What does not go together, on so many devices of a kind."""
+def problems(run: Run, kind: str, device_kinds: Sequence[str]) -> list[Problem]:
+    """What does not go together, on devices of a kind that have these names."""
+    wrong = precision.problems(run.precision, kind)
     return [
-        *precision.problems(run.precision, kind),
-        *_layout(run, devices),
+        *wrong,
+        *_layout(run, len(device_kinds)),
         *_columns(run),
+        *([] if wrong else _length(run, kind, device_kinds[0])),
     ]
+
+
+def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
+    """The kernel that attention gets; None for a model without heads."""
+    if "head_dim" not in run.model.sizes:
+        return None
+    compute = precision.resolve(run.precision, kind, chips.find(device_kind))
+    return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length)
 
 
 def _layout(run: Run, devices: int) -> list[Problem]:
@@ -134,6 +147,17 @@ def _layout(run: Run, devices: int) -> list[Problem]:
     return found
 
 
+def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
+    kernel = attention(run, kind, device_kind)
+    if kernel is None or kernel.is_flash or run.data.length <= LONGEST_WITHOUT_FLASH:
+        return []
+    what = (
+        f"is {run.data.length}; attention here is {kernel.why}, and a row takes "
+        f"length × length numbers in each head: up to {LONGEST_WITHOUT_FLASH} would do"
+    )
+    return [("data.length", what)]
+
+
 def _columns(run: Run) -> list[Problem]:
     missing = [name for name in run.objective.columns if name not in COLUMNS]
     if not missing:
@@ -146,7 +170,7 @@ def _columns(run: Run) -> list[Problem]:
 _OURS = ("model", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
     "data": ("cache",),
-    "train": ("steps", "remat", "layers_per_loop", "evaluate_every", "sample"),
+    "train": ("steps", "remat", "layers_per_loop", "deterministic", "evaluate_every", "sample"),
 }
 
 

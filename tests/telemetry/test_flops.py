@@ -8,6 +8,7 @@ from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from windlass.devices.axes import placements
+from windlass.layers.kernels import attend
 from windlass.layers.stack import arrange
 from windlass.models import qwen3
 from windlass.objectives import Carry
@@ -105,11 +106,6 @@ def with_own_tangent(x):
 with_own_tangent.defjvp(lambda primals, tangents: (product(*primals), product(*tangents)))
 
 
-@jax.jit
-def _mix(x):
-    return product(product(x))
-
-
 @pytest.mark.parametrize(
     "function, times",
     [
@@ -121,7 +117,6 @@ def _mix(x):
         (looped, 42),
         (jax.vmap(looped, in_axes=0), 42 * 8),
         (branched, 2),
-        (_mix, 1),
         (lambda x: x + jnp.sin(x), 0),
     ],
 )
@@ -174,3 +169,19 @@ def test_a_kernel_counts_what_it_declares_or_else_what_it_holds(declared):
 
     found = forward_flops(call, jax.ShapeDtypeStruct((24, 8), jnp.float32))
     assert found == (declared or 3 * ONCE)
+
+
+@pytest.mark.parametrize(
+    ("window", "pairs"),
+    [(None, 64 * 64 / 2), (16, 64 * 16 - 16 * 16 / 2), (200, 64 * 64 / 2)],
+)
+def test_attention_counts_the_pairs_of_positions_it_needs_whatever_the_kernel(window, pairs):
+    rows, heads, dim = 3, 4, 8
+    q, k, v = (jax.ShapeDtypeStruct((rows, 64, each, dim), jnp.float32) for each in (heads, 2, 2))
+    document = jax.ShapeDtypeStruct((rows, 64), jnp.int32)
+
+    def attention(q, k, v, document):
+        return attend(q, k, v, document=document, slots=document, first=0, window=window)
+
+    found = forward_flops(attention, q, k, v, document)
+    assert found == 2 * 2 * rows * heads * dim * pairs  # scores, and values mixed by them

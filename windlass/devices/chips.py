@@ -17,6 +17,7 @@ class Chip:
     peak: dict[str, float]
     memory_bytes: int
     device_kinds: tuple[str, ...]  # what JAX calls it
+    widest_head: int = 128  # that its flash attention takes
 
     @property
     def has_bfloat16(self) -> bool:
@@ -35,9 +36,15 @@ def _tpu(name: str, teraflops: _Number, memory_bytes: _Number, *device_kinds: st
     return Chip(name, "tpu", {"bfloat16": teraflops * 1e12}, int(memory_bytes), device_kinds)
 
 
-def _gpu(name: str, teraflops: _Number, gigabytes: _Number, *device_kinds: str) -> Chip:
+def _gpu(
+    name: str,
+    teraflops: _Number,
+    gigabytes: _Number,
+    *device_kinds: str,
+    widest_head: int = 128,
+) -> Chip:
     peak = {"bfloat16": teraflops * 1e12}
-    return Chip(name, "gpu", peak, int(gigabytes * _GB), device_kinds)
+    return Chip(name, "gpu", peak, int(gigabytes * _GB), device_kinds, widest_head)
 
 
 # Google's TPU pages. Memory is what the compiler lets a program use where that is known. On v2, v3
@@ -52,16 +59,16 @@ _TPUS = [
     _tpu("TPU 7x", 2307 / 2, 96 * _GIB, "TPU7x"),
 ]
 
-# NVIDIA's data sheets; memory is nominal.
+# NVIDIA's data sheets; memory is nominal. From Hopper on flash attention takes heads of 256.
 _GPUS = [
     Chip("T4", "gpu", {"float16": 65e12}, 16 * _GB, ("Tesla T4",)),
     _gpu("L4", 121, 24, "NVIDIA L4"),
     _gpu("A100 40GB", 312, 40, "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     _gpu("A100 80GB", 312, 80, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),
-    _gpu("H100", 989, 80, "NVIDIA H100 80GB HBM3"),
-    _gpu("H200", 989, 141, "NVIDIA H200"),
-    _gpu("B200", 2250, 180, "NVIDIA B200"),
-    _gpu("GB200", 2500, 186, "NVIDIA GB200"),
+    _gpu("H100", 989, 80, "NVIDIA H100 80GB HBM3", widest_head=256),
+    _gpu("H200", 989, 141, "NVIDIA H200", widest_head=256),
+    _gpu("B200", 2250, 180, "NVIDIA B200", widest_head=256),
+    _gpu("GB200", 2500, 186, "NVIDIA GB200", widest_head=256),
     _gpu("RTX 4060", 30, 8, "NVIDIA GeForce RTX 4060"),
     _gpu("RTX 4090", 165, 24, "NVIDIA GeForce RTX 4090"),
     _gpu("RTX 5090", 209.5, 32, "NVIDIA GeForce RTX 5090"),

@@ -34,6 +34,14 @@ def resolve(precision: Precision, kind: str, chip: Chip | None) -> str:
     return "bfloat16" if kind == "tpu" or (kind == "gpu" and _fast(kind, chip)) else "float32"
 
 
+def products(compute: str, kind: str) -> str | None:
+    """How exactly matrices are multiplied, as JAX says it; None: as the device does by itself.
+
+    Left to themselves a GPU rounds float32 to 19 bits before it multiplies, and a TPU to 16.
+    """
+    return "highest" if compute == "float32" and kind != "cpu" else None
+
+
 def warnings(precision: Precision, kind: str, chip: Chip | None) -> list[str]:
     """What the user chose and may regret."""
     if precision.compute != "bfloat16" or _fast(kind, chip):

@@ -48,5 +48,4 @@ class Attention(eqx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = rotate(q, context.position, self.theta), rotate(k, context.position, self.theta)
-        mixed = checkpoint_name(context.attend(q, k, v), "mixed")
-        return self.output(mixed)
+        return self.output(context.attend(q, k, v))

@@ -8,9 +8,11 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from windlass.layers import kernels
+
 # What a layer saves for its backward pass under `saved`: the results of matrix products, which are
 # dear to compute again. Norms, rotations and activations are recomputed from them.
-SAVED = ("query", "key", "value", "mixed", "gate", "up", "residual")
+SAVED = ("query", "key", "value", kernels.MIXED, "gate", "up", "residual")
 
 
 class Stack(eqx.Module):
@@ -91,10 +93,11 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
     if remat == "none":
         return function
     named = jax.checkpoint_policies.save_only_these_names(*SAVED)
+    saved = jax.checkpoint_policies.save_from_both_policies(named, kernels.keeps)
     # The compiler would merge the second computation with the first and undo the saving; it cannot
     # do so across the loops of a scan, where the barrier against it only costs time.
     return jax.checkpoint(
-        function, policy=named if remat == "saved" else None, prevent_cse=not in_loop
+        function, policy=saved if remat == "saved" else None, prevent_cse=not in_loop
     )
 
 

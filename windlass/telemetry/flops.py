@@ -6,15 +6,16 @@ before it runs counts as one round.
 """
 
 import math
+import re
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import equinox as eqx
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
-# The inner function of causal attention. It computes all pairs of positions and masks half of
-# them, and only the other half is work that the model needs.
-CAUSAL = "_mix"
+# What causal attention is called in a program, with its window after it. Kernels compute more
+# pairs of positions than a model needs, and say nothing of how many: all count as those it needs.
+CAUSAL = re.compile(r"causal_attention(?:_(\d+))?")
 
 
 def forward_flops(function: Callable, *arguments: Any) -> int:
@@ -61,7 +62,16 @@ def _operations(equation: JaxprEqn) -> int:
             name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
             return math.prod(params["mesh"].shape[axis] for axis in params[name]) * sum(inner)
         case _:
-            return sum(inner) // 2 if params.get("name") == CAUSAL else sum(inner)
+            attention = CAUSAL.fullmatch(params.get("name") or "")
+            return _attention(equation, attention[1]) if attention else sum(inner)
+
+
+def _attention(equation: JaxprEqn, window: str | None) -> int:
+    (rows, length, heads, dim), (_, slots, *_) = map(_shape, equation.invars[:2])
+    # A position sees half of those there are, on average, or a window full but for the beginning.
+    seen = slots if window is None else min(slots, int(window))
+    pairs = length * seen - seen * seen // 2
+    return 2 * 2 * rows * heads * dim * pairs
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

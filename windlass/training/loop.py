@@ -58,7 +58,7 @@ def train(
         report.note(note)
     for warning in described.warnings:
         report.warning(warning)
-    with folders.locked(folder), jax.set_mesh(described.mesh):
+    with folders.locked(folder), described.scope():
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report).run()
@@ -287,6 +287,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         f"× {batches.shards} shards, of {session.run.data.length} tokens",
     )
     yield "precision", f"{described.compute} compute, float32 weights and optimiser"
+    if described.attention is not None:
+        yield "attention", described.attention.why
     rows = loader.rows
     some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
     dropped = f", {some} left out of each" if loader.dropped else ""

@@ -1,7 +1,8 @@
 """A run made real: its devices, data, model and compiled functions."""
 
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
@@ -25,6 +26,7 @@ from windlass.devices.axes import cast, layout, placements
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
+from windlass.layers.kernels import Kernel
 from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
 from windlass.training import trainable
@@ -60,6 +62,23 @@ class Described:
     def compute(self) -> str:
         return precision.resolve(self.run.precision, self.chosen.kind, self.chip)
 
+    @property
+    def attention(self) -> Kernel | None:
+        return runs.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
+
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """For the programs that train and evaluate."""
+        exact = self.run.train.deterministic and self.chosen.kind == "gpu"
+        return {"xla_gpu_deterministic_ops": True} if exact else {}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Where programs are traced: on this mesh, in products as exact as the numbers are."""
+        exactly = precision.products(self.compute, self.chosen.kind)
+        with jax.set_mesh(self.mesh), jax.default_matmul_precision(exactly):
+            yield
+
     @cached_property
     def batches(self) -> Batches:
         shape = self.mesh.shape
@@ -85,7 +104,11 @@ def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ())
         raise
     devices = selection.devices(chosen)
     run = layers.read(
-        Run, chosen.kind, checks=[lambda run: runs.problems(run, chosen.kind, len(devices))]
+        Run,
+        chosen.kind,
+        checks=[
+            lambda run: runs.problems(run, chosen.kind, [each.device_kind for each in devices])
+        ],
     )
     chip = chips.find(devices[0].device_kind)
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
@@ -191,7 +214,8 @@ class Session:
             microbatches=self.batches.accumulation,
             skips=self.run.train.allowed,
         )
-        return jax.jit(step, donate_argnums=0)
+        options = self.built.described.compiler_options
+        return jax.jit(step, donate_argnums=0, compiler_options=options)
 
     def finish(self, state: State, frozen: Frozen) -> State:
         """The state after the last step, with what the objective solves for at the end."""
@@ -223,7 +247,10 @@ class Evaluator:
 
     def __init__(self, session: Session, split: str):
         self.session, self.rows = session, session.prepared.split(split)
-        self.function = jax.jit(make_evaluation(session.built.model, session.run.objective))
+        self.function = jax.jit(
+            make_evaluation(session.built.model, session.run.objective),
+            compiler_options=session.built.described.compiler_options,
+        )
 
     def __call__(self, weights: PyTree, frozen: Frozen) -> dict[str, float]:
         size = self.session.batches.per_device * self.session.batches.shards
