@@ -4,9 +4,9 @@ import re
 import pytest
 from rich.console import Console
 
-from windlass.telemetry.console import Report, duration, number, quantity
+from windlass.telemetry.console import Report, duration, number, quantity, size
 
-SPEEDS = {"loss": 3.21456, "step_seconds": 0.25, "tokens_per_second": 12_345.0, "mfu": 0.4123}
+SPEEDS = {"loss": 3.21456, "step_ms": 250, "tokens_per_second": 12_345.0, "mfu": 0.4123}
 
 
 class Clock:
@@ -119,6 +119,39 @@ def test_a_phase_that_fails_is_not_said_to_be_done():
     with pytest.raises(KeyboardInterrupt), report.phase("compiling the step"):
         raise KeyboardInterrupt
     assert file.getvalue() == "compiling the step ...\n"
+
+
+def waiting(milliseconds: float) -> dict[str, float]:
+    return {"loss": 1.0, "step_ms": 200.0, "data_wait_ms": milliseconds}
+
+
+def test_waiting_for_data_is_said_once_with_what_helps_and_not_of_the_first_step():
+    report, file, _ = plain()
+    with report:
+        report.start(100, 10)
+        for step, wait in [(11, 150.0), (12, 19.0), (13, 50.0), (14, 90.0)]:
+            report.step(step, waiting(wait))
+    assert [line for line in file.getvalue().splitlines() if "waiting" in line] == [
+        "warning: 25% of a step is spent waiting for data (data_wait_ms in metrics.jsonl goes on "
+        "telling); more data.workers or a larger data.prefetch may help"
+    ]
+
+
+def test_the_time_since_the_beginning_includes_everything():
+    report, _, clock = plain()
+    with report.phase("preparing the data"):
+        clock.now += 20
+    clock.now += 5
+    assert report.seconds == 25
+
+
+@pytest.mark.parametrize(
+    "count, text",
+    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1024**2 - 1, "1.0 MiB")]
+    + [(12.34 * 2**20, "12.3 MiB"), (5 * 2**30, "5.0 GiB"), (3 * 2**50, "3072.0 TiB")],
+)
+def test_sizes_are_in_units_of_1024(count, text):
+    assert size(count) == text
 
 
 @pytest.mark.parametrize(

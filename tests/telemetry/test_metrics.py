@@ -1,5 +1,7 @@
 import json
 import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +9,8 @@ import numpy as np
 import pytest
 
 from windlass.errors import UserError
-from windlass.telemetry.metrics import Meter, Metrics, read, truncate
+from windlass.telemetry.memory import memory
+from windlass.telemetry.metrics import MEANINGS, Meter, Metrics, last, read, truncate
 
 
 class Clock:
@@ -102,6 +105,7 @@ def test_the_last_record_is_the_newest_that_has_a_name(path):
     metrics.write(2, {"validation_loss": 3.0})
     assert (metrics.last() or {})["step"] == 2
     assert (metrics.last("gradient_norm") or {})["step"] == 1
+    assert last(path, "loss") is None and last(path.parent / "absent.jsonl") is None
 
 
 def test_a_broken_line_is_named(path):
@@ -127,47 +131,97 @@ def steps_of(seconds: float, *, steps: int, clock: Clock, meter: Meter):
         meter.step()
 
 
+def meter(clock: Clock, **options: Any) -> Meter:
+    return Meter(rows_per_step=8, tokens_per_step=1000, clock=clock, **options)
+
+
 def test_speed_is_counted_between_readings():
     clock = Clock()
-    meter = Meter(tokens_per_step=1000, clock=clock)
-    steps_of(0.5, steps=10, clock=clock, meter=meter)
-    assert meter.read() == {"step_seconds": 0.5, "tokens_per_second": 2000}
-    steps_of(1, steps=10, clock=clock, meter=meter)
-    assert meter.read() == {"step_seconds": 1, "tokens_per_second": 1000}
+    speeds = meter(clock)
+    steps_of(0.5, steps=10, clock=clock, meter=speeds)
+    assert speeds.read() == {
+        "step_ms": 500,
+        "tokens_per_second": 2000,
+        "samples_per_second": 16,
+        "data_wait_ms": 0,
+    }
+    steps_of(1, steps=10, clock=clock, meter=speeds)
+    assert speeds.read()["tokens_per_second"] == 1000
+    assert (speeds.steps, speeds.seconds) == (20, 15)
 
 
 def test_a_pause_is_not_counted():
     clock = Clock()
-    meter = Meter(tokens_per_step=1000, clock=clock)
-    steps_of(0.5, steps=5, clock=clock, meter=meter)
-    with meter.paused():
+    speeds = meter(clock)
+    steps_of(0.5, steps=5, clock=clock, meter=speeds)
+    with speeds.paused():
         clock.now += 60
-    steps_of(0.5, steps=5, clock=clock, meter=meter)
-    assert meter.read()["step_seconds"] == 0.5
-    steps_of(0.5, steps=5, clock=clock, meter=meter)
-    assert meter.read()["step_seconds"] == 0.5
+    steps_of(0.5, steps=5, clock=clock, meter=speeds)
+    assert speeds.read()["step_ms"] == 500
+    steps_of(0.5, steps=5, clock=clock, meter=speeds)
+    assert speeds.read()["step_ms"] == 500
+    assert speeds.seconds == 7.5
 
 
 def test_a_pause_that_ends_in_an_error_is_not_counted():
     clock = Clock()
-    meter = Meter(tokens_per_step=1, clock=clock)
-    with pytest.raises(UserError), meter.paused():
+    speeds = meter(clock)
+    with pytest.raises(UserError), speeds.paused():
         clock.now += 60
         raise UserError("stopped")
-    steps_of(1, steps=1, clock=clock, meter=meter)
-    assert meter.read()["step_seconds"] == 1
+    steps_of(1, steps=1, clock=clock, meter=speeds)
+    assert speeds.read()["step_ms"] == 1000
+
+
+class Result(NamedTuple):
+    """As much of an array as is asked: whether the device is done with it."""
+
+    ready: bool
+
+    def is_ready(self) -> bool:
+        return self.ready
+
+
+def test_waiting_for_a_batch_counts_where_the_device_has_nothing_to_do():
+    clock = Clock()
+    speeds = meter(clock)
+
+    def slow() -> Iterator[str]:
+        while True:
+            clock.now += 0.2
+            yield "batch"
+
+    batches = slow()
+    for ready in (True, False, True, False):  # of the step before the one that waits
+        assert speeds.next(batches) == "batch"
+        clock.now += 0.8
+        speeds.step(Result(ready))
+    found = speeds.read()
+    # The first batch, with no step before it, and the two that came to an idle device.
+    assert found["data_wait_ms"] == pytest.approx(1000 * 3 * 0.2 / 4)
+    assert found["step_ms"] == pytest.approx(1000)
+    speeds.step()
+    clock.now += 1
+    assert speeds.read()["data_wait_ms"] == 0
+
+
+def test_what_is_recorded_is_explained():
+    clock = Clock()
+    speeds = meter(clock, flops_per_step=1, peak_flops=1.0)
+    steps_of(1, steps=1, clock=clock, meter=speeds)
+    assert {*speeds.read(), *memory(jax.devices("cpu"))} < set(MEANINGS)
 
 
 @pytest.mark.parametrize("peak, expected", [(2 * 500.0, 0.4), (None, None)])
 def test_utilisation_is_the_share_of_what_all_devices_could_do(peak, expected):
     clock = Clock()
-    meter = Meter(tokens_per_step=1, flops_per_step=400, peak_flops=peak, clock=clock)
-    steps_of(1, steps=2, clock=clock, meter=meter)
-    assert meter.read().get("mfu") == expected
+    speeds = meter(clock, flops_per_step=400, peak_flops=peak)
+    steps_of(1, steps=2, clock=clock, meter=speeds)
+    assert speeds.read().get("mfu") == expected
 
 
 def test_a_reading_without_steps_says_nothing():
     clock = Clock()
-    meter = Meter(tokens_per_step=1, clock=clock)
+    speeds = meter(clock)
     clock.now += 2
-    assert meter.read() == {}
+    assert speeds.read() == {}

@@ -9,6 +9,7 @@ from rich.progress import BarColumn, Progress, TextColumn
 from rich.text import Text
 
 NAME_WIDTH = 12  # of the left column of facts
+STARVED = 0.1  # of a step spent waiting for data, from which on it is worth saying
 
 
 class Report:
@@ -21,11 +22,12 @@ class Report:
         self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
     ):
         self.console = console or Console(highlight=False)
-        self._clock = clock
+        self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._bar: Progress | None = None
-        self._total = 0
+        self._total, self._first = 0, 0
+        self._is_starved = False
 
     def __enter__(self) -> "Report":
         return self
@@ -67,7 +69,7 @@ class Report:
 
     def start(self, total: int, first: int = 0) -> None:
         """From here on there are steps, and `first` of them are done."""
-        self._total = total
+        self._total, self._first = total, first
         if not self._is_live:
             return
         columns = (
@@ -87,6 +89,7 @@ class Report:
             self._bar.update(self._bar.task_ids[0], completed=step, speeds=speeds, refresh=True)
         else:
             self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
+        self._warn_of_waiting(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
         found = (f"{name.replace('_', ' ')} {number(value)}" for name, value in metrics.items())
@@ -102,6 +105,11 @@ class Report:
         self.close()
         self.banner(summary)
 
+    @property
+    def seconds(self) -> float:
+        """Since it was made."""
+        return self._clock() - self._began
+
     def close(self) -> None:
         """Leave the terminal as it was found; closing twice does no harm."""
         if self._bar is not None:
@@ -115,8 +123,20 @@ class Report:
             yield f"{quantity(metrics['tokens_per_second'])} tok/s"
         if "mfu" in metrics:
             yield f"{metrics['mfu']:.1%} MFU"
-        if "step_seconds" in metrics and step < self._total:
-            yield f"{duration(metrics['step_seconds'] * (self._total - step))} left"
+        if "step_ms" in metrics and step < self._total:
+            yield f"{duration(metrics['step_ms'] / 1000 * (self._total - step))} left"
+
+    def _warn_of_waiting(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        # The first batch is always waited for: nothing was there to read it ahead of its use.
+        if self._is_starved or step <= self._first + 1 or "data_wait_ms" not in metrics:
+            return
+        share = metrics["data_wait_ms"] / metrics["step_ms"]
+        if share > STARVED:
+            self._is_starved = True
+            self.warning(
+                f"{share:.0%} of a step is spent waiting for data (data_wait_ms in metrics.jsonl "
+                "goes on telling); more data.workers or a larger data.prefetch may help"
+            )
 
     def _print(self, text: Text) -> None:
         # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
@@ -138,6 +158,15 @@ def quantity(value: int | float) -> str:
             return f"{value:.{0 if unit == '' else 1}f}{unit}"
         value /= 1000
     return f"{value:.1f}T"
+
+
+def size(count: int | float) -> str:
+    """A number of bytes in three digits or so: 12.3 MiB."""
+    for unit in ("bytes", "KiB", "MiB", "GiB"):
+        if round(count, 1) < 1024:
+            return f"{count:.{0 if unit == 'bytes' else 1}f} {unit}"
+        count /= 1024
+    return f"{count:.1f} TiB"
 
 
 def duration(seconds: int | float) -> str:

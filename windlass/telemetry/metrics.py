@@ -7,11 +7,34 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol, TypeVar, runtime_checkable
 
 import jax
 
 from windlass.errors import UserError
+from windlass.telemetry.tensorboard import Events
+
+T = TypeVar("T")
+
+# What a record may hold besides the parts of the loss, which an objective names, and `validation_`
+# with a name for what was measured on held-out rows.
+MEANINGS = {
+    "step": "optimiser steps done",
+    "time": "seconds since 1970, when the record was written",
+    "loss": "what is minimised, averaged over the tokens of the step; nats a token",
+    "gradient_norm": "the length of the whole gradient, before clipping",
+    "learning_rate": "of the step, as the schedule gives it",
+    "tokens": "trained on so far: steps × tokens in an average batch, padding not counted",
+    "tokens_per_second": "over all devices, padding not counted",
+    "samples_per_second": "rows of the batch, over all devices",
+    "step_ms": "milliseconds a step since the last record; evaluating and saving not counted",
+    "data_wait_ms": "milliseconds of a step in which the loop waited for its next batch, where the "
+    "device had finished all it was given before the batch came; 0: the device never ran dry",
+    "memory_bytes": "in use now on the fullest device of this host; on a CPU, of the process",
+    "peak_memory_bytes": "the most that was in use since the process began, of the same",
+    "mfu": "the share of the devices' peak FLOP/s that went into the model; absent where the peak "
+    "is not known",
+}
 
 # JSON has no such numbers. Python reads these words back with `float`.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -20,15 +43,17 @@ _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
 class Metrics:
     """A file of records, one JSON object in a line, that only grows: `metrics.jsonl`.
 
-    Each record is in the file when `write` returns, so that a killed run has lost none. Of several
-    processes the first alone writes.
+    Each record is in the file when `write` returns, so that a killed run has lost none, and beside
+    it in a file for TensorBoard. Of several processes the first alone writes.
     """
 
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time):
         self.path, self._clock = Path(path), clock
+        self._events = Events(self.path.parent)
         self._is_writer = jax.process_index() == 0
         # A line that a killed process left unfinished would spoil the next one.
-        self.truncate()
+        if self._is_writer:
+            truncate(self.path)
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         if not self._is_writer:
@@ -37,16 +62,23 @@ class Metrics:
         record |= {name: _plain(value) for name, value in values.items()}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
+        numbers = {name: _number(value) for name, value in record.items()}
+        self._events.write(step, record["time"], numbers)
 
-    def truncate(self, step: int | None = None) -> None:
+    def text(self, step: int, name: str, text: str) -> None:
+        """Something to read beside the numbers, in TensorBoard alone."""
+        if self._is_writer:
+            self._events.text(step, round(self._clock(), 3), name, text)
+
+    def truncate(self, step: int) -> None:
         """Drop the records after a step: a run that goes on from there takes those steps again."""
         if self._is_writer:
             truncate(self.path, step)
+            self._events.begin(step, self._clock())
 
     def last(self, name: str = "step") -> dict[str, Any] | None:
         """The newest record that has a value of this name."""
-        records = read(self.path) if self.path.exists() else []
-        return next((record for record in reversed(records) if name in record), None)
+        return last(self.path, name)
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
@@ -54,11 +86,19 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     records = []
     for number, line in enumerate(_finished(Path(path)), start=1):
         try:
-            record = json.loads(line)
+            records.append(_record(line))
         except ValueError as error:  # neither JSON nor UTF-8
             raise UserError(f"{path}, line {number}, is not JSON: {error}") from error
-        records.append({name: _number(value) for name, value in record.items()})
     return records
+
+
+def last(path: str | Path, name: str = "step") -> dict[str, Any] | None:
+    """The newest record of a file that has a value of this name; None where none has."""
+    path, key = Path(path), json.dumps(name).encode()
+    lines = reversed(_finished(path)) if path.exists() else ()
+    # Only those lines are parsed that may have it: a long run has a million of them.
+    records = (_record(line) for line in lines if key in line)
+    return next((record for record in records if name in record), None)
 
 
 def truncate(path: str | Path, step: int | None = None) -> None:
@@ -81,8 +121,15 @@ def truncate(path: str | Path, step: int | None = None) -> None:
     os.replace(partial, path)
 
 
+@runtime_checkable
+class Pending(Protocol):
+    """What a device is still at work on, or has finished: an array."""
+
+    def is_ready(self) -> bool: ...
+
+
 class Meter:
-    """How fast a run goes, from one reading to the next.
+    """How fast a run goes, from one reading to the next, and what it took in all.
 
     Steps run on the device while Python is ahead of them, so read it, and pause it, only when the
     results of the last step are there.
@@ -91,18 +138,29 @@ class Meter:
     def __init__(
         self,
         *,
+        rows_per_step: int,
         tokens_per_step: int | float,
         flops_per_step: int | None = None,
         peak_flops: float | None = None,  # in a second, of all devices together; None: not known
         clock: Callable[[], float] = time.monotonic,
     ):
-        self._tokens, self._flops, self._peak = tokens_per_step, flops_per_step, peak_flops
-        self._clock = clock
-        self._steps, self._since, self._paused = 0, clock(), 0.0
+        self._rows, self._tokens = rows_per_step, tokens_per_step
+        self._flops, self._peak, self._clock = flops_per_step, peak_flops, clock
+        self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
+        self._result: Pending | None = None
+        self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
 
-    def step(self) -> None:
-        """One more step is done."""
-        self._steps += 1
+    def next(self, batches: Iterator[T]) -> T:
+        """The next batch; the time it took to come, where the device had nothing else to do."""
+        began = self._clock()
+        batch = next(batches)
+        if self._result is None or self._result.is_ready():
+            self._waited += self._clock() - began
+        return batch
+
+    def step(self, result: Pending | None = None) -> None:
+        """One more step is on its way; it is done when its result is ready."""
+        self._steps, self._result = self._steps + 1, result
 
     @contextmanager
     def paused(self) -> Iterator[None]:
@@ -115,18 +173,29 @@ class Meter:
 
     def read(self) -> dict[str, float]:
         """Speeds since the last reading; nothing where no step was taken."""
-        now, steps = self._clock(), self._steps
+        now, steps, waited = self._clock(), self._steps, self._waited
         seconds = now - self._since - self._paused
-        self._steps, self._since, self._paused = 0, now, 0.0
+        self._steps, self._since, self._paused, self._waited = 0, now, 0.0, 0.0
         if not steps or seconds <= 0:
             return {}
+        self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         speeds = {
-            "step_seconds": seconds / steps,
             "tokens_per_second": self._tokens * steps / seconds,
+            "samples_per_second": self._rows * steps / seconds,
+            "step_ms": 1000 * seconds / steps,
+            "data_wait_ms": 1000 * waited / steps,
         }
         if self._flops is not None and self._peak is not None:
             speeds["mfu"] = self._flops * steps / (seconds * self._peak)
         return speeds
+
+    def tokens(self, steps: int) -> int:
+        """How many tokens so many steps train on."""
+        return round(self._tokens * steps)
+
+
+def _record(line: bytes) -> dict[str, Any]:
+    return {name: _number(value) for name, value in json.loads(line).items()}
 
 
 def _finished(path: Path) -> list[bytes]:

@@ -12,11 +12,13 @@ from windlass.config import differences, load, to_yaml
 from windlass.errors import UserError
 from windlass.run import Run, essence
 
-RECIPE, METRICS, SAMPLES, TOKENIZER = (
+RECIPE, METRICS, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "recipe.yaml",
     "metrics.jsonl",
     "samples.txt",
     "tokenizer.json",
+    "about.json",
+    "lock",
 )
 
 
@@ -59,7 +61,7 @@ def locked(folder: Path) -> Iterator[None]:
     """One process trains a run at a time; the system lets go of the lock when that one dies."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        file = open(folder / "lock", "a+", encoding="utf-8")  # noqa: SIM115
+        file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
     except OSError as error:
         raise UserError(f"the run cannot be stored in {folder}: {error.strerror}") from None
     with file:

@@ -16,8 +16,10 @@ from windlass.devices.axes import undivided
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.evaluation.loss import make_evaluation
-from windlass.telemetry.console import Report
+from windlass.telemetry.about import About
+from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import forward_flops, training_flops
+from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
 from windlass.training.session import Evaluator, Session, describe, open_session
@@ -75,6 +77,7 @@ class Loop:
         rows = session.prepared.split("train")
         self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
         self.records = Metrics(folder / folders.METRICS)
+        self.about = About(folder / folders.ABOUT)
         self.store = Store(folder, say=report.warning, keep=run.checkpoint.keep)
         self.evaluator: Evaluator | None = None
         if run.data.validation:
@@ -98,6 +101,7 @@ class Loop:
         folders.store(self.folder, self.session.run)
         self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
+        self.about.begin(step=first, **self.session.built.described.facts)
         with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
             step = self.compile()
         if first == 0:
@@ -112,7 +116,7 @@ class Loop:
     ) -> tuple[State, dict[str, float]]:
         """Step, report, evaluate, save, until the last step or a signal."""
         run, latest = self.session.run, {}
-        meter = self.meter()
+        meter = self.meter = self.make_meter()
         per_epoch = self.loader.batches_per_epoch
         evaluation_due = Due(self.train.evaluate_every, per_epoch)
         save_due = Due(run.checkpoint.every, per_epoch)
@@ -120,8 +124,8 @@ class Loop:
         self.report.start(self.steps, first)
         batches = self.loader.iterate(first, self.session.place)
         for done in range(first + 1, self.steps + 1):
-            state, metrics = step(state, frozen, next(batches))
-            meter.step()
+            state, metrics = step(state, frozen, meter.next(batches))
+            meter.step(metrics["loss"])
             ends = done == self.steps or self.signals.stop is not None
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done)
@@ -160,7 +164,7 @@ class Loop:
         batch = self.session.abstract_batch()
         return self.session.step().lower(*self.abstract, batch).compile()
 
-    def meter(self) -> Meter:
+    def make_meter(self) -> Meter:
         session, rows, described = self.session, self.loader.rows, self.session.built.described
         peak = described.chip and described.chip.peak.get(described.compute)
         flops = None
@@ -170,6 +174,7 @@ class Loop:
             once = forward_flops(evaluate, state.weights, frozen, session.abstract_batch())
             flops = training_flops(once)
         return Meter(
+            rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens / len(rows),
             flops_per_step=flops,
             peak_flops=peak and peak * len(described.devices),
@@ -181,7 +186,8 @@ class Loop:
         found = {name: float(value) for name, value in metrics.items()}
         self.check_finite(state)
         found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
-        found |= meter.read()
+        found["tokens"] = meter.tokens(done)
+        found |= meter.read() | memory(self.session.built.described.devices)
         self.records.write(done, found)
         self.report.step(done, found)
         return found
@@ -215,7 +221,9 @@ class Loop:
             self.records.write(done, found)
             self.report.evaluation(done, found)
         if self.writer is not None:
-            self.report.sample(self.writer(done, state, frozen))
+            text = self.writer(done, state, frozen)
+            self.records.text(done, "sample", text)
+            self.report.sample(text)
         return state, found
 
     def already_finished(self, done: int) -> Trained:
@@ -228,7 +236,8 @@ class Loop:
     def end(self, state: State, latest: dict[str, float]) -> Trained:
         done, stop = int(state.step), self.signals.stop
         is_finished = done >= self.steps
-        summary = [("run", str(self.folder))]
+        self.about.end(at=done, is_finished=is_finished)
+        summary = [("run", str(self.folder)), *self.spent(done)]
         if "validation_loss" in latest:
             entropy = self.session.prepared.unigram_entropy
             loss, best = latest["validation_loss"], float(state.progress.best)
@@ -245,6 +254,16 @@ class Loop:
             summary.append(("next", "the same command again goes on from there"))
         self.report.end(summary)
         return Trained(self.folder, done, is_finished, latest, stop and int(stop))
+
+
+    def spent(self, done: int) -> Iterator[tuple[str, str]]:
+        """What the run took, in time and in tokens."""
+        steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
+        whole = f"{duration(self.report.seconds)}, {duration(seconds)} of it in {steps} steps"
+        if steps:
+            whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
+        yield "time", whole
+        yield "tokens", f"{self.meter.tokens(done):,} trained on, in {done / epoch:.2f} epochs"
 
 
 class Writer:

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from windlass import run as runs
 from windlass.config import Layers, load, tree
+from windlass.config.sections import flat
 from windlass.data import Prepared, prepare
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import COLUMNS
@@ -83,6 +84,15 @@ class Described:
     def batches(self) -> Batches:
         shape = self.mesh.shape
         return runs.batches(self.run.train, shape["data"] * shape["fsdp"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for on the command line, and what was chosen where it was left open."""
+        kind = self.devices[0].device_kind
+        device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
+        chose = {"device": device, "mesh": dict(self.mesh.shape)}
+        chose |= {"batch": self.batches._asdict(), "compute": self.compute}
+        return {"command_line": flat(self.layers.command_line), "chose": chose}
 
     @property
     def folder(self) -> Path:

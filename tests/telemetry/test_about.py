@@ -1,0 +1,95 @@
+"""What is noted of a start."""
+
+import json
+import subprocess
+from importlib.metadata import version
+from pathlib import Path
+
+import jax
+import pytest
+
+import windlass
+from tests import trained
+from windlass.telemetry import about
+from windlass.telemetry.about import About, commits
+from windlass.training import folder as folders
+
+
+def git(place: Path, *words: str) -> str:
+    who = ["-c", "user.name=Ada", "-c", "user.email=ada@example.org"]
+    command = ["git", "-C", str(place), *who, *words]
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip()
+
+
+@pytest.fixture
+def repository(tmp_path, monkeypatch) -> Path:
+    git(tmp_path, "init", "--quiet")
+    (tmp_path / "mine.yaml").write_text("train: {}\n")
+    git(tmp_path, "add", ".")
+    git(tmp_path, "commit", "--quiet", "-m", "Begin")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def test_the_commit_of_the_folder_is_noted_and_whether_it_was_changed(repository):
+    head = git(repository, "rev-parse", "HEAD")
+    assert commits()["folder"] == {"commit": head, "is_changed": False}
+    (repository / "new.txt").write_text("what git does not know is no change")
+    assert commits()["folder"] == {"commit": head, "is_changed": False}
+    (repository / "mine.yaml").write_text("train: {steps: 2}\n")
+    assert commits()["folder"] == {"commit": head, "is_changed": True}
+
+
+def test_the_commit_of_the_source_is_noted_where_it_runs_from_a_clone(repository, monkeypatch):
+    source = Path(windlass.__file__).parents[1]
+    expected = {"folder", "windlass"} if (source / ".git").exists() else {"folder"}
+    assert set(commits()) == expected
+    # A copy that was installed somewhere inside a repository is not that repository's.
+    installed = repository / ".venv/site-packages/windlass/__init__.py"
+    installed.parent.mkdir(parents=True)
+    monkeypatch.setattr(windlass, "__file__", str(installed))
+    assert set(commits()) == {"folder"}
+
+
+def test_without_a_repository_or_without_git_nothing_is_noted(tmp_path, monkeypatch):
+    monkeypatch.setattr(windlass, "__file__", str(tmp_path / "windlass/__init__.py"))
+    monkeypatch.chdir(tmp_path)
+    assert commits() == {}
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert commits() == {}
+
+
+def test_every_start_is_kept_and_one_that_was_killed_has_no_end(tmp_path):
+    path = tmp_path / "about.json"
+    times = iter([0.0, 60.0, 120.0])
+    noted = About(path, clock=lambda: next(times))
+    noted.begin(step=0)
+    noted.begin(step=50)
+    noted.end(at=100, is_finished=True)
+    first, second = about.read(path)
+    assert (first["began"], first["step"], "ended" in first) == ("1970-01-01T00:00:00Z", 0, False)
+    assert (second["began"], second["ended"]) == ("1970-01-01T00:01:00Z", "1970-01-01T00:02:00Z")
+    assert (second["step"], second["at"], second["is_finished"]) == (50, 100, True)
+
+
+def test_only_the_first_process_notes(tmp_path, monkeypatch):
+    monkeypatch.setattr(jax, "process_index", lambda: 1)
+    noted = About(tmp_path / "about.json")
+    noted.begin(step=0)
+    noted.end(at=1)
+    assert about.read(noted.path) == []
+
+
+def test_a_run_notes_what_it_was_made_with_and_nothing_of_the_environment(tmp_path_factory):
+    run = trained.only_run(trained.workplace(tmp_path_factory))
+    (start,) = about.read(run / folders.ABOUT)
+    assert start["versions"]["jax"] == version("jax")
+    assert start["versions"]["windlass"] == windlass.__version__
+    assert start["chose"]["device"] == {"asked": "cpu", "kind": "cpu", "count": 1}
+    assert start["chose"]["batch"] == {"per_device": 16, "accumulation": 1, "shards": 1}
+    assert (start["step"], start["at"], start["is_finished"]) == (0, 4, True)
+    assert str(Path.home()) not in json.dumps(start)
+    assert set(start) == {
+        *("began", "step", "command_line", "chose", "versions", "commits", "host"),
+        *("ended", "at", "is_finished"),
+    }

@@ -1,0 +1,42 @@
+"""What is told of memory."""
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import pytest
+
+from windlass.telemetry.memory import memory
+
+
+class Device(NamedTuple):
+    """As much of a device of an accelerator as is asked."""
+
+    stats: dict[str, int] | None
+    process_index: int = 0
+
+    def memory_stats(self) -> dict[str, int] | None:
+        return self.stats
+
+
+def test_of_several_devices_the_fullest_of_this_process_counts():
+    here = Device({"bytes_in_use": 5, "peak_bytes_in_use": 9})
+    fuller = Device({"bytes_in_use": 7, "peak_bytes_in_use": 8})
+    elsewhere = Device({"bytes_in_use": 70, "peak_bytes_in_use": 80}, process_index=1)
+    assert memory([here, fuller, elsewhere]) == {"memory_bytes": 7, "peak_memory_bytes": 9}
+
+
+def test_a_device_that_keeps_no_peak_has_its_present_use_for_one():
+    assert memory([Device({"bytes_in_use": 5})]) == {"memory_bytes": 5, "peak_memory_bytes": 5}
+
+
+def test_on_a_cpu_it_is_the_memory_of_the_process_and_the_peak_outlives_it():
+    before = memory(jax.devices("cpu"))
+    held = np.ones(200 * 2**20, np.uint8)
+    during = memory(jax.devices("cpu"))
+    assert during["memory_bytes"] - before["memory_bytes"] == pytest.approx(held.nbytes, rel=0.1)
+    del held
+    after = memory(jax.devices("cpu"))
+    assert after["memory_bytes"] < during["memory_bytes"] - 100 * 2**20
+    # Linux counts pages in each thread, and adds them up every now and then.
+    assert after["peak_memory_bytes"] == pytest.approx(during["memory_bytes"], rel=0.01)

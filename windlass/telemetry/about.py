@@ -1,0 +1,102 @@
+"""What a run was made with: versions, commits and devices, noted each time it is started."""
+
+import json
+import os
+import platform
+import subprocess
+import time
+from collections.abc import Callable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import jax
+
+import windlass
+
+PACKAGES = (
+    "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers tensorboard "
+    "libtpu jax-cuda12-plugin jax-cuda13-plugin"
+).split()
+GIT_SECONDS = 5  # a repository that takes longer to say where it stands is not waited for
+
+
+class About:
+    """A file with a note of every start of a run, the newest last: `about.json`.
+
+    It holds nothing of the environment but what is named here, and so no token. Of several
+    processes the first alone writes.
+    """
+
+    def __init__(self, path: Path, *, clock: Callable[[], float] = time.time):
+        self.path, self._clock = path, clock
+        self._is_writer = jax.process_index() == 0
+
+    def begin(self, **facts: Any) -> None:
+        """The run starts, or goes on."""
+        if not self._is_writer:
+            return
+        start = {"began": self._now(), **facts, "versions": versions(), "commits": commits()}
+        system = f"{platform.system()} {platform.machine()}"
+        start["host"] = {"system": system, "cores": os.cpu_count()}
+        self._store([*read(self.path), start])
+
+    def end(self, **facts: Any) -> None:
+        """The last start came to its end, which one that was killed never does."""
+        if self._is_writer:
+            *before, start = read(self.path)
+            self._store([*before, start | {"ended": self._now(), **facts}])
+
+    def _now(self) -> str:
+        return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
+
+    def _store(self, starts: list[dict[str, Any]]) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps({"starts": starts}, indent=2) + "\n", encoding="utf-8")
+        os.replace(new, self.path)
+
+
+def read(path: Path) -> list[dict[str, Any]]:
+    """The starts of a run, the newest last."""
+    return json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+
+
+def versions() -> dict[str, str]:
+    """Of what a run is computed with; what is not installed is absent."""
+    found = {"windlass": windlass.__version__, "python": platform.python_version()}
+    for name in PACKAGES:
+        try:
+            found[name] = metadata.version(name)
+        except metadata.PackageNotFoundError:
+            continue
+    return found
+
+
+def commits() -> dict[str, dict[str, Any]]:
+    """Where the sources stand: those of windlass, if it runs from them, and the folder's own."""
+    source = Path(windlass.__file__).parents[1]
+    places = {"windlass": source, "folder": Path.cwd()}
+    if not (source / ".git").exists():  # an installed copy, perhaps inside somebody's repository
+        del places["windlass"]
+    found = {name: commit for name, place in places.items() if (commit := _commit(place))}
+    if found.get("windlass") == found.get("folder"):
+        found.pop("folder", None)
+    return found
+
+
+def _commit(place: Path) -> dict[str, Any] | None:
+    """The commit that is checked out, and whether what git knows was changed since."""
+    commit = _git(place, "rev-parse", "HEAD")
+    if not commit:
+        return None
+    changed = _git(place, "status", "--porcelain", "--untracked-files=no")
+    return {"commit": commit, "is_changed": None if changed is None else bool(changed)}
+
+
+def _git(place: Path, *words: str) -> str | None:
+    command = ["git", "-C", str(place), *words]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, timeout=GIT_SECONDS)
+    except (OSError, subprocess.TimeoutExpired):  # there is no git, or it hangs
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
