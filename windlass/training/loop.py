@@ -255,7 +255,6 @@ class Loop:
         self.report.end(summary)
         return Trained(self.folder, done, is_finished, latest, stop and int(stop))
 
-
     def spent(self, done: int) -> Iterator[tuple[str, str]]:
         """What the run took, in time and in tokens."""
         steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
