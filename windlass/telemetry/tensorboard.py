@@ -1,8 +1,8 @@
 """The numbers of a run as TensorBoard reads them: event files in the folder of the run."""
 
 import re
-import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -20,40 +20,33 @@ class Events:
         self._folder = folder
         self._path: Path | None = None
 
-    def begin(self, step: int, now: float | None = None) -> None:
+    def begin(self, step: int, now: float) -> None:
         """A new file, for the steps after this one."""
-        from tensorboard.compat.proto.event_pb2 import SessionLog
-
-        now = time.time() if now is None else now
         # A clock may have been set back, and a run started twice in a second.
         number = max([int(now), *(number + 1 for number in _numbers(self._folder))])
         self._path = self._folder / f"{NAME}{number}"
         self._add(wall_time=now, file_version="brain.Event:2")
-        again = SessionLog(status=SessionLog.START)
-        self._add(wall_time=now, step=step + 1, session_log=again)
+        log = _messages("event").SessionLog
+        self._add(wall_time=now, step=step + 1, session_log=log(status=log.START))
 
     def write(self, step: int, now: float, numbers: Mapping[str, Any]) -> None:
         """The numbers of a record, each under its own name."""
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
+        summary = _messages("summary").Summary
         values = [
-            Summary.Value(tag=name, simple_value=value)
+            summary.Value(tag=name, simple_value=value)
             for name, value in numbers.items()
             if isinstance(value, int | float) and name not in ("step", "time")
         ]
-        self._put(step, now, Summary(value=values))
+        self._put(step, now, summary(value=values))
 
     def text(self, step: int, now: float, name: str, text: str) -> None:
-        from tensorboard.compat.proto.summary_pb2 import Summary, SummaryMetadata
-        from tensorboard.compat.proto.tensor_pb2 import TensorProto
-        from tensorboard.compat.proto.types_pb2 import DT_STRING
-
+        messages, kind = _messages("summary"), _messages("types").DT_STRING
         # TensorBoard reads text as Markdown, in which an indented line stands as it is.
         verbatim = "".join(f"    {line}\n" for line in text.splitlines())
-        words = TensorProto(dtype=DT_STRING, string_val=[verbatim.encode()])
-        plugin = SummaryMetadata(plugin_data=SummaryMetadata.PluginData(plugin_name="text"))
-        value = Summary.Value(tag=name, tensor=words, metadata=plugin)
-        self._put(step, now, Summary(value=[value]))
+        words = _messages("tensor").TensorProto(dtype=kind, string_val=[verbatim.encode()])
+        plugin = messages.SummaryMetadata(plugin_data={"plugin_name": "text"})
+        value = messages.Summary.Value(tag=name, tensor=words, metadata=plugin)
+        self._put(step, now, messages.Summary(value=[value]))
 
     def _put(self, step: int, now: float, summary: Any) -> None:
         if self._path is None:
@@ -63,12 +56,16 @@ class Events:
     def _add(self, **fields: Any) -> None:
         # Not TensorBoard's own writer: it imports TensorFlow where that is installed, and writes
         # in a thread, which a killed process loses.
-        from tensorboard.compat.proto.event_pb2 import Event
         from tensorboard.summary.writer.record_writer import RecordWriter
 
         assert self._path is not None
         with open(self._path, "ab") as file:
-            RecordWriter(file).write(Event(**fields).SerializeToString())
+            RecordWriter(file).write(_messages("event").Event(**fields).SerializeToString())
+
+
+def _messages(name: str) -> Any:
+    """The generated classes of one of TensorBoard's files of messages."""
+    return import_module(f"tensorboard.compat.proto.{name}_pb2")
 
 
 def _numbers(folder: Path) -> list[int]:
