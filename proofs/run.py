@@ -1,7 +1,9 @@
 """Run the long experiments, and write what they found beside them: proofs/<name>.json.
 
-make proof                            all of them
+make proof                            all that a CPU can run
 .venv/bin/python proofs/run.py kill   one
+.venv/bin/python proofs/run.py gpu    where there is an NVIDIA GPU
+.venv/bin/python proofs/run.py tpu    on an x86-64 host with libtpu; no TPU is needed
 """
 
 import importlib
@@ -17,8 +19,9 @@ HERE = Path(__file__).parent
 ALL = ("quickstart", "meshes", "kill")
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
+if "gpu" not in sys.argv:
+    os.environ["JAX_PLATFORMS"] = "cpu"
+    os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 sys.path.insert(0, str(HERE.parent))
 
 
