@@ -44,7 +44,7 @@ def compiled(topology: str, sizes: tuple[int, int, int], rows: int) -> dict:
     began = time.time()
     with jax.set_mesh(mesh):
         model = arrange(
-            eqx.filter_eval_shape(MODEL.init, jax.random.key(0)), remat="saved", unroll=1
+            eqx.filter_eval_shape(lambda: MODEL.init(jax.random.key(0))), remat="saved", unroll=1
         )
         arrays, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
         places = placements(arrays, mesh)
