@@ -4,10 +4,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.calls import evaluate, generate, prepare, schema, train, verify
+    from windlass.calls import (
+        delete,
+        evaluate,
+        generate,
+        prepare,
+        runs,
+        schema,
+        train,
+        verify,
+    )
 
 __version__ = "0.1.0"
-__all__ = ["evaluate", "generate", "prepare", "schema", "train", "verify"]
+__all__ = ["delete", "evaluate", "generate", "prepare", "runs", "schema", "train", "verify"]
 
 
 def __getattr__(name: str) -> Any:

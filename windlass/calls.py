@@ -24,17 +24,25 @@ from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
+from windlass.training import runs as standings
 from windlass.training.loop import Trained, train
+from windlass.training.runs import Standing, check_deletable
 from windlass.training.session import Built, Evaluator, Session, describe
 from windlass.training.step import Frozen
 
 __all__ = [
+    "Standing",
     "Trained",
+    "check_deletable",
+    "delete",
     "evaluate",
     "find",
     "generate",
+    "is_run",
     "prepare",
+    "runs",
     "schema",
+    "standing",
     "stream",
     "train",
     "verify",
@@ -123,6 +131,27 @@ def verify(run: str | Path | None) -> checking.Report:
     return checking.verify(find(run))
 
 
+def runs(folder: str | Path = RUNS) -> list[Standing]:
+    """Every run in a folder, newest first: its step, loss and size, and whether it is training."""
+    return [standings.standing(place) for place in standings.within(Path(folder).expanduser())]
+
+
+def standing(run: str | Path) -> Standing:
+    """Where one run stands."""
+    return standings.standing(find(run))
+
+
+def delete(*names: str | Path) -> list[Path]:
+    """Delete runs, without asking; gives back what was in their folders and is not theirs.
+
+    Where one of them is no run, or is being trained, none is deleted.
+    """
+    places = [find(name) for name in names]
+    for place in places:
+        check_deletable(place)
+    return [path for place in places for path in standings.delete(place)]
+
+
 def schema() -> dict[str, Any]:
     """The JSON schema of a recipe."""
     return json_schema(Run)
@@ -134,10 +163,10 @@ def find(run: str | Path | None) -> Path:
         raise UserError(f"which run? {_there('')}")
     folder = Path(run).expanduser()
     for place in (folder, RUNS / folder):
-        if (place / folders.RECIPE).is_file():
+        if is_run(place):
             return place
     name = folder.stem if folder.suffix in (".yaml", ".yml") else str(run)
-    of_recipe = [place for place in _runs() if place.name.rpartition("-")[0] == name]
+    of_recipe = [place for place in standings.within(RUNS) if place.name.rpartition("-")[0] == name]
     if len(of_recipe) == 1:
         return of_recipe[0]
     if of_recipe:
@@ -146,14 +175,12 @@ def find(run: str | Path | None) -> Path:
     raise UserError(f"{run} is not a run: {why}; {_there(str(run))}")
 
 
-def _runs() -> list[Path]:
-    """The runs in `runs`, newest first."""
-    recipes = sorted(RUNS.glob(f"*/{folders.RECIPE}"), key=lambda path: -path.stat().st_mtime)
-    return [path.parent for path in recipes]
+def is_run(folder: Path) -> bool:
+    return (folder / folders.RECIPE).is_file()
 
 
 def _there(word: str) -> str:
-    runs = _runs()
+    runs = standings.within(RUNS)
     if not runs:
         return f"nothing is in {RUNS}/ here yet, and `windlass train RECIPE` makes a run"
     meant = closest(word, map(str, runs)) or closest(word, [place.name for place in runs])

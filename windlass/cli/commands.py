@@ -4,6 +4,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from itertools import chain
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -18,6 +19,7 @@ from windlass.errors import UserError
 from windlass.training.signals import Signals
 
 T = TypeVar("T")
+LONG = 1000  # columns of a line that nothing may break
 app = typer.Typer(
     name="windlass",
     cls=Commands,
@@ -226,6 +228,50 @@ def verify(ctx: typer.Context, run: RunName = None) -> int:
 
 
 @app.command(cls=Command)
+def runs(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[RUN ...]", help="runs to show in full; or a folder of runs"),
+    ] = None,
+    delete: Annotated[bool, typer.Option("--delete", help="delete these runs; asks first")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="with --delete: do not ask")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
+) -> None:
+    """List runs with their step, loss, size and age; show one in full, or delete some.
+
+    Lists those in ./runs, or in the folder that is named. A run that is being trained is not
+    deleted, nor are files in its folder that it did not write.
+
+    windlass runs
+    windlass runs quickstart
+    windlass runs /data/runs --json
+    windlass runs --delete mine-1a2b3c4d mine-5e6f7a8b
+    """
+    with ctx.obj.phase("looking at runs"):
+        from windlass import calls
+        from windlass.cli import runs as shown
+
+        if delete:
+            return _delete(names or [], yes)
+        given = [Path(name).expanduser() for name in names or [calls.RUNS]]
+        if len(given) == 1 and given[0].is_dir() and not calls.is_run(given[0]):
+            found, is_list = calls.runs(given[0]), True
+        else:
+            is_list = names is None
+            found = [calls.standing(name) for name in names or ()]
+    if as_json:
+        print(shown.as_json(found))
+    elif is_list:
+        _list_runs(found, given[0])
+    else:
+        for number, one in enumerate(found):
+            print(end="\n" if number else "")
+            for name, value in shown.facts(one):
+                _say(Text.assemble((f"{name:<13}", "bold"), value))
+
+
+@app.command(cls=Command)
 def schema(ctx: typer.Context) -> None:
     """Print the JSON schema of a recipe, for an editor to complete it by.
 
@@ -323,6 +369,41 @@ def _waiting(what: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
+
+
+def _list_runs(found: list[Any], folder: Path) -> None:
+    from windlass.cli.runs import table
+
+    if not found:
+        _say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
+        return
+    console = Console(highlight=False)
+    # Whoever reads it with other tools wants a run to be a line, however long.
+    console.print(table(found), width=None if console.is_terminal else LONG, crop=False)
+
+
+def _delete(names: list[str], yes: bool) -> None:
+    from windlass import calls
+    from windlass.telemetry.console import size
+
+    if not names:
+        raise UserError("which runs? windlass runs lists them, windlass runs --delete RUN deletes")
+    found = [calls.standing(name) for name in names]
+    for one in found:
+        calls.check_deletable(one.folder)
+    if not yes:
+        if not sys.stdin.isatty():
+            raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
+        for one in found:
+            _say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
+        if input(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] ").lower() != "y":
+            _say(Text("nothing was deleted"))
+            return
+    for one in found:
+        left = calls.delete(one.folder)
+        _say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
+        if left:
+            _say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
 
 
 def _list_recipes() -> None:

@@ -43,7 +43,8 @@ class Command(TyperCommand):
         """Options with their values, words that have a place of their own, and keys."""
         params = self.get_params(ctx)
         known = {name: param for param in params for name in param.opts if name.startswith("-")}
-        room = sum(param.param_type_name == "argument" for param in params)
+        counts = [param.nargs for param in params if param.param_type_name == "argument"]
+        room = len(words) if -1 in counts else len(counts)
         options: list[str] = []
         places: list[str] = []
         keys: list[str] = []

@@ -13,6 +13,7 @@ from typing import Any
 import jax
 
 import windlass
+from windlass.errors import UserError
 
 PACKAGES = (
     "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers tensorboard "
@@ -58,7 +59,12 @@ class About:
 
 def read(path: Path) -> list[dict[str, Any]]:
     """The starts of a run, the newest last."""
-    return json.loads(path.read_text(encoding="utf-8"))["starts"] if path.exists() else []
+    if not path.exists():
+        return []
+    try:
+        return json.loads(path.read_bytes())["starts"]
+    except (ValueError, KeyError) as error:  # it is replaced whole, so somebody edited it
+        raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 
 
 def versions() -> dict[str, str]:

@@ -59,7 +59,7 @@ class Metrics:
         if not self._is_writer:
             return
         record = {"step": step, "time": round(self._clock(), 3)}
-        record |= {name: _plain(value) for name, value in values.items()}
+        record |= {name: plain(value) for name, value in values.items()}
         with open(self.path, "a", encoding="utf-8") as file:
             file.write(json.dumps(record, allow_nan=False) + "\n")
         numbers = {name: _number(value) for name, value in record.items()}
@@ -203,7 +203,8 @@ def _finished(path: Path) -> list[bytes]:
     return [line for line in lines if line.endswith(b"\n")]
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A number as JSON can hold it."""
     if isinstance(value, str | bool | int | None):
         return value
     value = value.item() if hasattr(value, "item") else value  # of an array

@@ -92,7 +92,8 @@ class Described:
         device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
         chose = {"device": device, "mesh": dict(self.mesh.shape)}
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}
-        return {"command_line": flat(self.layers.command_line), "chose": chose}
+        asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
+        return {**asked, "chose": chose}
 
     @property
     def folder(self) -> Path:

@@ -1,0 +1,122 @@
+"""The runs there are: where each stands, how large it is, and deleting one."""
+
+import fcntl
+import os
+import re
+import shutil
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.errors import UserError
+from windlass.telemetry import about, metrics, tensorboard
+from windlass.training import folder as folders
+
+# What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
+WRITTEN = (
+    *(folders.METRICS, folders.SAMPLES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
+    *("checkpoints", "compile.jsonl", f"{tensorboard.NAME}*"),
+    *("about.new", "recipe.new", "metrics.jsonl.partial"),  # left by a kill
+    folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
+)
+
+
+@dataclass(frozen=True)
+class Standing:
+    """A run as its folder tells of it."""
+
+    folder: Path
+    recipe: str
+    state: Literal["training", "finished", "stopped"]
+    step: int  # the newest checkpoint's, or while training the last that was told
+    steps: int | None  # None: the recipe cannot be read
+    loss: float | None
+    validation_loss: float | None
+    size_bytes: int
+    changed: float  # when it last wrote something down, in seconds since 1970
+
+
+def within(place: Path) -> list[Path]:
+    """The runs in a folder, newest first."""
+    recipes = place.glob(f"*/{folders.RECIPE}")
+    return [path.parent for path in sorted(recipes, key=lambda path: -path.stat().st_mtime)]
+
+
+def standing(folder: Path) -> Standing:
+    starts, records = about.read(folder / folders.ABOUT), folder / folders.METRICS
+    is_finished = bool(starts) and starts[-1].get("is_finished", False)
+    saved, told = steps_in(folder_of(folder)), metrics.last(records) or {}
+    at = saved[-1] if saved else 0
+    state = "finished" if is_finished else "stopped"
+    if trained_by(folder) is not None:
+        state, at = "training", max(at, told.get("step", 0))
+    newest = records if records.exists() else folder / folders.RECIPE
+    return Standing(
+        folder=folder,
+        recipe=starts[0]["recipe"] if starts else re.sub("-[0-9a-f]{8}$", "", folder.name),
+        state=state,
+        step=at,
+        steps=_steps(folder),
+        loss=(metrics.last(records, "loss") or {}).get("loss"),
+        validation_loss=(metrics.last(records, "validation_loss") or {}).get("validation_loss"),
+        size_bytes=size_of(folder),
+        changed=newest.stat().st_mtime,
+    )
+
+
+def trained_by(folder: Path) -> str | None:
+    """The process that trains a run now; None where none does."""
+    try:
+        file = open(folder / folders.LOCK, encoding="utf-8")  # noqa: SIM115
+    except FileNotFoundError:
+        return None
+    with file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return file.read().strip() or "unknown"
+    return None
+
+
+def size_of(folder: Path) -> int:
+    """The bytes of all files under a folder; one that vanishes meanwhile counts as none."""
+    total = 0
+    for place, _, names in os.walk(folder):
+        for name in names:
+            try:
+                total += os.lstat(os.path.join(place, name)).st_size
+            except FileNotFoundError:
+                continue
+    return total
+
+
+def check_deletable(folder: Path) -> None:
+    if folder.is_symlink():
+        raise UserError(
+            f"{folder} is a link to {folder.resolve()}; name that folder to delete the run"
+        )
+    if (process := trained_by(folder)) is not None:
+        raise UserError(
+            f"{folder} is being trained by process {process}; stop that first: Ctrl-C, or "
+            f"kill {process}"
+        )
+
+
+def delete(folder: Path) -> list[Path]:
+    """Delete what a run wrote, and its folder; what else is in there stays, and is returned."""
+    check_deletable(folder)
+    for pattern in WRITTEN:
+        for path in folder.glob(pattern):
+            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    left = sorted(folder.iterdir())
+    if not left:
+        folder.rmdir()
+    return left
+
+
+def _steps(folder: Path) -> int | None:
+    try:
+        return folders.stored(folder).get("train", {}).get("steps")
+    except UserError:  # somebody edited it: the others are listed all the same
+        return None
