@@ -61,7 +61,8 @@ def test_an_objective_names_its_columns_and_can_be_called(module):
 @pytest.mark.parametrize("module", files(optim))
 def test_an_optimiser_builds_a_transformation_and_tells_its_rate(module):
     optimizer = section(module, "Optimizer")(learning_rate=0.1)
-    built = optimizer.build(10)
+    assert isinstance(optimizer, optim.Descent)
+    built = optimizer.build(10, {"weight": jnp.ones(3)})
     state = built.init({"weight": jnp.ones(3)})
     assert isinstance(built, optax.GradientTransformation)
     assert jax.tree.leaves(state)

@@ -88,7 +88,7 @@ def test_only_matrices_are_cast_and_only_from_float32():
 def test_a_part_of_a_model_is_walked_like_the_whole():
     linear = Linear("embed", "mlp", dict(embed=4, mlp=6), bias=True, key=jax.random.key(0))
     biasless = Linear("embed", "mlp", dict(embed=4, mlp=6), key=jax.random.key(0))
-    names = annotate([linear, biasless, None], lambda x, axes, is_matrix: " ".join(axes))
+    names = annotate([linear, biasless, None], lambda x, about: " ".join(about.axes))
     assert (names[0].weight, names[0].bias) == ("embed mlp", "mlp")
     assert (names[1].weight, names[1].bias, names[2]) == ("embed mlp", None, None)
 

@@ -138,6 +138,23 @@ def test_every_family_trains_writes_and_resumes_with_the_same_bits_by_being_ther
     assert weights(Path("run")) == weights(Path("whole"))
 
 
+def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resumed(here):
+    keys = ["optim.kind=muon", "optim.moment=bfloat16", "optim.schedule.shape=constant"]
+    keys += ["optim.groups=[{match: 'embedding.*', learning_rate: 1e-4, weight_decay: 0}]"]
+    keys += ["train.evaluate_every=null"]
+    Told("run.dir=run", "train.steps=2", *keys)
+    told = Told("run.dir=run", "train.steps=4", *keys)
+    for line in (
+        "optimiser    embedding.*: 8,224 parameters, learning_rate 0.0001, weight_decay 0",
+        "optimiser    adamw: 192 parameters, learning_rate 0.003, weight_decay 0.1",
+        "optimiser    muon: 18,432 parameters, learning_rate 0.003, weight_decay 0.1",
+        "precision    float32 compute, float32 weights, first moment in bfloat16",
+    ):
+        assert line in told.text, told.text
+    Told("run.dir=whole", "train.steps=4", *keys)
+    assert weights(Path("run")) == weights(Path("whole"))
+
+
 def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     run = here / "run"
     keys = [f"run.dir={run}", "optim.schedule.shape=constant"]

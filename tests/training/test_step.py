@@ -6,59 +6,14 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import tiny
-from windlass.devices.axes import cast, placements
+from tests.training.bench import Bench, batch
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
-from windlass.optim.adamw import Optimizer
-from windlass.training.step import Frozen, State, accumulate, make_step, start
+from windlass.training.step import State, accumulate
 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2)]
-STEPS = 10
-
-
-def batch(step: int, vocab: int) -> dict[str, jax.Array]:
-    """Sixteen packed rows with uneven weights, others at each step."""
-    parts = [tiny.rows(vocab, seed=97 * step), tiny.rows(vocab, seed=97 * step + 31)]
-    return {name: jnp.concatenate([part[name] for part in parts]) for name in parts[0]}
-
-
-class Bench:
-    """A tiny model of a family on a mesh, and its compiled step."""
-
-    def __init__(self, family: str, sizes: tuple[int, int, int], microbatches: int, skips: int = 0):
-        self.vocab = tiny.config(family).vocab
-        arrays, static = eqx.partition(tiny.model(family), eqx.is_array)
-        with tiny.on(sizes) as self.mesh:
-            optimizer = Optimizer(learning_rate=1e-3).build(STEPS)
-            copies = jax.tree.map(np.array, arrays)  # the step takes its state away
-            weights = jax.device_put(copies, placements(arrays, self.mesh))
-            state = start(weights, optimizer, Carry(), key=jax.random.key(0))
-            self.state: State = jax.device_put(state, placements(state, self.mesh))
-            self.frozen = Frozen(eqx.filter(arrays, lambda _: False), {})
-            step = make_step(
-                lambda weights, frozen: cast(eqx.combine(weights, frozen, static), "float32"),
-                Objective(),
-                optimizer,
-                microbatches=microbatches,
-                skips=skips,
-            )
-            self.step = jax.jit(step, donate_argnums=0)
-
-    def rows(self, step: int) -> dict[str, jax.Array]:
-        place = NamedSharding(self.mesh, PartitionSpec(("data", "fsdp")))
-        return jax.device_put(batch(step, self.vocab), place)
-
-    def go(self, rows: dict[str, jax.Array]) -> dict[str, float]:
-        with jax.set_mesh(self.mesh):
-            self.state, metrics = self.step(self.state, self.frozen, rows)
-            return {name: float(value) for name, value in metrics.items()}
-
-    def curve(self, steps: int = STEPS) -> np.ndarray:
-        told = [self.go(self.rows(step)) for step in range(steps)]
-        return np.array([[one["loss"], one["gradient_norm"]] for one in told])
 
 
 @pytest.fixture(scope="module")

@@ -1,5 +1,6 @@
 """Where arrays live: axis names, and the two tables that map them to the mesh."""
 
+import dataclasses
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -30,9 +31,23 @@ class Placed(eqx.Module):
     axes: eqx.AbstractVar[dict[str, tuple[str, ...]]]
     matrices: eqx.AbstractClassVar[tuple[str, ...]]
 
+    @property
+    def maps(self) -> dict[str, int]:
+        """The matrices from one hidden state to another: how many axes, the first, each reads."""
+        return {}
 
-def annotate(tree: PyTree, function: Callable[[Any, tuple[str, ...], bool], Any]) -> PyTree:
-    """`function(leaf, axes, is_matrix)` of every leaf; one outside any `Placed` has no axes.
+
+@dataclasses.dataclass(frozen=True)
+class About:
+    """What a module says of one of its arrays."""
+
+    axes: tuple[str, ...] = ()
+    is_matrix: bool = False
+    reads: int | None = None  # axes; None where it is no map between hidden states
+
+
+def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
+    """`function(leaf, about)` of every leaf; of one outside any `Placed` nothing is known.
 
     An optimiser's moments are trees of the same modules as the weights, so the same names reach
     them: nothing has to be said twice.
@@ -40,7 +55,7 @@ def annotate(tree: PyTree, function: Callable[[Any, tuple[str, ...], bool], Any]
 
     def visit(node):
         if not isinstance(node, Placed):
-            return function(node, (), False)
+            return function(node, About())
         children, structure = jax.tree_util.tree_flatten_with_path(
             node, is_leaf=lambda inner: inner is not node
         )
@@ -49,7 +64,9 @@ def annotate(tree: PyTree, function: Callable[[Any, tuple[str, ...], bool], Any]
     def field(node, name, child):
         if name not in node.axes:  # an inner module
             return jax.tree.map(visit, child, is_leaf=_is_placed)
-        return None if child is None else function(child, node.axes[name], name in node.matrices)
+        if child is None:
+            return None
+        return function(child, About(node.axes[name], name in node.matrices, node.maps.get(name)))
 
     return jax.tree.map(visit, tree, is_leaf=_is_placed)
 
@@ -57,13 +74,13 @@ def annotate(tree: PyTree, function: Callable[[Any, tuple[str, ...], bool], Any]
 def placements(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """The layout of every array of a model, or of a whole train state."""
     return annotate(
-        tree, lambda x, axes, _: NamedSharding(mesh, _spec(WEIGHTS, axes, x.shape, mesh))
+        tree, lambda x, about: NamedSharding(mesh, _spec(WEIGHTS, about.axes, x.shape, mesh))
     )
 
 
 def matrices(tree: PyTree) -> PyTree:
     """True at every array that its module declares a matrix."""
-    return annotate(tree, lambda x, axes, is_matrix: is_matrix)
+    return annotate(tree, lambda x, about: about.is_matrix)
 
 
 def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
@@ -73,8 +90,8 @@ def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
     a model computes in.
     """
 
-    def lower(x, axes, is_matrix):
-        return x.astype(dtype) if is_matrix and x.dtype == jnp.float32 else x
+    def lower(x, about):
+        return x.astype(dtype) if about.is_matrix and x.dtype == jnp.float32 else x
 
     return annotate(tree, lower)
 
@@ -83,8 +100,9 @@ def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
     """What cannot be split as the table says, because its size does not divide: to be said."""
     found: dict[str, None] = {}
 
-    def look(x, axes, _):
-        for name, size in zip(axes, x.shape[x.ndim - len(axes) :], strict=True):
+    def look(x, about):
+        sizes = x.shape[x.ndim - len(about.axes) :]
+        for name, size in zip(about.axes, sizes, strict=True):
             ways = _ways(mesh, WEIGHTS.get(name))
             if size % ways:
                 found[f"{name} ({size}) is not split {ways} ways over {WEIGHTS[name]}"] = None

@@ -44,6 +44,10 @@ class Linear(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": self.reads + self.writes, "bias": self.writes}
 
+    @property
+    def maps(self) -> dict[str, int]:
+        return {"weight": len(self.reads)}
+
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         weight = gathered(self.weight.astype(x.dtype), self.axes["weight"])
         contracted = len(self.reads)

@@ -1,17 +1,30 @@
 """The optimisers. One file each; `optim.kind` in a recipe is the file's name.
 
-A file defines `Optimizer`: a section with `rate(steps)`, the learning rate at a step of a run of so
-many, and `build(steps) -> optax.GradientTransformation`.
+A file defines `Optimizer`: a section that extends `Descent` with `direction()`, the optax
+transformation of a gradient into the way to go. `Descent` adds what all have in common: one clip
+of the whole gradient before it, and after it decay and learning rate, each weight's own.
+
+`rate(steps)` is the learning rate at a step of a run of so many. `build(steps, weights)` is the
+whole transformation, for weights that may be abstract; its `update` is given the run's `step`, so
+that a step that was left out does not shift the schedule.
 """
 
 import math
 from collections.abc import Callable
-from typing import Literal
+from typing import ClassVar, Literal, TypeVar
 
+import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, Int
+import optax
+from jaxtyping import Array, Float, Int, PyTree
 
 from windlass.config import section
+from windlass.devices.axes import matrices
+from windlass.devices.names import first_match, named, refuse_idle
+from windlass.errors import UserError
+
+Rate = Callable[[Int[Array, ""] | int], Float[Array, ""]]
+Moment = Literal["float32", "bfloat16"]
 
 
 @section
@@ -39,7 +52,7 @@ class Schedule:
         part = None if share is None else math.ceil(round(share * steps, 6))
         return min((n for n in (self.warmup_steps, part) if n is not None), default=0)
 
-    def over(self, steps: int) -> Callable[[Int[Array, ""]], Float[Array, ""]]:
+    def over(self, steps: int) -> Rate:
         """The share of the peak at step s of a run of so many steps."""
         rise = self.warmup(steps)
         fall = max(1.0, self.decay_share * (steps - rise))  # at least a step: rise may be all
@@ -56,3 +69,132 @@ class Schedule:
             return jnp.where(s < rise, rising, self.floor + (1 - self.floor) * left)
 
         return share
+
+
+@section
+class Group:
+    """Weights, by name, with a learning rate or a decay of their own."""
+
+    match: str  # a pattern of names, such as embedding.*
+    learning_rate: float | None = None  # at its peak; null: that of the rest
+    weight_decay: float | None = None  # norms and biases are never decayed; null: that of the rest
+
+    def __post_init__(self):
+        if self.learning_rate is None and self.weight_decay is None:
+            raise ValueError(f"says nothing of {self.match}: learning_rate or weight_decay would")
+        refused = [*_not_above_0(self, "learning_rate"), *_below_0(self, "weight_decay")]
+        if refused:
+            raise ValueError(*refused)
+
+
+@section
+class Descent:
+    """What every optimiser has."""
+
+    learning_rate: float  # at its peak
+    weight_decay: float = 0.1  # norms and biases are never decayed
+    clip_norm: float | None = 1.0  # of the whole gradient; null: no clipping
+    groups: tuple[Group, ...] = ()  # of weights by name; the first that matches one has it
+    schedule: Schedule = Schedule()
+
+    shares: ClassVar[tuple[str, ...]] = ()  # fields from 0 to below 1
+    sizes: ClassVar[tuple[str, ...]] = ()  # fields above 0
+
+    def __post_init__(self):
+        refused = [
+            *_not_above_0(self, "learning_rate", *self.sizes),
+            *_below_0(self, "weight_decay"),
+            *(
+                f"{name} is {getattr(self, name)}; it is a share, below 1"
+                for name in self.shares
+                if not 0 <= getattr(self, name) < 1
+            ),
+        ]
+        if self.clip_norm is not None and self.clip_norm <= 0:
+            refused.append(f"clip_norm is {self.clip_norm}; above 0, or null for no clipping")
+        if refused:
+            raise ValueError(*refused)
+
+    def direction(self) -> optax.GradientTransformation:
+        raise NotImplementedError
+
+    def ungrouped(self, weights: PyTree) -> list[tuple[str, float]]:
+        """For each weight, were it in no group: what it is called, and its learning rate."""
+        return [("the rest", self.learning_rate) for _ in jax.tree.leaves(weights)]
+
+    def rate(self, steps: int) -> Rate:
+        share = self.schedule.over(steps)
+        return lambda step: self.learning_rate * share(step)
+
+    def build(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
+        clip = [] if self.clip_norm is None else [optax.clip_by_global_norm(self.clip_norm)]
+        return optax.chain(*clip, self.direction(), self._descend(steps, weights))
+
+    def lines(self, weights: PyTree) -> list[str]:
+        """Who gets which learning rate and decay, for people to read; nothing where all get one."""
+        sizes: dict[tuple[str, float, float], int] = {}
+        settings = zip(*self._settings(weights), strict=True)
+        for (_, x), own in zip(named(weights), settings, strict=True):
+            sizes[own] = sizes.get(own, 0) + x.size
+        return [
+            f"{title}: {size:,} parameters, learning_rate {peak:g}, weight_decay {decay:g}"
+            for (title, peak, decay), size in sizes.items()
+            if len(sizes) > 1
+        ]
+
+    def _settings(self, weights: PyTree) -> tuple[list[str], list[float], list[float]]:
+        """What each weight's group is called, its learning rate and its decay."""
+        patterns = [group.match for group in self.groups]
+        names = [name for name, _ in named(weights)]
+        refuse_idle("optim.groups", patterns, names, "weight that is trained")
+        chosen = [first_match(name, patterns) for name in names]
+        for number, pattern in enumerate(patterns):
+            if number not in chosen:
+                raise UserError(
+                    f"optim.groups: {pattern} matches only what groups before it match; "
+                    "put it before them, or leave it out"
+                )
+        titles, peaks, decays = [], [], []
+        for number, (title, peak) in zip(chosen, self.ungrouped(weights), strict=True):
+            group = None if number is None else self.groups[number]
+            titles.append(title if group is None else group.match)
+            peaks.append(_first(group and group.learning_rate, peak))
+            decays.append(_first(group and group.weight_decay, self.weight_decay))
+        return titles, peaks, decays
+
+    def _descend(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
+        """Decay, and the step down: each weight at its own rate, on the one schedule."""
+        share, structure = self.schedule.over(steps), jax.tree.structure(weights)
+        _, peaks, decays = self._settings(weights)
+        is_decayed = jax.tree.leaves(matrices(weights))
+        decays = [decay * is_one for decay, is_one in zip(decays, is_decayed, strict=True)]
+        own = structure.unflatten(peaks), structure.unflatten(decays)
+
+        def update(updates, state, params=None, *, step=0, **_):
+            now = share(step)
+
+            def down(d, weight, peak, decay):
+                return -now * peak * (d + decay * weight if decay else d)
+
+            return jax.tree.map(down, updates, params, *own), state
+
+        return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
+
+
+T = TypeVar("T")
+
+
+def _first(given: T | None, otherwise: T) -> T:
+    return otherwise if given is None else given
+
+
+def _not_above_0(section, *names: str) -> list[str]:
+    given = {name: getattr(section, name) for name in names}
+    low = {name: value for name, value in given.items() if value is not None and value <= 0}
+    return [f"{name} is {value}; it must be above 0" for name, value in low.items()]
+
+
+def _below_0(section, *names: str) -> list[str]:
+    given = {name: getattr(section, name) for name in names}
+    low = {name: value for name, value in given.items() if value is not None and value < 0}
+    return [f"{name} is {value}; it must be 0 or more" for name, value in low.items()]

@@ -299,12 +299,18 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
     yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
     yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"
+    for line in session.run.optim.lines(built.parted(built.abstract)[0]):
+        yield "optimiser", line
     yield (
         "batch",
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
         f"× {batches.shards} shards, of {session.run.data.length} tokens",
     )
-    yield "precision", f"{described.compute} compute, float32 weights and optimiser"
+    moment = getattr(session.run.optim, "moment", "float32")
+    stored = "float32 weights and optimiser"
+    if moment != "float32":
+        stored = f"float32 weights, first moment in {moment}"
+    yield "precision", f"{described.compute} compute, {stored}"
     if described.attention is not None:
         yield "attention", described.attention.why
     rows = loader.rows

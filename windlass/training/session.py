@@ -173,7 +173,9 @@ class Session:
             )
         self.built, self.run, self.prepared = built, run, prepared
         self.mesh, self.batches = built.mesh, built.described.batches
-        self.optimizer: optax.GradientTransformation = run.optim.build(run.train.steps)
+        trained, _ = built.parted(built.abstract)
+        self.optimizer: optax.GradientTransformationExtraArgs
+        self.optimizer = run.optim.build(run.train.steps, trained)
 
     @property
     def identity(self) -> dict[str, str | int | float]:

@@ -44,7 +44,11 @@ Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
 
 
 def start(
-    weights: PyTree, optimizer: optax.GradientTransformation, carry: Carry, *, key: PRNGKeyArray
+    weights: PyTree,
+    optimizer: optax.GradientTransformationExtraArgs,
+    carry: Carry,
+    *,
+    key: PRNGKeyArray,
 ) -> State:
     return State(
         step=jnp.int32(0),
@@ -59,7 +63,7 @@ def start(
 def make_step(
     model: Callable[[PyTree, PyTree], Any],
     objective: Objective,
-    optimizer: optax.GradientTransformation,
+    optimizer: optax.GradientTransformationExtraArgs,
     *,
     microbatches: int,
     skips: int,
@@ -86,7 +90,9 @@ def make_step(
         gradient = jax.tree.map(lambda g: g / weight, gradient)
         norm = optax.tree.norm(gradient)
         with jax.numpy_dtype_promotion("standard"):
-            updates, moments = optimizer.update(gradient, state.moments, state.weights)
+            updates, moments = optimizer.update(
+                gradient, state.moments, state.weights, step=state.step
+            )
         weights = eqx.apply_updates(state.weights, updates)
 
         is_finite = jnp.isfinite(norm) & jnp.isfinite(tally.total)

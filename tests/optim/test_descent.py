@@ -1,0 +1,182 @@
+"""What all optimisers have in common: one clip, decay, groups and the schedule."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+from tests import tiny
+from windlass.config import read
+from windlass.devices.names import named
+from windlass.errors import UserError
+from windlass.optim import Descent, Group, Schedule
+from windlass.optim.adamw import Optimizer
+
+CONSTANT = Schedule(shape="constant")
+EMBEDDING = Group(match="embedding.*", learning_rate=0.01, weight_decay=0.0)
+
+
+def updated(optimizer: Descent, gradient, weights, step: int = 0):
+    built = optimizer.build(100, weights)
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.jit(built.update)(gradient, built.init(weights), weights, step=step)
+
+
+def decayed(optimizer: Descent) -> dict[str, np.ndarray]:
+    """Each weight's update where there is no gradient, as a share of the weight."""
+    weights = tiny.model("llama")
+    updates, _ = updated(optimizer, jax.tree.map(jnp.zeros_like, weights), weights)
+    pairs = zip(named(updates), jax.tree.leaves(weights), strict=True)
+    return {name: np.asarray(update / weight) for (name, update), weight in pairs}
+
+
+def test_decay_reaches_matrices_and_nothing_else():
+    found = decayed(Optimizer(learning_rate=0.1, weight_decay=0.5, schedule=CONSTANT))
+    assert len(found) == 18
+    for name, share in found.items():
+        expected = -0.05 if name.endswith(".weight") else 0.0
+        np.testing.assert_allclose(share, expected, rtol=1e-6, err_msg=name)
+
+
+def test_the_clip_applies_to_the_norm_of_the_whole_gradient_whatever_the_groups():
+    weights = {"one": jnp.ones(40), "two": jnp.ones((5, 6))}
+    gradient = jax.tree.map(lambda x: 3 * x, weights)
+    for clip, norm in ((0.25, 0.25), (1e6, optax.tree.norm(gradient))):
+        optimizer = Optimizer(
+            learning_rate=0.1,
+            beta1=0.9,
+            clip_norm=clip,
+            groups=(Group(match="two", learning_rate=0.3),),
+        )
+        _, state = updated(optimizer, gradient, weights)
+        seen = optax.tree.get(state, "mu")  # a tenth of the gradient
+        assert abs(10 * optax.tree.norm(seen) / norm - 1) < 1e-5
+
+
+def test_the_rate_follows_the_schedule():
+    rate = Optimizer(learning_rate=0.5, schedule=Schedule(warmup_steps=10)).rate(110)
+    found = [float(rate(step)) for step in (0, 5, 10, 60, 110)]
+    assert found == pytest.approx([0, 0.25, 0.5, 0.25, 0])
+
+
+def test_an_update_is_taken_at_the_rate_of_the_step_of_the_run():
+    optimizer = Optimizer(learning_rate=0.5, schedule=Schedule(warmup_steps=10))
+    weights = {"weight": jnp.ones(3)}
+    for step in (0, 5, 55):
+        # Adam's first update is the sign of the gradient, however many steps were left out.
+        updates, _ = updated(optimizer, weights, weights, step)
+        np.testing.assert_allclose(updates["weight"], -optimizer.rate(100)(step), rtol=1e-6)
+
+
+# Groups
+
+
+def test_a_group_has_its_own_rate_and_decay_and_the_first_that_matches_wins():
+    optimizer = Optimizer(
+        learning_rate=0.1,
+        weight_decay=0.5,
+        schedule=CONSTANT,
+        groups=(
+            EMBEDDING,
+            Group(match="blocks.mlp.up.*", weight_decay=0.2),
+            Group(match="blocks.mlp.*", learning_rate=0.3),
+        ),
+    )
+    found = {name: float(share.ravel()[0]) for name, share in decayed(optimizer).items()}
+    assert found["embedding.weight"] == 0
+    assert found["blocks.mlp.up.weight"] == pytest.approx(-0.1 * 0.2)
+    assert found["blocks.mlp.gate.weight"] == pytest.approx(-0.3 * 0.5)
+    assert found["blocks.mlp.gate.bias"] == found["blocks.mlp_norm.scale"] == 0
+    assert found["blocks.attention.query.weight"] == pytest.approx(-0.1 * 0.5)
+
+
+def test_groups_share_the_schedule_and_one_state():
+    plain = Optimizer(learning_rate=0.1, weight_decay=0.0)
+    grouped = Optimizer(learning_rate=0.1, weight_decay=0.0, groups=(EMBEDDING,))
+    weights = tiny.model("llama")
+    for step in (0, 70):
+        expected, state = updated(plain, weights, weights, step)
+        found, own = updated(grouped, weights, weights, step)
+        assert eqx.tree_equal(own, state)
+        for (name, a), (_, b) in zip(named(found), named(expected), strict=True):
+            share = 0.1 if name == "embedding.weight" else 1.0
+            np.testing.assert_allclose(a, share * b, rtol=1e-6, atol=0, err_msg=name)
+
+
+def test_groups_are_told_with_their_sizes_and_a_run_without_them_tells_nothing():
+    weights = eqx.filter(tiny.model("llama"), eqx.is_array)
+    config = tiny.config("llama")
+    total = sum(x.size for x in jax.tree.leaves(weights))
+    embedding = config.vocab * config.embed
+    optimizer = Optimizer(learning_rate=3e-3, groups=(EMBEDDING,))
+    assert optimizer.lines(weights) == [
+        f"embedding.*: {embedding:,} parameters, learning_rate 0.01, weight_decay 0",
+        f"the rest: {total - embedding:,} parameters, learning_rate 0.003, weight_decay 0.1",
+    ]
+    assert Optimizer(learning_rate=3e-3).lines(weights) == []
+
+
+def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_are_near():
+    weights = {"embedding": jnp.ones(3), "head": jnp.ones(3)}
+    optimizer = Optimizer(learning_rate=0.1, groups=(Group(match="embeding*", weight_decay=0.0),))
+    with pytest.raises(UserError) as refusal:
+        optimizer.build(10, weights)
+    assert str(refusal.value) == (
+        "optim.groups: embeding* matches no weight that is trained; did you mean embedding? "
+        "there are\n  embedding\n  head"
+    )
+
+
+def test_a_weight_that_is_frozen_is_in_no_group():
+    optimizer = Optimizer(learning_rate=0.1, groups=(EMBEDDING,))
+    frozen = eqx.tree_at(lambda model: model.embedding.weight, tiny.model("llama"), None)
+    with pytest.raises(UserError) as refusal:
+        optimizer.build(10, frozen)
+    assert "embedding.* matches no weight that is trained" in str(refusal.value)
+
+
+def test_a_group_that_others_leave_nothing_is_refused():
+    groups = (Group(match="*", weight_decay=0.2), EMBEDDING)
+    with pytest.raises(UserError) as refusal:
+        Optimizer(learning_rate=0.1, groups=groups).build(10, tiny.model("llama"))
+    assert str(refusal.value) == (
+        "optim.groups: embedding.* matches only what groups before it match; put it before them, "
+        "or leave it out"
+    )
+
+
+@pytest.mark.parametrize(
+    ("keys", "message"),
+    [
+        (dict(learning_rate=0.0), "learning_rate is 0.0; it must be above 0"),
+        (dict(weight_decay=-0.1), "weight_decay is -0.1; it must be 0 or more"),
+        (dict(beta1=1.0), "beta1 is 1.0; it is a share, below 1"),
+        (dict(beta2=-0.1), "beta2 is -0.1; it is a share, below 1"),
+        (dict(eps=0.0), "eps is 0.0; it must be above 0"),
+        (dict(clip_norm=0.0), "clip_norm is 0.0; above 0, or null for no clipping"),
+    ],
+)
+def test_a_number_that_cannot_be_is_refused(keys, message):
+    with pytest.raises(ValueError) as error:
+        Optimizer(**{"learning_rate": 0.1, **keys})
+    assert str(error.value) == message
+
+
+def test_every_problem_of_the_groups_of_a_recipe_comes_in_one_message():
+    groups = [
+        {"match": "head.*"},
+        {"match": "norm.*", "learning_rate": 0, "weight_decay": -1},
+        {"learning_rte": 1e-3},
+    ]
+    with pytest.raises(UserError) as refusal:
+        read(Optimizer, {"learning_rate": 0.1, "groups": groups})
+    assert str(refusal.value) == (
+        "5 problems in the recipe:\n"
+        "  groups.0                says nothing of head.*: learning_rate or weight_decay would\n"
+        "  groups.1.learning_rate  is 0.0; it must be above 0\n"
+        "  groups.1.weight_decay   is -1.0; it must be 0 or more\n"
+        "  groups.2.learning_rte   unknown; did you mean learning_rate?\n"
+        "  groups.2.match          is required: text"
+    )
