@@ -106,6 +106,22 @@ def test_a_step_that_was_not_kept_is_refused(run):
     )
 
 
+def test_an_average_that_the_run_did_not_keep_is_refused(run):
+    assert refusal(windlass.generate, run, "One", weights="ema") == (
+        f"{run} keeps no average of its weights, since its train.ema is null; "
+        "weights can be last or best"
+    )
+
+
+def test_the_best_of_checkpoints_without_a_loss_is_refused(run, tmp_path):
+    copied = Path(shutil.copytree(run, tmp_path / "copied"))
+    shutil.rmtree(copied / "checkpoints/4")  # the one at the end, where the run is evaluated
+    assert refusal(windlass.evaluate, copied, weights="best") == (
+        f"no checkpoint in {copied}/checkpoints has a validation loss; "
+        "weights can be last, or ema where train.ema keeps an average"
+    )
+
+
 def test_another_model_than_the_one_that_was_trained_is_refused(run):
     fields = (
         "vocab 300, embed 32, mlp 64, layers {}, heads 4, kv_heads 2, head_dim 8, theta 10000.0, "

@@ -25,6 +25,7 @@ from windlass.evaluation.generate import Generator, Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
 from windlass.training import runs as standings
+from windlass.training.folder import Place
 from windlass.training.loop import Trained, train
 from windlass.training.runs import Standing, check_deletable
 from windlass.training.session import Built, Evaluator, Session, describe
@@ -72,13 +73,19 @@ def evaluate(
     overrides: Sequence[str] = (),
     *,
     split: str = "validation",
+    weights: str = "last",
     step: int | None = None,
     console: Console | None = None,
 ) -> dict[str, int | float]:
-    """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows."""
+    """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows.
+
+    `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
+    average over the steps, `ema`.
+    """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
     folder = find(run)
+    place = folders.place_of(folder, weights, step)
     built = _built(folder, overrides)
     with built.described.scope():
         described = built.run
@@ -90,8 +97,8 @@ def evaluate(
         evaluator = Evaluator(session, split)
         # Other rows in other batches are no other model; other tokens are.
         identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
-        reached, weights, frozen = _weights(folder, built, identity, step, console)
-        return {"step": reached, **evaluator(weights, frozen)}
+        reached, found, frozen = _weights(folder, built, identity, place, console)
+        return {"step": reached, **evaluator(found, frozen)}
 
 
 def generate(
@@ -99,15 +106,17 @@ def generate(
     prompts: str | Sequence[str],
     overrides: Sequence[str] = (),
     *,
+    weights: str = "last",
     step: int | None = None,
     **sampling: Any,
 ) -> list[str]:
     """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`."""
     how = read(Sampling, sampling, origin="the call")
     folder = find(run)
+    place = folders.place_of(folder, weights, step)
     built = _built(folder, overrides)
     with built.described.scope():
-        return _generator(folder, built, step).generate(prompts, how)
+        return _generator(folder, built, place).generate(prompts, how)
 
 
 def stream(
@@ -115,15 +124,17 @@ def stream(
     prompt: str,
     overrides: Sequence[str] = (),
     *,
+    weights: str = "last",
     step: int | None = None,
     **sampling: Any,
 ) -> Iterator[str]:
     """What a run's model writes after a prompt, in pieces as they come."""
     how = read(Sampling, sampling, origin="the call")
     folder = find(run)
+    place = folders.place_of(folder, weights, step)
     built = _built(folder, overrides)
     with built.described.scope():
-        yield from _generator(folder, built, step).stream(prompt, how)
+        yield from _generator(folder, built, place).stream(prompt, how)
 
 
 def verify(run: str | Path | None) -> checking.Report:
@@ -217,8 +228,8 @@ def _vocabulary(folder: Path, run: Run) -> Tokenizer:
     return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
 
 
-def _generator(folder: Path, built: Built, step: int | None) -> Generator:
-    _, weights, frozen = _weights(folder, built, built.identity, step, None)
+def _generator(folder: Path, built: Built, place: Place) -> Generator:
+    _, weights, frozen = _weights(folder, built, built.identity, place, None)
     tokeniser = tokenizer.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
     return Generator(built.model(weights, frozen.model), tokeniser)
 
@@ -227,7 +238,7 @@ def _weights(
     folder: Path,
     built: Built,
     identity: dict[str, str | int | float],
-    step: int | None,
+    place: Place,
     console: Console | None,
 ) -> tuple[int, Any, Frozen]:
     console = console or Console(stderr=True, highlight=False, soft_wrap=True)
@@ -237,7 +248,7 @@ def _weights(
     def say(text: str) -> None:
         console.print(Text(text))
 
-    restored = load(folder, {"weights": weights}, identity, say=say, step=step)
+    restored = load(folder, {place.part: weights}, identity, say=say, step=place.step)
     if jax.tree.leaves(frozen):
         frozen = load_frozen(folder, frozen, built.identity)
-    return restored.step, restored.state["weights"], frozen
+    return restored.step, restored.state[place.part], frozen

@@ -7,7 +7,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal, NamedTuple
 
 from windlass.checkpoint import Checkpoint
-from windlass.config import Every, Open, Problem, section, tree
+from windlass.config import Every, Open, Problem, listing, section, tree
 from windlass.data import Data
 from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
@@ -21,6 +21,9 @@ from windlass.telemetry import Telemetry
 FAMILIES = Open("windlass.models", tag="family", attribute="Config")
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
+
+# Which weights of a run: the newest, those of the lowest validation loss, or their average.
+Weights = Literal["last", "best", "ema"]
 
 
 @section
@@ -39,11 +42,17 @@ class Train:
     nonfinite: Literal["stop", "skip"] = "stop"  # when a loss or a gradient is not finite
     skips: int = 10  # with nonfinite skip: so many in a row before the run stops after all
     evaluate_every: Every | None = None  # on held-out rows; null: only at the end
+    # after so many evaluations without a new best the run ends; null: never. With ema it is the
+    # average whose loss counts
+    patience: int | None = None
+    # of the average of the weights, the share kept at each step, such as 0.999; at step t at most
+    # (1 + t) / (10 + t). null: no average
+    ema: float | None = None
     sample: str | None = None  # a prompt to write on from at each evaluation
 
     def __post_init__(self):
         least = dict(steps=1, batch=1, batch_per_device=1, accumulation=1, skips=1)
-        least |= dict(layers_per_loop=1, seed=0)
+        least |= dict(layers_per_loop=1, patience=1, seed=0)
         low = [
             f"{name} is {getattr(self, name)}; it must be {smallest} or more"
             for name, smallest in least.items()
@@ -51,8 +60,15 @@ class Train:
         ]
         if self.batch is None and self.batch_per_device is None:
             low.append("batch is required, or batch_per_device in its place")
+        if self.ema is not None and not 0 < self.ema < 1:
+            low.append(f"ema is {self.ema}; it is a share, above 0 and below 1")
         if low:
             raise ValueError(*low)
+
+    @property
+    def watched(self) -> str:
+        """The loss that decides which weights are the best: the average's, where there is one."""
+        return "validation_loss" if self.ema is None else "validation_ema_loss"
 
     @property
     def allowed(self) -> int:
@@ -115,6 +131,7 @@ def problems(run: Run, kind: str, device_kinds: Sequence[str]) -> list[Problem]:
         *_layout(run, len(device_kinds)),
         *_columns(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
+        *_patience(run),
     ]
 
 
@@ -166,11 +183,29 @@ def _columns(run: Run) -> list[Problem]:
     return [("objective", f"needs the columns {', '.join(missing)}; the data has {has}")]
 
 
+def _patience(run: Run) -> list[Problem]:
+    missing = [
+        key
+        for key, value in (
+            ("train.evaluate_every", run.train.evaluate_every),
+            ("data.validation", run.data.validation),
+        )
+        if not value
+    ]
+    if run.train.patience is None or not missing:
+        return []
+    what = f"is {run.train.patience}; it counts evaluations: say {listing(missing, 'and')} too"
+    return [("train.patience", what)]
+
+
 # What makes two runs different runs; where and how fast they go does not.
 _OURS = ("model", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
     "data": ("cache",),
-    "train": ("steps", "remat", "layers_per_loop", "deterministic", "evaluate_every", "sample"),
+    "train": (
+        *("steps", "patience", "evaluate_every", "sample"),
+        *("remat", "layers_per_loop", "deterministic"),
+    ),
 }
 
 

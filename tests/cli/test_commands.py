@@ -86,6 +86,7 @@ def test_train_alone_lists_every_recipe_with_its_first_line(program):
         ),
         ("evaluate nowhere --step x", '--step is "x"; it must be a whole number or null'),
         ("generate nowhere --temperature hot", '--temperature is "hot"; it must be a number'),
+        ("generate nowhere --weights bst", '--weights is "bst"; did you mean best?'),
         ("generate nowhere --top-k 0", "--top-k is 0; it is a number of tokens, 1 or more"),
         (
             "verify nowhere",
@@ -118,7 +119,10 @@ def test_an_evaluation_is_printed_a_fact_in_a_line(program, place):
     run = trained.only_run(place)
     assert (code, err) == (0, "")
     facts = dict(line.split(maxsplit=1) for line in out.splitlines() if "cross" not in line)
-    assert facts | {"run": f"runs/{run.name}", "split": "validation", "step": "4"} == facts
+    assert (
+        facts | {"run": f"runs/{run.name}", "split": "validation", "weights": "last", "step": "4"}
+        == facts
+    )
     found = windlass.evaluate(run)
     assert facts["loss"] == f"{found['loss']:.4f}"
     assert "perplexity" in facts

@@ -21,7 +21,7 @@ def read(name: str, *words: str) -> tuple[dict, list[str]]:
     "words",
     [
         ["quickstart", "train.steps=3", "--mesh.tensor", "2"],
-        ["train.steps=3", "quickstart"],  # a recipe comes first, so this is no recipe
+        ["train.steps=3", "quickstart"],
         ["--mesh.tensor", "2", "quickstart", "train.steps=3"],
         ["--mesh.tensor=2", "quickstart"],
     ],
@@ -43,6 +43,16 @@ def test_a_key_before_a_prompt_that_is_absent_is_not_the_prompt():
     given, keys = read("generate", "mine", "--device", "cpu")
     assert "prompt" not in given
     assert keys == ["--device", "cpu"]
+
+
+def test_a_key_of_a_recipe_is_not_a_prompt_and_a_prompt_with_an_equals_sign_is():
+    given, keys = read("generate", "mine", "device=cpu")
+    assert "prompt" not in given and keys == ["device=cpu"]
+    given, keys = read("generate", "model.vocab=3", "mine", "x=1", "by_device.cpu.mesh.fsdp=1")
+    assert (given["run"], given["prompt"]) == ("mine", "x=1")
+    assert keys == ["model.vocab=3", "by_device.cpu.mesh.fsdp=1"]
+    given, keys = read("generate", "mine", "device = cpu")
+    assert given["prompt"] == "device = cpu" and keys == []
 
 
 def test_after_two_dashes_everything_has_its_place():

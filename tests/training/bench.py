@@ -34,6 +34,7 @@ class Bench:
         microbatches: int,
         skips: int = 0,
         optim: Descent = ADAMW,
+        ema: float | None = None,
     ):
         self.vocab = tiny.config(family).vocab
         arrays, static = eqx.partition(tiny.model(family), eqx.is_array)
@@ -41,7 +42,9 @@ class Bench:
             optimizer = optim.build(STEPS, arrays)
             copies = jax.tree.map(np.array, arrays)  # the step takes its state away
             weights = jax.device_put(copies, placements(arrays, self.mesh))
-            state = start(weights, optimizer, Carry(), key=jax.random.key(0))
+            state = start(
+                weights, optimizer, Carry(), key=jax.random.key(0), has_ema=ema is not None
+            )
             self.state: State = jax.device_put(state, placements(state, self.mesh))
             self.frozen = Frozen(eqx.filter(arrays, lambda _: False), {})
             step = make_step(
@@ -50,6 +53,7 @@ class Bench:
                 optimizer,
                 microbatches=microbatches,
                 skips=skips,
+                ema=ema,
             )
             self.step = jax.jit(step, donate_argnums=0)
 

@@ -28,12 +28,6 @@ from windlass.training.signals import Signals
 SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 class Told:
     """A run, and what it said."""
 
@@ -113,7 +107,24 @@ def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):
     again = Told(f"run.dir={run}")
     assert f"this run is finished: step 6 of 6 in {run}; train.steps=12 would go on" in again.text
     more = Told(f"run.dir={run}", "train.steps=8")
-    assert f"going on from step 6 of 8 in {run}" in more.text and more.trained.step == 8
+    assert more.trained.step == 8
+    # (1 + cos(pi * 5/6)) / 2 of 3e-3 at the sixth of 6 steps, and of 8 steps 6/8 at the seventh.
+    assert (
+        f"going on from step 6 of 8 in {run}\n"
+        "train.steps was 6 and is 8: the learning rate was 0.000201 at step 6 and is 0.000439 at "
+        "step 7, so it rises again; it ends at 0.000114 at step 8\n"
+        "compiling the step"
+    ) in more.text
+    assert more.trained.metrics["learning_rate"] == pytest.approx(0.000114, rel=1e-2)
+
+
+def test_a_run_is_not_made_shorter_than_it_is(finished, here):
+    run = mine(finished, here)
+    assert refused(f"run.dir={run}", "train.steps=5") == (
+        f"train.steps is 5, and the run in {run} has done 6; train.steps=6 leaves it as it is, "
+        "more goes on, and run.dir starts another run"
+    )
+    assert folders.stored(run)["train"]["steps"] == 6
 
 
 def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished, here):

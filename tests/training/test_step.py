@@ -103,6 +103,25 @@ def test_skipping_goes_on_after_a_step_that_is_not_finite_up_to_so_many_in_a_row
     assert eqx.tree_equal(stopped, copied(bench.state))
 
 
+def test_the_average_is_that_of_the_weights_of_each_step_and_leaves_out_those_not_finite():
+    bench = Bench("llama", (1, 2, 1), 1, skips=1, ema=0.3)
+    expected = copied(bench.state).weights
+    for step, kept in enumerate([1 / 10, 2 / 11, 3 / 12, 0.3, 0.3, 0.3]):
+        is_spoiled = step == 2
+        bench.go(spoiled(bench.rows(step)) if is_spoiled else bench.rows(step))
+        if not is_spoiled:
+            expected = jax.tree.map(
+                lambda a, w, kept=kept: kept * a + (1 - kept) * w,
+                expected,
+                copied(bench.state).weights,
+            )
+    found = copied(bench.state)
+    assert tiny.apart(found.ema, expected) < 1e-6
+    assert tiny.apart(found.ema, found.weights) > 1e-4
+    places = jax.tree.map(lambda x: x.sharding, (bench.state.ema, bench.state.weights))
+    assert places[0] == places[1]
+
+
 def test_a_batch_with_nothing_to_train_on_is_no_reason_to_stop():
     bench = Bench("llama", (1, 1, 1), 1)
     rows = bench.rows(0)

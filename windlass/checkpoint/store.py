@@ -214,6 +214,13 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in folders if re.fullmatch(r"\d+", name))
 
 
+def best_in(folder: Path, metric: str) -> int | None:
+    """The step whose checkpoint was saved with the lowest value of a metric, if any has one."""
+    values = {step: _metric(folder / str(step), metric) for step in steps_in(folder)}
+    known = [step for step in values if math.isfinite(values[step])]
+    return min(known, key=lambda step: (values[step], -step), default=None)
+
+
 def _read(
     folder: Path, wanted: PyTree, identity: Identity, *, part: bool = False
 ) -> tuple[PyTree, dict]:
@@ -264,11 +271,7 @@ def _refuse_if_only_damaged(folder: Path) -> None:
 def _superseded(folder: Path, keep: int, best: str) -> list[int]:
     """The steps that are neither among the newest nor the best."""
     steps = steps_in(folder)
-    if not steps:
-        return []
-    losses = {step: _metric(folder / str(step), best) for step in steps}
-    lowest = min(losses, key=lambda step: (losses[step], -step))
-    chosen = {*steps[-keep:], *([lowest] if math.isfinite(losses[lowest]) else [])}
+    chosen = {*steps[-keep:], best_in(folder, best)}
     return [step for step in steps if step not in chosen]
 
 

@@ -40,6 +40,10 @@ RunName = Annotated[
 Step = Annotated[
     str | None, typer.Option(metavar="N", help="the checkpoint of this step, not the newest")
 ]
+WhichWeights = Annotated[
+    str,
+    typer.Option("--weights", metavar="NAME", help="last, best (validation loss) or ema (average)"),
+]
 
 
 def run(words: list[str], signals: Signals) -> int:
@@ -135,15 +139,16 @@ def evaluate(
     split: Annotated[
         str, typer.Option(metavar="NAME", help="validation, test or train")
     ] = "validation",
+    weights: WhichWeights = "last",
     step: Step = None,
 ) -> None:
     """Measure the loss and perplexity of a run on held-out rows.
 
     windlass evaluate quickstart
-    windlass evaluate runs/mine-1a2b3c4d --split test --step 2000
+    windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     """
-    measured = _options(Measured, split=split, step=step)
+    measured = _options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
         from windlass.calls import evaluate as call
         from windlass.calls import find
@@ -151,8 +156,8 @@ def evaluate(
 
         folder = find(run)
         with _waiting("evaluating"):
-            found = call(folder, ctx.args, split=measured.split, step=measured.step)
-    facts = {"run": str(folder), "split": measured.split}
+            found = call(folder, ctx.args, **vars(measured))
+    facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
     facts |= {name.replace("_", " "): number(value) for name, value in found.items()}
     for name, value in facts.items():
         _say(Text.assemble((f"{name:<14}", "bold"), value))
@@ -182,6 +187,7 @@ def generate(
         list[str] | None, typer.Option(metavar="TEXT", help="end before this; may be given twice")
     ] = None,
     seed: Annotated[str, typer.Option(metavar="N", help="another seed, another text")] = "0",
+    weights: WhichWeights = "last",
     step: Step = None,
 ) -> None:
     """Write on from a prompt, printed as it comes.
@@ -190,7 +196,7 @@ def generate(
     windlass generate quickstart "One day" --temperature 0.5 --top-k 40
     windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
     """
-    chosen = _options(Chosen, step=step)
+    chosen = _options(Chosen, weights=weights, step=step)
     with ctx.obj.phase("generating"):
         from windlass.calls import stream
         from windlass.evaluation.generate import Sampling
@@ -205,7 +211,7 @@ def generate(
             stop=stop or [],
             seed=seed,
         )
-        pieces = stream(run, prompt, ctx.args, step=chosen.step, **vars(sampling))
+        pieces = stream(run, prompt, ctx.args, **vars(chosen), **vars(sampling))
         _write(prompt, pieces)
 
 
@@ -305,8 +311,9 @@ class Shown:
 
 @section
 class Chosen:
-    """Which checkpoint of a run."""
+    """Which weights of a run."""
 
+    weights: Literal["last", "best", "ema"]
     step: int | None
 
 

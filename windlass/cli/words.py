@@ -2,6 +2,7 @@
 
 import difflib
 import inspect
+import re
 from textwrap import indent
 from typing import Any
 
@@ -12,6 +13,7 @@ from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
 from windlass.config import listing
+from windlass.config.sections import fields
 from windlass.errors import UserError
 
 WIDEST = 100  # columns of help; longer lines are hard to read
@@ -66,11 +68,20 @@ class Command(TyperCommand):
                 keys.append(word)
                 if not equals and words and not words[0].startswith("--"):
                     keys.append(words.pop(0))
-            elif len(places) < room:
+            elif len(places) < room and not (ctx.allow_extra_args and _is_key(name, equals)):
                 places.append(word)
             else:
                 keys.append(word)
         return options, places, keys
+
+
+def _is_key(name: str, equals: str) -> bool:
+    """Whether `name=` is a key of a recipe, and no prompt that happens to hold `=`."""
+    if not equals or not re.fullmatch(r"[a-z_]+(\.\w+)*", name):
+        return False
+    from windlass.run import Run
+
+    return name.partition(".")[0] in {*fields(Run), "by_device"}
 
 
 class Commands(TyperGroup):

@@ -5,12 +5,12 @@ import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, NamedTuple, get_args
 
-from windlass.checkpoint.store import folder_of, steps_in
-from windlass.config import differences, load, to_yaml
+from windlass.checkpoint.store import best_in, folder_of, steps_in
+from windlass.config import differences, listing, load, read, to_yaml
 from windlass.errors import UserError
-from windlass.run import Run, essence
+from windlass.run import Run, Train, Weights, essence
 
 RECIPE, METRICS, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "recipe.yaml",
@@ -54,6 +54,41 @@ def store(folder: Path, run: Run) -> None:
     new = path.with_suffix(".new")
     new.write_text(to_yaml(run), encoding="utf-8")
     os.replace(new, path)
+
+
+class Place(NamedTuple):
+    """Where weights are: the step of a checkpoint, and the part of its state."""
+
+    step: int | None  # None: the newest
+    part: Literal["weights", "ema"]
+
+
+def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
+    """Where a run has the weights that are asked for.
+
+    The best are those that were measured: of the average, where the run keeps one.
+    """
+    if weights not in get_args(Weights):
+        raise UserError(f"weights is {weights}; it must be {listing(get_args(Weights))}")
+    train = read(Train, stored(folder)["train"], origin=str(folder / RECIPE))
+    if weights == "ema" and train.ema is None:
+        raise UserError(
+            f"{folder} keeps no average of its weights, since its train.ema is null; "
+            "weights can be last or best"
+        )
+    if weights == "last":
+        return Place(step, "weights")
+    if weights == "ema":
+        return Place(step, "ema")
+    if step is not None:
+        raise UserError(f"the best weights are of a step of their own; leave step {step} out")
+    best = best_in(folder_of(folder), train.watched)
+    if best is None:
+        raise UserError(
+            f"no checkpoint in {folder_of(folder)} has a {train.watched.replace('_', ' ')}; "
+            "weights can be last, or ema where train.ema keeps an average"
+        )
+    return Place(best, "weights" if train.ema is None else "ema")
 
 
 @contextmanager

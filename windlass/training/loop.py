@@ -1,5 +1,7 @@
 """The loop: restore or initialise; then step, report, evaluate, save."""
 
+import os
+import re
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,9 +24,10 @@ from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
+from windlass.training.length import fate
 from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
-from windlass.training.step import Frozen, State
+from windlass.training.step import Frozen, Progress, State
 
 
 class Trained(NamedTuple):
@@ -78,7 +81,9 @@ class Loop:
         self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
         self.records = Metrics(folder / folders.METRICS)
         self.about = About(folder / folders.ABOUT)
-        self.store = Store(folder, say=report.warning, keep=run.checkpoint.keep)
+        self.store = Store(
+            folder, say=report.warning, keep=run.checkpoint.keep, best=run.train.watched
+        )
         self.evaluator: Evaluator | None = None
         if run.data.validation:
             self.evaluator = Evaluator(session, "validation")
@@ -89,10 +94,9 @@ class Loop:
         try:
             with self.signals.phase("restoring"):
                 state, frozen = self.restore_or_initialise()
-            first = int(state.step)
-            if first >= self.steps:
-                return self.already_finished(first)
-            return self.train_from(first, state, frozen)
+            if self.is_finished(state):
+                return self.already_finished(state)
+            return self.train_from(int(state.step), state, frozen)
         finally:
             self.store.close()
 
@@ -102,6 +106,8 @@ class Loop:
         self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         self.about.begin(step=first, **self.session.built.described.facts)
+        if self.writer is not None:
+            self.writer.truncate(first)
         with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
             step = self.compile()
         if first == 0:
@@ -114,7 +120,7 @@ class Loop:
     def go(
         self, step: Callable, state: State, frozen: Frozen, first: int
     ) -> tuple[State, dict[str, float]]:
-        """Step, report, evaluate, save, until the last step or a signal."""
+        """Step, report, evaluate, save, until the last step, a signal or the end of patience."""
         run, latest = self.session.run, {}
         meter = self.meter = self.make_meter()
         per_epoch = self.loader.batches_per_epoch
@@ -137,6 +143,10 @@ class Loop:
                 with meter.paused():
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
+                saves = saves or int(state.progress.best_step) == done
+                if done < self.steps and self.is_finished(state):
+                    state = self.session.finish(state, frozen)
+                    saves = ends = True
             if saves:
                 with meter.paused():
                     self.store.save(done, state, self.session.identity, latest)
@@ -154,10 +164,27 @@ class Loop:
             return state, frozen
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
-        if restored.step < self.steps:
+        if restored.step > self.steps:
+            raise UserError(
+                f"train.steps is {self.steps}, and the run in {self.folder} has done "
+                f"{restored.step}; train.steps={restored.step} leaves it as it is, more goes on, "
+                "and run.dir starts another run"
+            )
+        if not self.is_finished(restored.state):
             where = f"step {restored.step} of {self.steps} in {self.folder}"
             self.report.note(f"going on from {where}")
+            self.note_another_length(restored.step)
         return restored.state, frozen
+
+    def note_another_length(self, done: int) -> None:
+        before = folders.stored(self.folder)["train"]["steps"]
+        if done and before != self.steps:
+            self.report.note(fate(self.session.run.optim.rate, before, self.steps, done))
+
+    def is_finished(self, state: State) -> bool:
+        patience = self.train.patience
+        gives_up = patience is not None and int(state.progress.since) >= patience
+        return gives_up or int(state.step) >= self.steps
 
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
@@ -216,8 +243,11 @@ class Loop:
         found = {}
         if self.evaluator is not None:
             found = {f"validation_{k}": v for k, v in self.evaluator(state.weights, frozen).items()}
-            best = jnp.minimum(state.progress.best, found["validation_loss"])
-            state = state._replace(progress=state.progress._replace(best=best))
+            if state.ema is not None:
+                average = self.evaluator(state.ema, frozen)
+                found |= {f"validation_ema_{name}": value for name, value in average.items()}
+            progress = judged(state.progress, done, found[self.train.watched])
+            state = state._replace(progress=progress)
             self.records.write(done, found)
             self.report.evaluation(done, found)
         if self.writer is not None:
@@ -226,27 +256,42 @@ class Loop:
             self.report.sample(text)
         return state, found
 
-    def already_finished(self, done: int) -> Trained:
+    def already_finished(self, state: State) -> Trained:
+        done = int(state.step)
+        how, more = "", f"train.steps={2 * self.steps}"
+        if done < self.steps:
+            how, more = f", {self.why_early(state)}", f"train.patience={2 * state.progress.since}"
         self.report.note(
-            f"this run is finished: step {done} of {self.steps} in {self.folder}; "
-            f"train.steps={2 * self.steps} would go on"
+            f"this run is finished: step {done} of {self.steps} in {self.folder}{how}; "
+            f"{more} would go on"
         )
         return Trained(self.folder, done, True, self.records.last() or {}, None)
 
+    def why_early(self, state: State) -> str:
+        so_far = state.progress
+        since = "1 evaluation" if so_far.since == 1 else f"{so_far.since} evaluations"
+        return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"
+
     def end(self, state: State, latest: dict[str, float]) -> Trained:
         done, stop = int(state.step), self.signals.stop
-        is_finished = done >= self.steps
+        is_finished = self.is_finished(state)
         self.about.end(at=done, is_finished=is_finished)
         summary = [("run", str(self.folder)), *self.spent(done)]
-        if "validation_loss" in latest:
+        if self.train.watched in latest:
             entropy = self.session.prepared.unigram_entropy
-            loss, best = latest["validation_loss"], float(state.progress.best)
+            loss, progress = latest[self.train.watched], state.progress
+            which = "" if state.ema is None else " with the average of the weights"
+            where = "" if progress.best_step == done else f" at step {progress.best_step}"
+            measured = f"{loss:.4f} nats a token on validation rows{which}"
             summary += [
-                ("loss", f"{loss:.4f} nats a token on validation rows, at best {best:.4f}"),
+                ("loss", f"{measured}, at best {float(progress.best):.4f}{where}"),
                 ("unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"),
             ]
         if skipped := int(state.progress.skipped):
             summary.append(("skipped", f"{skipped} steps that were not finite"))
+        if is_finished and done < self.steps:
+            why = self.why_early(state)
+            summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
         if is_finished:
             summary.append(("next", f'windlass generate {self.folder} "Once upon a time"'))
         else:
@@ -268,6 +313,8 @@ class Loop:
 class Writer:
     """A sample of what the model writes, kept beside the run."""
 
+    TITLE = "--- step "
+
     def __init__(self, session: Session, folder: Path):
         self.session, self.file = session, folder / folders.SAMPLES
         self.generator: Generator | None = None
@@ -281,8 +328,30 @@ class Writer:
         prompt = self.session.run.train.sample or ""
         (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))
         with open(self.file, "a", encoding="utf-8") as file:
-            file.write(f"--- step {done}\n{prompt}{text}\n")
+            file.write(f"{self.TITLE}{done}\n{prompt}{text}\n")
         return prompt + text
+
+    def truncate(self, step: int) -> None:
+        """Drop the samples after a step: a run that goes on from there writes them again."""
+        if not self.file.exists():
+            return
+        text = self.file.read_text(encoding="utf-8")
+        titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)
+        later = [title.start() for title in titles if int(title[1]) > step]
+        if later:
+            partial = self.file.with_name(f"{self.file.name}.partial")
+            partial.write_text(text[: later[0]], encoding="utf-8")
+            os.replace(partial, self.file)
+
+
+def judged(progress: Progress, step: int, loss: float) -> Progress:
+    """The progress after an evaluation: a new best, or one more without."""
+    is_best = loss < progress.best
+    return progress._replace(
+        best=jnp.where(is_best, loss, progress.best),
+        best_step=jnp.where(is_best, step, progress.best_step),
+        since=jnp.where(is_best, 0, progress.since + 1),
+    )
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:

@@ -17,7 +17,7 @@ from windlass.training import folder as folders
 WRITTEN = (
     *(folders.METRICS, folders.SAMPLES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
     *("checkpoints", "compile.jsonl", f"{tensorboard.NAME}*"),
-    *("about.new", "recipe.new", "metrics.jsonl.partial"),  # left by a kill
+    *("about.new", "recipe.new", "metrics.jsonl.partial", "samples.txt.partial"),  # left by a kill
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 

@@ -186,6 +186,7 @@ class Session:
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             "optim": type(self.run.optim).__module__.rpartition(".")[2],
             "batch": self.batches.rows,
+            "ema": self.run.train.ema or "none",
             "seed": self.run.train.seed,
         }
 
@@ -226,16 +227,21 @@ class Session:
             self.optimizer,
             microbatches=self.batches.accumulation,
             skips=self.run.train.allowed,
+            ema=self.run.train.ema,
         )
         options = self.built.described.compiler_options
         return jax.jit(step, donate_argnums=0, compiler_options=options)
 
     def finish(self, state: State, frozen: Frozen) -> State:
         """The state after the last step, with what the objective solves for at the end."""
-        model = eqx.combine(state.weights, frozen.model, self.built.static)
-        finished = self.run.objective.finish(model, state.carry)
-        weights, _ = self.built.parted(eqx.filter(finished, eqx.is_array))
-        return state._replace(weights=weights)
+
+        def finished(weights: PyTree) -> PyTree:
+            model = eqx.combine(weights, frozen.model, self.built.static)
+            solved = self.run.objective.finish(model, state.carry)
+            return self.built.parted(eqx.filter(solved, eqx.is_array))[0]
+
+        ema = None if state.ema is None else finished(state.ema)
+        return state._replace(weights=finished(state.weights), ema=ema)
 
     def _start(self, key: PRNGKeyArray) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
@@ -247,7 +253,9 @@ class Session:
             self.abstract_batch(),
         )
         carry = self.run.objective.start(self.built.model(weights, frozen), batch)
-        return start(weights, self.optimizer, carry, key=run_key), Frozen(frozen, {})
+        has_ema = self.run.train.ema is not None
+        state = start(weights, self.optimizer, carry, key=run_key, has_ema=has_ema)
+        return state, Frozen(frozen, {})
 
 
 def open_session(described: Described, console: Console) -> Session:

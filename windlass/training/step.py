@@ -19,6 +19,8 @@ class Progress(NamedTuple):
     not_finite: Int[Array, ""]  # steps in a row, up to this one, whose loss or gradient was not
     skipped: Int[Array, ""]  # such steps in all
     best: Float[Array, ""]  # the lowest validation loss
+    best_step: Int[Array, ""]  # where that was
+    since: Int[Array, ""]  # evaluations after it
 
 
 class State(NamedTuple):
@@ -27,6 +29,7 @@ class State(NamedTuple):
     step: Int[Array, ""]
     key: UInt32[Array, "..."]  # of the run: every random number follows from it and the step
     weights: PyTree  # the trainable part of the model; the rest is None
+    ema: PyTree  # their average over the steps, in float32; None where the run keeps none
     moments: PyTree
     carry: Carry
     progress: Progress
@@ -49,14 +52,22 @@ def start(
     carry: Carry,
     *,
     key: PRNGKeyArray,
+    has_ema: bool = False,
 ) -> State:
     return State(
         step=jnp.int32(0),
         key=jax.random.key_data(key),
         weights=weights,
+        ema=jax.tree.map(lambda x: jnp.array(x, jnp.float32), weights) if has_ema else None,
         moments=optimizer.init(weights),
         carry=carry,
-        progress=Progress(jnp.int32(0), jnp.int32(0), jnp.float32(jnp.inf)),
+        progress=Progress(
+            not_finite=jnp.int32(0),
+            skipped=jnp.int32(0),
+            best=jnp.float32(jnp.inf),
+            best_step=jnp.int32(0),
+            since=jnp.int32(0),
+        ),
     )
 
 
@@ -67,6 +78,7 @@ def make_step(
     *,
     microbatches: int,
     skips: int,
+    ema: float | None = None,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
@@ -74,6 +86,7 @@ def make_step(
 
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
+    `ema` is how much of the average of the weights is kept at each step.
     """
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
@@ -103,15 +116,24 @@ def make_step(
             skipped=state.progress.skipped + jnp.where(is_finite, 0, goes_on),
         )
         keep = is_finite & ~stopped
-        weights, moments, carry = jax.tree.map(
+        average = None if ema is None else averaged(state.ema, weights, state.step, ema)
+        weights, average, moments, carry = jax.tree.map(
             lambda new, old: jnp.where(keep, new, old),
-            (weights, moments, carry),
-            (state.weights, state.moments, state.carry),
+            (weights, average, moments, carry),
+            (state.weights, state.ema, state.moments, state.carry),
         )
-        new = State(state.step + goes_on, state.key, weights, moments, carry, progress)
+        new = State(state.step + goes_on, state.key, weights, average, moments, carry, progress)
         return new, tally.metrics() | {"gradient_norm": norm}
 
     return step
+
+
+def averaged(ema: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -> PyTree:
+    """The average of the weights once those of one more step are in it."""
+    # At first less is kept, or the random weights of the start would be remembered for longest.
+    t = step.astype(jnp.float32)
+    kept = jnp.minimum(decay, (1 + t) / (10 + t))
+    return jax.tree.map(lambda old, new: kept * old + (1 - kept) * new, ema, weights)
 
 
 def accumulate(
