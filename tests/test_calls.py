@@ -4,10 +4,12 @@ import dataclasses
 import json
 import os
 import shutil
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 import windlass
 from tests import trained
@@ -86,6 +88,36 @@ def test_other_text_is_read_with_the_vocabulary_of_the_run(run, tmp_path):
     # From half the text another vocabulary would be learned, and the checkpoint refused.
     half = windlass.evaluate(run, [f"data.source.path={tmp_path}/half.jsonl"], split="train")
     assert half["loss"] == pytest.approx(same["loss"], abs=0.5)
+
+
+def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trained_on(
+    place, tmp_path, monkeypatch
+):
+    shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    run = trained.only_run(Path())
+    quiet, told = (Console(file=StringIO(), width=1000) for _ in range(2))
+    windlass.evaluate(run, console=quiet)
+    assert quiet.file.getvalue() == ""  # pyright: ignore[reportAttributeAccessIssue]
+    before = windlass.prepare("tiny.yaml")
+    trained.write_corpus(Path(trained.CORPUS), trained.DOCUMENTS + 1)
+    windlass.evaluate(run, console=told)
+    assert told.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
+        "the documents changed since they were tokenised, which is done again: kind jsonl, "
+        f"path {tmp_path}/copy/{trained.CORPUS}, column text\n"
+        f"the documents of {run} changed since it was trained: these are measured\n"
+    )
+
+    after = windlass.prepare("tiny.yaml")
+    there, here = (
+        f"tokenizer of 300 tokens ({one.tokeniser.fingerprint[:12]}) and "
+        f"data {one.fingerprint[:12]} in rows of 90"
+        for one in (before, after)
+    )
+    assert refusal(windlass.train, "tiny.yaml") == (
+        f"checkpoint at step 4 was written for {there}; this run describes {here}. "
+        "Take the change back, or start another run with run.dir"
+    )
 
 
 def test_a_split_that_is_none_is_refused(run):

@@ -75,3 +75,4 @@ def test_a_source_says_what_it_yields(module):
     assert source.yields in ("text", "tokens", "blocks")
     assert all(callable(getattr(source, name)) for name in ("__len__", "__getitem__"))
     assert callable(source.fingerprint)
+    assert issubclass(source, sources.Documents)  # which knows limits and weights

@@ -7,7 +7,7 @@ import pytest
 from tests import tiny
 from windlass.config import load, to_yaml
 from windlass.errors import UserError
-from windlass.run import Run, Train, batches, digest, essence, problems
+from windlass.run import Run, Train, batches, digest, essence, problems, widths
 
 RECIPE = {
     "model": {"family": "llama", "vocab": 257, **tiny.WIDTHS},
@@ -105,6 +105,8 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "telemetry.every=3",
         "checkpoint.every=3",
         "data.cache=elsewhere",
+        "data.workers=2",
+        "data.prefetch=9",
         "run.dir=there",
         "device=cpu",
         "mesh.fsdp=1",
@@ -118,6 +120,9 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "model.theta=2e4",
         "tokenizer=bpe tokenizer.vocab=300",
         "data.length=32",
+        "data.stride=32",
+        "data.source.limit=9",
+        "data.source=null data.mixture=[stories]",
         "objective.z_loss=1e-4",
         "optim.beta2=0.99",
         "train.batch=16",
@@ -126,6 +131,16 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
 )
 def test_what_is_computed_makes_it_another_run(key):
     assert digest(read(*key.split())) != digest(read())
+
+
+def test_the_sizes_that_a_chip_may_pad_are_named_by_their_keys():
+    assert widths(read()) == {
+        "data.length": 64,
+        "model.embed": 32,
+        "model.mlp": 64,
+        "model.vocab": 257,
+        "model.heads × model.head_dim": 32,
+    }
 
 
 def test_a_stored_recipe_is_the_same_run():
@@ -146,14 +161,14 @@ def load_text(text: str) -> Run:
 
 def test_another_member_of_an_open_set_keeps_the_keys_it_knows_and_no_others():
     from windlass.models import qwen3
-    from windlass.sources import jsonl
+    from windlass.sources import jsonl, text
 
     run = read("data.source={kind: jsonl, path: x.jsonl}", "model.family=qwen3")
     assert run.data.source == jsonl.Source(path="x.jsonl")
     assert isinstance(run.model, qwen3.Config) and run.model.embed == 32
     recipe = {**RECIPE, "data": {"source": {"kind": "stories", "count": 9}, "length": 64}}
     changed = load(recipe, ["data.source.kind=text", "data.source.path=x"]).read(Run, "cpu")
-    assert changed.data.source.path == "x"
+    assert changed.data.source == text.Source(path="x")
 
 
 def test_rows_too_long_for_attention_without_a_flash_kernel_are_refused():

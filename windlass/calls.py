@@ -1,7 +1,9 @@
 """What the commands do, each as one call in Python."""
 
+import dataclasses
 import os
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ from rich.text import Text
 
 from windlass import data
 from windlass.checkpoint import verify as checking
+from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of, load, load_frozen, steps_in
 from windlass.config import Layers, json_schema, listing, read, tree
 from windlass.config import load as load_recipe
@@ -65,7 +68,9 @@ def prepare(
     """
     layers = load_recipe(recipe, overrides)
     run = layers.read(Run, _kind(layers))
-    return data.prepare(run.data, run.tokenizer, console=console)
+    prepared = data.prepare(run.data, run.tokenizer, console=console)
+    drawn = run.train.batch and run.train.batch * run.train.steps
+    return dataclasses.replace(prepared, drawn=drawn)
 
 
 def evaluate(
@@ -98,6 +103,7 @@ def evaluate(
         # Other rows in other batches are no other model; other tokens are.
         identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
         reached, found, frozen = _weights(folder, built, identity, place, console)
+        _warn_of_changed_documents(folder, described, prepared, reached, console)
         return {"step": reached, **evaluator(found, frozen)}
 
 
@@ -222,10 +228,20 @@ def _built(folder: Path, overrides: Sequence[str]) -> Built:
 
 def _vocabulary(folder: Path, run: Run) -> Tokenizer:
     """How to read text: what was learned from a corpus is not learned again from another."""
-    source = folders.stored(folder)["data"]["source"]
-    if run.tokenizer.kind != "bpe" or source == tree(run.data)["source"]:
+    if run.tokenizer.kind != "bpe":
         return run.tokenizer
     return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
+
+
+def _warn_of_changed_documents(
+    folder: Path, run: Run, prepared: Prepared, step: int, console: Console | None
+) -> None:
+    """Says when a run's own documents are no longer those that it was trained on."""
+    stored, ours = folders.stored(folder)["data"], tree(run.data)
+    is_asked = any(stored.get(name) != ours[name] for name in ("source", "mixture"))
+    written = manifest(folder_of(folder) / str(step))["identity"].get("data", "")
+    if not is_asked and not str(written).startswith(prepared.fingerprint[:12]):
+        _say(console, f"the documents of {folder} changed since it was trained: these are measured")
 
 
 def _generator(folder: Path, built: Built, place: Place) -> Generator:
@@ -241,14 +257,15 @@ def _weights(
     place: Place,
     console: Console | None,
 ) -> tuple[int, Any, Frozen]:
-    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
     weights, rest = built.parted(built.abstract)
     frozen = Frozen(rest, {})
-
-    def say(text: str) -> None:
-        console.print(Text(text))
-
+    say = partial(_say, console)
     restored = load(folder, {place.part: weights}, identity, say=say, step=place.step)
     if jax.tree.leaves(frozen):
         frozen = load_frozen(folder, frozen, built.identity)
     return restored.step, restored.state[place.part], frozen
+
+
+def _say(console: Console | None, text: str) -> None:
+    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(Text(text))

@@ -198,10 +198,20 @@ def _patience(run: Run) -> list[Problem]:
     return [("train.patience", what)]
 
 
+def widths(run: Run) -> dict[str, int]:
+    """The sizes of a run's matrices, by the keys that decide them."""
+    sizes = run.model.sizes
+    found = {"data.length": run.data.length}
+    found |= {f"model.{axis}": sizes[axis] for axis in ("embed", "mlp", "vocab") if axis in sizes}
+    if "heads" in sizes and "head_dim" in sizes:
+        found["model.heads × model.head_dim"] = sizes["heads"] * sizes["head_dim"]
+    return found
+
+
 # What makes two runs different runs; where and how fast they go does not.
 _OURS = ("model", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
-    "data": ("cache",),
+    "data": ("cache", "workers", "prefetch"),
     "train": (
         *("steps", "patience", "evaluate_every", "sample"),
         *("remat", "layers_per_loop", "deterministic"),

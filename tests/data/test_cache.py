@@ -1,10 +1,12 @@
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +15,7 @@ from rich.console import Console
 
 from windlass.data import Data, Prepared, cache, prepare
 from windlass.data.cache import corpus
-from windlass.data.tokenizer import Tokenizer
+from windlass.data.tokenizer import Tokenizer, byte
 from windlass.errors import UserError
 from windlass.sources import jsonl, stories
 
@@ -39,29 +41,30 @@ def refuse_to_tokenise(monkeypatch: pytest.MonkeyPatch):
 
 def test_a_document_is_its_beginning_its_text_and_its_end(documents: Documents):
     prepared = documents(["ab", "", "c", " \n"])
-    assert prepared.corpus.tokens.tolist() == [256, 97, 98, 256, 256, 99, 256]
-    assert prepared.corpus.offsets.tolist() == [0, 4, 4, 7, 7]
-    assert (prepared.corpus.documents, prepared.corpus.empty) == (4, 2)
-    assert prepared.corpus.tokens.dtype == np.uint16
+    assert prepared.corpora[0].tokens.tolist() == [256, 97, 98, 256, 256, 99, 256]
+    assert prepared.corpora[0].offsets.tolist() == [0, 4, 4, 7, 7]
+    assert (prepared.corpora[0].documents, prepared.corpora[0].empty) == (4, 2)
+    assert prepared.corpora[0].tokens.dtype == np.uint16
 
 
 def test_counts_are_of_what_is_predicted(documents: Documents):
     prepared = documents(["aab", "", "a"])
     assert {97: 3, 98: 1, 256: 2} == {
-        token: count for token, count in enumerate(prepared.counts.tolist()) if count
+        token: count for token, count in enumerate(prepared.corpora[0].counts.tolist()) if count
     }
     share = np.array([3, 1, 2]) / 6
     assert prepared.unigram_entropy == pytest.approx(-(share * np.log(share)).sum())
-    assert prepared.counts.sum() == prepared.split("train").tokens
+    assert prepared.corpora[0].counts.sum() == prepared.split("train").tokens
 
 
 def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenise: Callable):
     first = documents(["one", "two"])
+    assert first.data.source is not None
     times = os.stat(first.data.source.path)
     refuse_to_tokenise()
     again = prepare(first.data, BYTE)
     assert again.fingerprint == first.fingerprint
-    assert again.corpus.folder == first.corpus.folder
+    assert again.corpora[0].folder == first.corpora[0].folder
     assert os.stat(first.data.source.path) == times
 
 
@@ -81,8 +84,81 @@ def test_changed_documents_are_tokenised_again_and_have_another_fingerprint(
     first = documents(["one", "two"])
     second = documents(["one", "TWO and more"])
     assert second.fingerprint != first.fingerprint
-    assert second.tokeniser.decode(second.corpus.tokens[5:]) == "TWO and more"
+    assert second.tokeniser.decode(second.corpora[0].tokens[5:]) == "TWO and more"
     assert len(corpora(tmp_path)) == 2
+
+
+def test_who_changed_documents_under_a_cache_is_told_that_they_are_tokenised_again(
+    documents: Documents, tmp_path: Path, console: Console
+):
+    first = documents(["one", "two"])
+    prepare(first.data, Tokenizer(kind="bpe", vocab=260), console=console)
+    assert console.file.getvalue() == ""  # pyright: ignore[reportAttributeAccessIssue]
+    second = documents(["one", "TWO"])
+    assert second.fingerprint != first.fingerprint
+    assert console.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
+        "the documents changed since they were tokenised, which is done again: kind jsonl, "
+        f"path {tmp_path}/rows.jsonl, column text\n"
+    )
+
+
+@contextmanager
+def files_of_at_most(size: int) -> Iterator[None]:
+    """Writing beyond so many bytes fails, as on a disk that is full."""
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+
+
+def left_in(folder: Path) -> list[str]:
+    return sorted(file.name for file in folder.rglob("*") if file.is_file())
+
+
+def test_a_full_disk_is_told_with_what_is_needed_and_leaves_nothing_half_written(
+    tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 100)
+    source = stories.Source(count=400)
+    data = Data(source=source, length=1, packing="none", cache=str(tmp_path))
+    read = sum(2 + len(source[number]["text"].encode()) for number in range(100))
+    tokens = sum(2 + len(source[number]["text"].encode()) for number in range(400))
+
+    def refusal(size: int) -> str:
+        with files_of_at_most(size), pytest.raises(UserError) as refused:
+            prepare(data, BYTE, console=console)
+        return str(refused.value)
+
+    def full(place: Path, needed: float) -> str:
+        return (
+            f"prepared data does not fit into {place} (File too large): about "
+            f"{needed / 2**20:,.1f} MiB more are needed; make room there, or name another folder "
+            "with data.cache or WINDLASS_CACHE"
+        )
+
+    # By the hundred documents that were read, four times their tokens of two bytes each.
+    assert refusal(2**16) == full(tmp_path, read * 4 * 2)
+    assert all(name.endswith(".lock") for name in left_in(tmp_path))
+
+    # Rows of one token have an index larger than the tokens, three numbers of 8 bytes and one of 4.
+    message = refusal(3 * tokens)
+    (corpus,) = (tmp_path / "corpora").iterdir()
+    assert message == full(corpus, 28 * (tokens - 400) + 8)
+    assert not list((corpus / "rows").glob("*"))
+    assert len(prepare(data, BYTE, console=console).split("train")) == tokens - 400
+
+
+def test_a_full_disk_leaves_no_half_of_a_vocabulary(tmp_path: Path, console: Console):
+    data = Data(source=stories.Source(count=20), cache=str(tmp_path))
+    with files_of_at_most(1000), pytest.raises(UserError) as refused:
+        prepare(data, Tokenizer(kind="bpe", vocab=300), console=console)
+    assert str(refused.value) == (
+        f"prepared data does not fit into {tmp_path} (File too large): about 0.1 MiB more are "
+        "needed; make room there, or name another folder with data.cache or WINDLASS_CACHE"
+    )
+    assert all(name.endswith(".lock") for name in left_in(tmp_path))
 
 
 def test_documents_cut_elsewhere_have_another_fingerprint(documents: Documents):
@@ -96,7 +172,7 @@ def test_the_same_text_in_another_file_is_the_same_corpus(documents: Documents, 
     data = Data(source=jsonl.Source(path=str(moved)), length=16, cache=first.data.cache)
     second = prepare(data, BYTE)
     assert second.fingerprint == first.fingerprint
-    assert corpora(tmp_path) == [second.corpus.folder]
+    assert corpora(tmp_path) == [second.corpora[0].folder]
 
 
 def test_another_tokeniser_makes_another_corpus(documents: Documents, tmp_path: Path):
@@ -121,12 +197,12 @@ def test_a_changed_tokenizer_file_is_seen(documents: Documents, tmp_path: Path):
 
 def test_a_damaged_cache_is_written_again(documents: Documents):
     first = documents(["one", "two"])
-    whole = contents(first.corpus.folder)
-    tokens = first.corpus.folder / "tokens.bin"
+    whole = contents(first.corpora[0].folder)
+    tokens = first.corpora[0].folder / "tokens.bin"
     for damage in (lambda: os.truncate(tokens, 3), tokens.unlink):
         damage()
         again = prepare(first.data, BYTE)
-        assert contents(again.corpus.folder) == whole
+        assert contents(again.corpora[0].folder) == whole
 
 
 def test_documents_that_change_while_they_are_read_are_refused(
@@ -136,7 +212,7 @@ def test_documents_that_change_while_they_are_read_are_refused(
     stamps = iter(["before", "after"])
     monkeypatch.setattr(stories.Source, "fingerprint", lambda self: next(stamps))
     with pytest.raises(UserError) as refused:
-        corpus(source, BYTE, tmp_path, console)
+        corpus(source, byte(), tmp_path, console)
     assert str(refused.value) == (
         "the documents of data.source changed while they were read; run it again"
     )
@@ -153,7 +229,7 @@ pause, framed = float(sys.argv[2]), cache._framed
 cache.BATCH_DOCUMENTS = 20
 cache._framed = lambda *given: (time.sleep(pause), framed(*given))[1]
 data = Data(source=stories.Source(count=200), length=64, cache=sys.argv[1])
-print(prepare(data, Tokenizer(kind="bpe", vocab=300)).corpus.folder)
+print(prepare(data, Tokenizer(kind="bpe", vocab=300)).corpora[0].folder)
 """
 
 
@@ -184,7 +260,7 @@ def test_a_build_killed_while_writing_leaves_nothing_behind_that_the_next_one_us
     again = result(start(folder))
     assert again.name == undisturbed.name
     assert contents(again) == contents(undisturbed)
-    assert [file.suffix for file in (folder / "building").iterdir()] == [".lock"]
+    assert {file.suffix for file in (folder / "building").iterdir()} == {".lock"}
 
 
 def test_two_processes_that_build_at_once_build_the_same_and_only_once(tmp_path: Path):
@@ -240,10 +316,10 @@ def test_no_more_than_a_batch_of_documents_is_in_memory(
     monkeypatch.setattr(cache, "_framed", watched)
     monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 7)
     monkeypatch.setattr(cache, "BATCH_CHARACTERS", 2000)
-    small = corpus(stories.Source(count=50), BYTE, tmp_path / "small", console)
+    small = corpus(stories.Source(count=50), byte(), tmp_path / "small", console)
     assert largest <= 7
     monkeypatch.undo()
-    whole = corpus(stories.Source(count=50), BYTE, tmp_path / "whole", console)
+    whole = corpus(stories.Source(count=50), byte(), tmp_path / "whole", console)
     assert contents(small.folder) == contents(whole.folder)
 
 
@@ -264,7 +340,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
 ):
     monkeypatch.setattr("windlass.data.progress.SECONDS_BETWEEN_LINES", 0)
     monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 2)
-    corpus(stories.Source(count=3), BYTE, tmp_path, console)
+    corpus(stories.Source(count=3), byte(), tmp_path, console)
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert lines == [
         "tokenising: 2 of 3, 0.0M tokens",
@@ -274,6 +350,6 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
 
 def test_the_description_of_a_corpus_names_what_it_was_made_of(documents: Documents):
     prepared = documents(["one"])
-    about = json.loads((prepared.corpus.folder / "about.json").read_text())
+    about = json.loads((prepared.corpora[0].folder / "about.json").read_text())
     assert about["content"] == prepared.fingerprint
     assert (about["eos"], about["bos"], about["dtype"]) == (256, 256, "uint16")

@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from windlass.data import Prepared
-from windlass.data.load import Loader, evaluation_batches
+from windlass.data.load import Loader, evaluation_batches, held
 from windlass.data.pack import Rows
 from windlass.errors import UserError
 
@@ -28,7 +28,9 @@ def same(left: dict, right: dict) -> bool:
 @pytest.fixture
 def rows(documents: Documents) -> Rows:
     """Ten rows, each with a document of another length."""
-    return documents(["x" * n for n in range(1, 11)], packing="none").split("train")
+    found = documents(["x" * n for n in range(1, 11)], packing="none").split("train")
+    assert isinstance(found, Rows)
+    return found
 
 
 def test_a_batch_is_the_same_iterated_or_by_number_and_from_any_start(rows: Rows):
@@ -76,7 +78,9 @@ def test_evaluation_counts_every_row_once(rows: Rows, batch: int):
     assert (joined["weight"][10:] == 0).all() and (joined["document"][10:] == -1).all()
 
 
-def test_devices_hold_their_part_and_only_that_is_read(rows: Rows, monkeypatch: pytest.MonkeyPatch):
+def test_devices_hold_their_part_and_rows_are_read_once(
+    rows: Rows, monkeypatch: pytest.MonkeyPatch
+):
     mesh = jax.make_mesh((4, 2), ("data", "tensor"))
     read: list[list[int]] = []
     plain = Rows.batch
@@ -86,15 +90,21 @@ def test_devices_hold_their_part_and_only_that_is_read(rows: Rows, monkeypatch: 
         return plain(self, numbers)
 
     monkeypatch.setattr(Rows, "batch", watched)
-    loader = Loader(rows, 8, seed=0, shuffle=False)
-    by_row = NamedSharding(mesh, P("data"))
-    batch = next(loader.iterate(0, lambda shape, name: by_row))
-    assert all(column.sharding == by_row for column in batch.values())
-    assert read[:4] == [[0, 1], [2, 3], [4, 5], [6, 7]]
-    assert same(batch, plain(rows, range(8)))
-    split = NamedSharding(mesh, P("data", "tensor"))
-    batch = next(loader.iterate(0, lambda shape, name: split))
-    assert same(batch, plain(rows, range(8)))
+    loader = Loader(rows, 8, seed=0, shuffle=False, prefetch=0)
+    for spec in (P("data"), P("data", "tensor"), P(None, "tensor"), P()):
+        place = NamedSharding(mesh, spec)
+        batch = next(loader.iterate(0, lambda shape, name, place=place: place))
+        assert all(column.sharding == place for column in batch.values())
+        assert same(batch, plain(rows, range(8)))
+        assert read.pop() == list(range(8)) and not read
+
+
+def test_a_process_reads_the_rows_of_its_own_devices_alone():
+    mesh = jax.make_mesh((4, 2), ("data", "tensor"))
+    parts = NamedSharding(mesh, P("data")).devices_indices_map((8, 16))
+    mine = [parts[device] for device in mesh.devices[1:3].flat]
+    assert held(mine, 8).tolist() == [2, 3, 4, 5]
+    assert held(parts.values(), 8).tolist() == list(range(8))
 
 
 def test_fewer_rows_than_a_batch_are_refused(rows: Rows):

@@ -8,6 +8,7 @@ import pytest
 from rich.console import Console
 
 from windlass.data import Data, Prepared, prepare
+from windlass.data.mix import Mixture
 from windlass.data.pack import COLUMNS, Rows, best_fit
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories
@@ -16,7 +17,7 @@ Documents = Callable[..., Prepared]
 TEXTS = ["a" * n + chr(98 + n % 20) for n in (3, 40, 1, 0, 16, 15, 14, 33, 7, 2, 9, 9, 9, 31, 64)]
 
 
-def examples(rows: Rows) -> Counter:
+def examples(rows: Rows | Mixture) -> Counter:
     """What is read, what is to be predicted and where, of every place that is trained on."""
     found = Counter()
     for number in range(len(rows)):
@@ -41,7 +42,7 @@ def naive(sizes: list[int], room: int) -> list[int]:
 
 def test_every_token_but_the_first_of_a_document_is_a_target_once(documents: Documents):
     prepared = documents(TEXTS)
-    rows, corpus = prepared.split("train"), prepared.corpus
+    rows, corpus = prepared.split("train"), prepared.corpora[0]
     seen = np.zeros(len(corpus.tokens), int)
     for number in range(len(rows)):
         row = rows[number]
@@ -56,7 +57,7 @@ def test_every_token_but_the_first_of_a_document_is_a_target_once(documents: Doc
     firsts = corpus.offsets[:-1]
     assert (seen[firsts] == 0).all()
     assert (np.delete(seen, firsts) == 1).all()
-    assert rows.tokens == seen.sum() == prepared.counts.sum()
+    assert rows.tokens == seen.sum() == prepared.corpora[0].counts.sum()
 
 
 def test_packed_and_unpacked_rows_hold_the_same_examples(documents: Documents):

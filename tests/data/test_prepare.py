@@ -6,7 +6,7 @@ import pytest
 from windlass.config import read, tree
 from windlass.data import Data, Prepared
 from windlass.errors import UserError
-from windlass.sources import stories
+from windlass.sources import stories, text
 
 Documents = Callable[..., Prepared]
 
@@ -27,6 +27,12 @@ def test_a_recipe_says_where_documents_come_from():
     data = read(Data, written, origin="a recipe")
     assert data == Data(source=stories.Source(count=7), length=64, packing="none")
     assert read(Data, tree(data), origin="a recipe") == data
+    assert read(Data, {"source": "stories"}).length == 1024
+    parts = [{"kind": "stories", "weight": 2, "limit": 5}, {"kind": "text", "path": "a"}]
+    data = read(Data, {"mixture": parts})
+    assert data.mixture == (stories.Source(weight=2.0, limit=5), text.Source(path="a"))
+    assert [part.share for part in data.parts] == [2 / 3, 1 / 3]
+    assert read(Data, tree(data)) == data
 
 
 def test_a_split_that_was_not_asked_for_is_refused(documents: Documents):
@@ -41,8 +47,8 @@ def test_a_share_that_no_document_falls_into_is_refused(documents: Documents):
     with pytest.raises(UserError) as refused:
         documents(["one", "", "two"], validation=0.01)
     assert str(refused.value) == (
-        "data.validation is 0.01, and none of the 2 documents with text fell into that share; "
-        "take a larger one, or make shorter documents of the same text"
+        "data.validation is 0.01, and none of the 2 documents of data.source with text fell into "
+        "that share; take a larger one, or make shorter documents of the same text"
     )
 
 
@@ -60,8 +66,8 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(documents: Documents)
     with pytest.raises(UserError) as refused:
         documents(["one"], validation=0.5, test=0.49)
     assert str(refused.value) == (
-        "data.validation and data.test hold out 0.99 of 1 documents, which leaves none to train "
-        "on; hold out less"
+        "data.validation and data.test hold out 0.99 of 1 documents of data.source, which leaves "
+        "none to train on; hold out less"
     )
 
 
@@ -69,6 +75,16 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(documents: Documents)
     ("fields", "message"),
     [
         ({"length": 0}, "length is 0; a row holds at least 1 token"),
+        (
+            {"stride": 9},
+            "stride is 9; it is 1 to length (8), beyond which tokens would be left out",
+        ),
+        (
+            {"stride": 0},
+            "stride is 0; it is 1 to length (8), beyond which tokens would be left out",
+        ),
+        ({"workers": -1}, "workers is -1; it must be 0 or more"),
+        ({"prefetch": -1}, "prefetch is -1; it must be 0 or more"),
         ({"validation": 1.0}, "validation is 1.0; it is a share, from 0 to below 1"),
         ({"test": -0.1}, "test is -0.1; it is a share, from 0 to below 1"),
         (

@@ -1,10 +1,16 @@
+import dataclasses
 import io
 from collections.abc import Callable
+from pathlib import Path
 
+import pytest
 from rich.console import Console
 
-from windlass.data import Prepared
+from windlass.data import Data, Prepared, prepare
+from windlass.data.mix import Mixture
 from windlass.data.show import row, show
+from windlass.data.tokenizer import Tokenizer
+from windlass.sources import stories, text
 
 Documents = Callable[..., Prepared]
 SHOWN = """\
@@ -30,6 +36,29 @@ def test_rows_are_shown_as_the_model_sees_them(documents: Documents):
     console = Console(file=io.StringIO(), width=80)
     show(prepared, prepared.split("train"), console, 2)
     assert console.file.getvalue() == SHOWN  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_mixture_is_shown_with_its_parts_and_how_often_a_run_comes_to_them(tmp_path: Path):
+    (tmp_path / "a.txt").write_text("one\ntwo")
+    parts = (
+        text.Source(path=f"{tmp_path}/a.txt", documents="line", weight=3.0),
+        stories.Source(count=9, limit=8),
+    )
+    data = Data(mixture=parts, length=128, cache=str(tmp_path))
+    prepared = dataclasses.replace(prepare(data, Tokenizer(kind="byte")), drawn=40)
+    console = Console(file=io.StringIO(), width=200)
+    show(prepared, prepared.split("train"), console, 1)
+    shown = console.file.getvalue()  # pyright: ignore[reportAttributeAccessIssue]
+    lines = [line.strip("│ ").split() for line in shown.splitlines() if "│" in line]
+    trained = prepared.split("train")
+    assert isinstance(trained, Mixture)
+    of_stories = trained.parts[1]
+    assert lines[1] == [
+        *("0", f"{tmp_path}/a.txt", "│", "text", "│", "75.0%", "│", "2", "│", "1", "│", "8"),
+        *("│", "30.00"),  # 40 rows, three in four of them: 30 times the one row there is
+    ]
+    assert lines[2][:7] == ["1", "│", "stories", "│", "25.0%", "│", "8"]
+    assert float(lines[2][-1]) == pytest.approx(10 / len(of_stories), abs=0.01)
 
 
 def test_what_is_not_trained_on_is_dimmed_and_neighbours_have_other_colours(documents: Documents):

@@ -48,6 +48,10 @@ def test_half_a_surrogate_pair_becomes_a_character_that_utf_8_has(tmp_path: Path
             '{"prompt": "a", "answer": "b"}',
             "has no column text; data.source.column can be one it has: prompt, answer",
         ),
+        (
+            '{"txt": "a", "id": 3}',
+            "has no column text; did you mean txt? data.source.column can be one it has: txt, id",
+        ),
         ("{}", "has no column text; data.source.column can be one it has: none"),
         ('{"text": null}', "has null in column text; text is expected"),
         ('{"text": 3}', "has a number in column text; text is expected"),

@@ -137,6 +137,17 @@ def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished
     assert weights(run) == weights(whole)
 
 
+def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(here):
+    parts = "[{kind: stories, count: 90}, {kind: stories, count: 40, seed: 1, weight: 3}]"
+    keys = ["data.source=null", f"data.mixture={parts}", "data.stride=48"]
+    keys += ["optim.schedule.shape=constant", "train.evaluate_every=null"]
+    Told("run.dir=run", "train.steps=3", "data.prefetch=0", *keys)
+    Told("run.dir=run", "train.steps=6", "data.workers=2", "data.prefetch=3", *keys)
+    whole = Told("run.dir=whole", *keys)
+    assert weights(Path("run")) == weights(Path("whole"))
+    assert "steps an epoch\n" in whole.text  # no row of a mixture is left out
+
+
 def test_every_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, family):
     config = dataclasses.replace(tiny.config(family), vocab=257)
     recipe = RECIPE | {"model": {"family": family, **tree(config)}}

@@ -251,6 +251,6 @@ def _written_out(given: dict, shorthand: str | None) -> dict:
 
 
 def _placed(what: str, key: str, known: Iterable[str]) -> Problem:
-    """A section's own refusal, under the field it opens with if it opens with one."""
+    """A section's own refusal, under the key it opens with if that is one of its fields."""
     name, _, rest = what.partition(" ")
-    return (dotted(key, name), rest) if name in known else (key, what)
+    return (dotted(key, name), rest) if name.partition(".")[0] in known else (key, what)

@@ -1,43 +1,109 @@
 """From documents to rows of tokens: tokenise, cache, split, pack, load."""
 
+import hashlib
 import os
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
 import numpy as np
 from rich.console import Console
 
-from windlass.config import Open, section
-from windlass.data.cache import Corpus, corpus
+from windlass.config import Open, listing, section
+from windlass.data.cache import Corpus, Part, corpus, under, vocabulary
+from windlass.data.mix import CYCLE, Mixture
 from windlass.data.pack import Packing, Rows, rows
 from windlass.data.split import SPLITS, split
 from windlass.data.tokenizer import Tokeniser, Tokenizer
 from windlass.errors import UserError
+
+SOURCES = Open("windlass.sources", tag="kind", attribute="Source")
 
 
 @section
 class Data:
     """What is trained on, and in what rows."""
 
-    source: Annotated[Any, Open("windlass.sources", tag="kind", attribute="Source")]
-    length: int  # tokens in a row
+    source: Annotated[Any, SOURCES] | None = None  # where documents come from, if from one place
+    # in place of source, several: of all rows each has the share that its weight is of all weights,
+    # beginning again where it ends; an epoch is as many rows as they have together
+    mixture: tuple[Annotated[Any, SOURCES], ...] | None = None
+    length: int = 1024  # tokens in a row
+    # long documents: each row begins so many tokens after the one before; null: length. Where rows
+    # overlap, training counts a token in each of them, and evaluation in the first alone
+    stride: int | None = None
     packing: Packing = "documents"  # none: one document, or a piece of one, in each row
     shuffle: bool = True  # anew in every epoch
-    validation: float = 0.0  # the share of documents held out
+    validation: float = 0.0  # the share of documents held out, of every source
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
+    workers: int = 0  # processes that make batches; 0: a thread of this one does
+    prefetch: int = 4  # batches made ahead of their use; 0: each is made when it is needed
     cache: str | None = None  # null: $WINDLASS_CACHE, or ~/.cache/windlass
 
     def __post_init__(self):
-        if self.length < 1:
-            raise ValueError(f"length is {self.length}; a row holds at least 1 token")
-        for name in ("validation", "test"):
-            if not 0 <= getattr(self, name) < 1:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}; it is a share, from 0 to below 1"
+        wrong = [*self._wrong_sources(), *self._wrong_numbers()]
+        if wrong:
+            raise ValueError(*wrong)
+
+    @property
+    def parts(self) -> list[Part]:
+        """Each source with its key and its weight."""
+        if self.mixture is None:
+            assert self.source is not None
+            return [Part("data.source", self.source, 1.0, 1.0)]
+        weights = [1.0 if source.weight is None else source.weight for source in self.mixture]
+        return [
+            Part(f"data.mixture.{number}", source, weight, weight / (sum(weights) or 1.0))
+            for number, (source, weight) in enumerate(zip(self.mixture, weights, strict=True))
+        ]
+
+    def _wrong_sources(self) -> Iterator[str]:
+        if self.mixture is None and self.source is None:
+            kinds = listing(SOURCES.names())
+            yield f"source is required: a section with kind: {kinds}; or mixture, a list of these"
+            return
+        if self.mixture is not None and self.source is not None:
+            yield "mixture is given, and source too; data.source=null leaves one of them out"
+            return
+        if self.mixture == ():
+            yield "mixture is empty; it is a list of sources, each with a weight"
+            return
+        wrong = []
+        for part in self.parts:
+            name, source = part.key.removeprefix("data."), part.source
+            if source.limit is not None and source.limit < 1:
+                wrong.append(f"{name}.limit is {source.limit}; it must be 1 or more")
+            if source.weight is not None and self.mixture is None:
+                wrong.append(f"{name}.weight is {source.weight:g}; it is for parts of a mixture")
+            elif source.weight is not None and source.weight <= 0:
+                wrong.append(f"{name}.weight is {source.weight:g}; it must be above 0")
+        yield from wrong
+        for number, part in enumerate(self.parts):
+            if not wrong and part.share * CYCLE < 1:
+                yield (
+                    f"mixture.{number}.weight is {part.weight:g}, {part.share:.1g} of all weights; "
+                    f"a part has one row in {CYCLE:,} or more"
                 )
-        if self.validation + self.test >= 1:
-            raise ValueError(
+
+    def _wrong_numbers(self) -> Iterator[str]:
+        if self.length < 1:
+            yield f"length is {self.length}; a row holds at least 1 token"
+        elif self.stride is not None and not 1 <= self.stride <= self.length:
+            yield (
+                f"stride is {self.stride}; it is 1 to length ({self.length}), beyond which tokens "
+                "would be left out"
+            )
+        for name in ("workers", "prefetch"):
+            if getattr(self, name) < 0:
+                yield f"{name} is {getattr(self, name)}; it must be 0 or more"
+        shares = {name: getattr(self, name) for name in ("validation", "test")}
+        outside = [name for name, share in shares.items() if not 0 <= share < 1]
+        for name in outside:
+            yield f"{name} is {shares[name]}; it is a share, from 0 to below 1"
+        if not outside and sum(shares.values()) >= 1:
+            yield (
                 f"validation is {self.validation} and test is {self.test}; "
                 "together they leave nothing to train on"
             )
@@ -45,33 +111,43 @@ class Data:
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """A corpus in the cache, and its documents parted into splits."""
+    """The corpus of each source in the cache, and the documents parted into splits."""
 
     data: Data
-    corpus: Corpus
-    splits: dict[str, Rows] = field(repr=False)
+    corpora: tuple[Corpus, ...]
+    splits: dict[str, Rows | Mixture] = field(repr=False)
+    drawn: int | None = None  # rows that are trained on in the whole run, where that is known
 
     @property
     def tokeniser(self) -> Tokeniser:
-        return self.corpus.tokeniser
+        return self.corpora[0].tokeniser
 
     @property
     def fingerprint(self) -> str:
         """Of the documents: the same text gives the same one, wherever it is kept."""
-        return self.corpus.fingerprint
-
-    @property
-    def counts(self) -> np.ndarray:
-        """How often each token is to be predicted, in the whole corpus."""
-        return self.corpus.counts
+        if self.data.mixture is None:
+            return self.corpora[0].fingerprint
+        parts = [corpus.fingerprint for corpus in self.corpora]
+        shares = [part.share for part in self.data.parts]
+        return hashlib.sha256(repr([parts, shares]).encode()).hexdigest()
 
     @property
     def unigram_entropy(self) -> float:
         """Nats per token: the loss of a model that knows how common each token is and no more."""
-        share = self.counts[self.counts > 0] / self.counts.sum()
+        share = self.frequencies[self.frequencies > 0]
         return float(-(share * np.log(share)).sum())
 
-    def split(self, name: str) -> Rows:
+    @cached_property
+    def frequencies(self) -> np.ndarray:
+        """The share of each token among all that are to be predicted, as sources are mixed."""
+        trained = self.splits["train"]
+        parts = trained.parts if isinstance(trained, Mixture) else (trained,)
+        pairs = zip(self.data.parts, parts, strict=True)
+        drawn = [part.share * rows.tokens_per_row for part, rows in pairs]
+        counts = [corpus.counts / corpus.counts.sum() for corpus in self.corpora]
+        return np.average(counts, axis=0, weights=drawn)
+
+    def split(self, name: str) -> Rows | Mixture:
         if name not in self.splits:
             raise UserError(
                 f"there are no {name} documents; data.{name}=0.05 holds out one in twenty"
@@ -82,16 +158,40 @@ class Prepared:
 def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None) -> Prepared:
     """Tokenises and packs what is not yet in the cache, and opens it."""
     console = console or Console(stderr=True)
-    tokens = corpus(data.source, tokenizer, _cache(data), console)
+    cache = _cache(data)
+    tokeniser = vocabulary(data.parts, tokenizer, cache, console)
+    corpora, splits = [], []
+    for part in data.parts:
+        with under(part.key):
+            corpora.append(corpus(part.source, tokeniser, cache, console))
+            splits.append(_parted(data, corpora[-1], console))
+    shares = [part.share for part in data.parts]
+    joined: dict[str, Rows | Mixture] = {}
+    for name in splits[0]:
+        parts = [rows[name] for rows in splits]
+        joined[name] = parts[0] if data.mixture is None else Mixture(parts, shares)
+    return Prepared(data, tuple(corpora), joined)
+
+
+def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
+    """The rows of each split of a source."""
     parts = split(tokens.documents, validation=data.validation, test=data.test)
     splits: dict[str, Rows] = {}
     for name in SPLITS:
         if name != "train" and not getattr(data, name):
             continue
-        splits[name] = rows(tokens, parts[name], data.length, data.packing, console)
+        splits[name] = rows(
+            tokens,
+            parts[name],
+            length=data.length,
+            stride=data.stride or data.length,
+            packing=data.packing,
+            is_once=name != "train",
+            console=console,
+        )
         if not len(splits[name]):
             raise UserError(_nothing_in(name, data, tokens))
-    return Prepared(data, tokens, splits)
+    return splits
 
 
 def _cache(data: Data) -> Path:
@@ -112,10 +212,11 @@ def _nothing_in(name: str, data: Data, tokens: Corpus) -> str:
     if name == "train":
         held_out = data.validation + data.test
         return (
-            f"data.validation and data.test hold out {held_out:g} of {documents:,} documents, "
-            "which leaves none to train on; hold out less"
+            f"data.validation and data.test hold out {held_out:g} of {documents:,} documents of "
+            "data.source, which leaves none to train on; hold out less"
         )
     return (
-        f"data.{name} is {getattr(data, name):g}, and none of the {documents:,} documents with "
-        "text fell into that share; take a larger one, or make shorter documents of the same text"
+        f"data.{name} is {getattr(data, name):g}, and none of the {documents:,} documents of "
+        "data.source with text fell into that share; take a larger one, or make shorter documents "
+        "of the same text"
     )

@@ -1,21 +1,24 @@
 """Documents as tokens on disk, written once and mapped into memory.
 
 A cache folder holds `corpora/KEY`, where KEY is a hash of the documents, the tokeniser and the
-format, and `known/START`, which says for a recipe's source and tokeniser which KEY they gave. What
-is being written stands in a folder of its own until it is whole, and is then renamed.
+format; `known/START`, which says for a source as it stands and a tokeniser which KEY they gave;
+`asked/SOURCE`, how a source stood when it was last tokenised; and `vocabularies/START`, what was
+learned from sources as they stand. What is being written stands in a folder of its own until it is
+whole, and is then renamed.
 """
 
+import errno
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 from array import array
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
@@ -32,8 +35,10 @@ from windlass.errors import UserError
 from windlass.sources import Source
 
 FORMAT = 1  # raised whenever the same documents would be written differently
-BATCH_CHARACTERS = 2**20
+BATCH_CHARACTERS = 2**20  # or ids
 BATCH_DOCUMENTS = 2048
+CHANGED = "the documents of data.source changed while they were read; run it again"
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, eq=False)
@@ -41,7 +46,7 @@ class Corpus:
     """Every document of a source as one long run of tokens, on disk.
 
     Document i is `tokens[offsets[i]:offsets[i + 1]]`: the beginning where the tokeniser has one,
-    the text, the end. A document without text has no tokens at all.
+    the text, the end; or ids as the source has them. One without text has no tokens at all.
     """
 
     folder: Path
@@ -61,27 +66,71 @@ class Corpus:
         return int((np.diff(self.offsets) == 0).sum())
 
 
-def corpus(source: Source, asked: Tokenizer, cache: Path, console: Console) -> Corpus:
+class Part(NamedTuple):
+    """A source among others."""
+
+    key: str  # in the recipe
+    source: Source
+    weight: float
+    share: float  # of the rows that are drawn
+
+
+def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Console) -> Tokeniser:
+    """The tokeniser of a recipe; one that is to be learned reads of each source by its share."""
+    if asked.kind == "byte":
+        return vocabularies.byte()
+    if asked.kind == "file":
+        assert asked.path is not None
+        return vocabularies.load(asked.path, asked.eos)
+    for part in parts:
+        if part.source.yields != "text":
+            raise UserError(
+                f"tokenizer.kind is bpe, which is learned from text, and {part.key} has token ids; "
+                "tokenizer.kind=file with tokenizer.path names the tokenizer that made them"
+            )
+    stamps = _stamps(parts)
+    start = _key(FORMAT, asked.vocab, stamps, [part.share for part in parts])
+    file = cache / "vocabularies" / f"{start}.json"
+    if not file.is_file():
+        with claimed(cache / "building" / start, console):
+            if not file.is_file():  # no other process was faster
+                learned = _learned(parts, asked, console)
+                if _stamps(parts) != stamps:
+                    raise UserError(CHANGED)
+                kept = {"eos": learned.eos, "bos": learned.bos, "text": learned.text}
+                with room(cache, len(learned.text)):
+                    write_whole(file, json.dumps(kept))
+    return Tokeniser(**json.loads(file.read_text()))
+
+
+def corpus(source: Source, tokeniser: Tokeniser, cache: Path, console: Console) -> Corpus:
     """The tokens of a source: those in the cache, where source and tokeniser are as they were."""
-    tokeniser, vocabulary = _vocabulary(asked)
     stamp = source.fingerprint()
-    start = _key(FORMAT, stamp, vocabulary)
+    start = _key(FORMAT, stamp, tokeniser.fingerprint)
     known = cache / "known" / f"{start}.json"
     if found := _known(known, cache):
         return found
     with claimed(cache / "building" / start, console) as partial:
         if found := _known(known, cache):  # another process was faster
             return found
-        if tokeniser is None:
-            tokeniser = _learned(source, asked, console)
+        asked = cache / "asked" / f"{_key(source.described())}.json"
+        if asked.is_file() and json.loads(asked.read_text())["stamp"] != stamp:
+            told = {name: x for name, x in source.described().items() if x is not None}
+            named = ", ".join(f"{name} {value}" for name, value in told.items())
+            console.print(
+                f"the documents changed since they were tokenised, which is done again: {named}",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
         content = _tokenise(source, tokeniser, partial, console)
         if source.fingerprint() != stamp:
-            raise UserError(
-                "the documents of data.source changed while they were read; run it again"
-            )
+            raise UserError(CHANGED)
         folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint)
-        publish(partial, folder, is_whole=lambda: opened(folder) is not None)
-        write_whole(known, json.dumps({"corpus": folder.name}))
+        with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
+            publish(partial, folder, is_whole=lambda: opened(folder) is not None)
+            write_whole(known, json.dumps({"corpus": folder.name}))
+            write_whole(asked, json.dumps({"stamp": stamp}))
     result = opened(folder)
     assert result is not None
     return result
@@ -141,8 +190,34 @@ def write_whole(file: Path, text: str) -> None:
     """Writes a file so that a reader finds either nothing or all of it."""
     file.parent.mkdir(parents=True, exist_ok=True)
     partial = file.with_name(f"{file.name}.{os.getpid()}")
-    partial.write_text(text)
-    partial.replace(file)
+    try:
+        partial.write_text(text)
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def save(file: Path, values: np.ndarray) -> None:
+    """As `numpy.save`, whose own writing does not say why it fails."""
+    with file.open("wb") as out:
+        np.lib.format.write_array_header_1_0(out, np.lib.format.header_data_from_array_1_0(values))
+        out.write(values.tobytes())
+
+
+@contextmanager
+def room(place: Path, needed: int | Callable[[], int]) -> Iterator[None]:
+    """Turns a full disk into what a user can put right."""
+    try:
+        yield
+    except OSError as full:
+        if full.errno not in FULL:
+            raise
+        mebibytes = max(0.1, (needed if isinstance(needed, int) else needed()) / 2**20)
+        raise UserError(
+            f"prepared data does not fit into {place} ({full.strerror}): about "
+            f"{mebibytes:,.1f} MiB more are needed; make room there, or name another folder with "
+            "data.cache or WINDLASS_CACHE"
+        ) from None
 
 
 def _known(known: Path, cache: Path) -> Corpus | None:
@@ -151,91 +226,137 @@ def _known(known: Path, cache: Path) -> Corpus | None:
     return opened(cache / "corpora" / json.loads(known.read_text())["corpus"])
 
 
-def _vocabulary(asked: Tokenizer) -> tuple[Tokeniser | None, str]:
-    if asked.kind == "bpe":
-        return None, f"bpe {asked.vocab}"
-    if asked.kind == "file":
-        assert asked.path is not None
-        tokeniser = vocabularies.load(asked.path, asked.eos)
-    else:
-        tokeniser = vocabularies.byte()
-    return tokeniser, tokeniser.fingerprint
+@contextmanager
+def under(key: str) -> Iterator[None]:
+    """Gives a source, which speaks of itself as if it were alone, the key that it has."""
+    try:
+        yield
+    except UserError as refused:
+        raise UserError(str(refused).replace("data.source", key)) from None
 
 
-def _learned(source: Source, asked: Tokenizer, console: Console) -> Tokeniser:
+def _stamps(parts: Sequence[Part]) -> list[str]:
+    found = []
+    for part in parts:
+        with under(part.key):
+            found.append(part.source.fingerprint())
+    return found
+
+
+def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console) -> Tokeniser:
     assert asked.vocab is not None
-    documents = len(source)
     enough = min(SAMPLE_CHARACTERS, asked.vocab * SAMPLE_CHARACTERS_PER_TOKEN)
+    documents = sum(len(part.source) for part in parts)
     with progress(console, "reading for the vocabulary", documents) as tell:
 
         def texts() -> Iterator[str]:
-            characters = 0
-            for done, number in enumerate(vocabularies.sample(documents)):
-                text = source[number]["text"]
-                characters += len(text)
-                yield text
-                tell(done + 1, f"{characters / 1e6:,.1f}M characters")
-                if characters >= enough:
-                    return
+            done = total = 0
+            for part in parts:
+                characters = 0
+                for number in vocabularies.sample(len(part.source), part.source.together()):
+                    with under(part.key):
+                        text = part.source[number]["text"]
+                    done, total, characters = done + 1, total + len(text), characters + len(text)
+                    yield text
+                    tell(done, f"{total / 1e6:,.1f}M characters")
+                    if characters >= enough * part.share:
+                        break
 
         return vocabularies.learn(texts(), asked.vocab)
 
 
 def _tokenise(source: Source, tokeniser: Tokeniser, folder: Path, console: Console) -> str:
-    """Writes the tokens of every document, a batch at a time, and returns the hash of the text."""
+    """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
     dtype = np.uint16 if tokeniser.size <= 2**16 else np.uint32
     lengths, content = array("q"), hashlib.sha256()
     counts = np.zeros(tokeniser.size, np.int64)
     total, documents = 0, len(source)
-    with (
-        (folder / "tokens.bin").open("wb") as out,
-        progress(console, "tokenising", documents) as tell,
-    ):
-        for texts in _batches(source):
-            for text in texts:
-                raw = text.encode()
-                content.update(len(raw).to_bytes(8, "little") + raw)
-            tokens, sizes = _framed(texts, tokeniser)
-            lengths.extend(sizes)
-            out.write(tokens.astype(dtype).tobytes())
-            # The first token of a document is given, and never predicted.
-            firsts = tokens[(np.cumsum(sizes) - sizes)[sizes > 0]]
-            counts += np.bincount(tokens, minlength=tokeniser.size)
-            counts -= np.bincount(firsts, minlength=tokeniser.size)
-            total += len(tokens)
-            tell(len(lengths), f"{total / 1e6:,.1f}M tokens")
+    batches = _texts(source, tokeniser) if source.yields == "text" else _ids(source, tokeniser)
+    cache = folder.parent.parent
+    with progress(console, "tokenising", documents) as tell:
+        # What all documents will take, by those that have been read.
+        with room(cache, lambda: total * np.dtype(dtype).itemsize * documents // len(lengths)):
+            with (folder / "tokens.bin").open("wb") as out:
+                for batch in batches:
+                    for raw in batch.raw:
+                        content.update(len(raw).to_bytes(8, "little") + raw)
+                    tokens, sizes = batch.tokens, batch.sizes
+                    lengths.extend(sizes)
+                    total += len(tokens)
+                    out.write(tokens.astype(dtype).tobytes())
+                    # The first token of a document is given, and never predicted.
+                    firsts = tokens[(np.cumsum(sizes) - sizes)[sizes > 0]]
+                    counts += np.bincount(tokens, minlength=tokeniser.size)
+                    counts -= np.bincount(firsts, minlength=tokeniser.size)
+                    tell(len(lengths), f"{total / 1e6:,.1f}M tokens")
     if total == 0:
         raise UserError(
-            f"data.source has no text: {documents:,} documents, all of them empty"
+            f"data.source has no {source.yields}: {documents:,} documents, all of them empty"
             if documents
             else "data.source has no documents"
         )
-    np.save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-    np.save(folder / "counts.npy", counts)
-    tokeniser.save(folder / "tokenizer.json")
-    about = {
-        "format": FORMAT,
-        "content": content.hexdigest(),
-        "dtype": np.dtype(dtype).name,
-        "eos": tokeniser.eos,
-        "bos": tokeniser.bos,
-        "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
-    }
-    (folder / "about.json").write_text(json.dumps(about, indent=2))
+    with room(cache, total * np.dtype(dtype).itemsize + 8 * (documents + tokeniser.size)):
+        save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
+        save(folder / "counts.npy", counts)
+        tokeniser.save(folder / "tokenizer.json")
+        about = {
+            "format": FORMAT,
+            "content": content.hexdigest(),
+            "dtype": np.dtype(dtype).name,
+            "eos": tokeniser.eos,
+            "bos": tokeniser.bos,
+            "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
+        }
+        (folder / "about.json").write_text(json.dumps(about, indent=2))
     return content.hexdigest()
 
 
-def _batches(source: Source) -> Iterator[list[str]]:
-    texts: list[str] = []
-    characters = 0
+class _Batch(NamedTuple):
+    """Some documents: what is hashed of each, the tokens of all, and how many each has."""
+
+    raw: list[bytes]
+    tokens: np.ndarray
+    sizes: np.ndarray
+
+
+def _texts(source: Source, tokeniser: Tokeniser) -> Iterator[_Batch]:
+    for texts in _batches(source, "text"):
+        yield _Batch([text.encode() for text in texts], *_framed(texts, tokeniser))
+
+
+def _ids(source: Source, tokeniser: Tokeniser) -> Iterator[_Batch]:
+    before = 0
+    for documents in _batches(source, "tokens"):
+        tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
+        is_strange = (tokens < 0) | (tokens >= tokeniser.size)
+        if is_strange.any():
+            first = int(is_strange.argmax())
+            number = before + int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+            raise UserError(
+                f"document {number:,} of data.source holds the id {tokens[first]}, and the "
+                f"tokenizer has {tokeniser.size:,}, from 0 to {tokeniser.size - 1}; "
+                "tokenizer.kind=file with tokenizer.path names the tokenizer that made the ids"
+            )
+        before += len(documents)
+        raw = [ids.astype("<u4").tobytes() for ids in documents]
+        yield _Batch(raw, tokens.astype(np.int64), sizes)
+
+
+def _batches(source: Source, column: str) -> Iterator[list[Any]]:
+    held: list[Any] = []
+    size = 0
     for number in range(len(source)):
-        texts.append(source[number]["text"])
-        characters += len(texts[-1])
-        if characters >= BATCH_CHARACTERS or len(texts) >= BATCH_DOCUMENTS:
-            yield texts
-            texts, characters = [], 0
-    if texts:
-        yield texts
+        try:
+            held.append(source[number][column])
+        except OSError as wrong:
+            why = wrong.strerror or str(wrong)
+            raise UserError(f"data.source cannot be read at document {number:,}: {why}") from None
+        size += len(held[-1])
+        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
 
 
 def _framed(texts: list[str], tokeniser: Tokeniser) -> tuple[np.ndarray, np.ndarray]:

@@ -1,6 +1,6 @@
 """From rows on disk to sharded arrays: which rows make step i, and getting them there in time."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 import grain
@@ -8,38 +8,55 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from windlass.data.mix import Mixture
 from windlass.data.pack import COLUMNS, Rows
 from windlass.data.shuffle import permuted
+from windlass.data.worker import Make, making
 from windlass.errors import UserError
 
 # The layout of a column of a batch, from its shape and its name.
 Placement = Callable[[tuple[int, ...], str], Sharding]
 Batch = dict[str, jax.Array]
 
-BATCHES_AHEAD = 4
+AHEAD = 4  # batches, unless a recipe says otherwise
 ENDLESS = 2**62  # steps
 
 
-def order(rows: int, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
+def order(rows: Rows | Mixture, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
     """The numbers of the rows of every step, without end: all of them, and again, anew each time.
 
     What is left of an epoch after its last full batch is dropped; shuffled, it is another part of
-    the rows in each epoch.
+    the rows in each epoch. A mixture drops nothing: its parts end at different times.
     """
-    batches = rows // batch
+    count = len(rows)
+    batches = count // batch
 
     def numbers(step: int) -> np.ndarray:
+        if isinstance(rows, Mixture):
+            return rows.drawn(int(step) * batch + np.arange(batch), seed, shuffle)
         epoch, number = divmod(int(step), batches)
         places = np.arange(number * batch, (number + 1) * batch)
-        return permuted(places, rows, seed=seed, epoch=epoch) if shuffle else places
+        return permuted(places, count, seed=seed, epoch=epoch) if shuffle else places
 
     return grain.MapDataset.range(ENDLESS).map(numbers)
 
 
 class Loader:
-    """Batches to train on; batch i follows from the seed and i alone."""
+    """Batches to train on; batch i follows from the seed and i alone.
 
-    def __init__(self, rows: Rows, batch: int, seed: int, shuffle: bool):
+    Neither the number of workers nor how many batches are made ahead changes a bit of any.
+    """
+
+    def __init__(
+        self,
+        rows: Rows | Mixture,
+        batch: int,
+        seed: int,
+        shuffle: bool,
+        *,
+        workers: int = 0,
+        prefetch: int = AHEAD,
+    ):
         if len(rows) < batch:
             raise UserError(
                 f"train.batch is {batch} and there are {len(rows)} rows of {rows.length} tokens "
@@ -47,8 +64,10 @@ class Loader:
                 "documents would do"
             )
         self.rows, self.size = rows, batch
-        self.batches_per_epoch, self.dropped = divmod(len(rows), batch)
-        self._order = order(len(rows), batch, seed, shuffle)
+        self.workers, self.prefetch = workers, prefetch
+        self.batches_per_epoch, left = divmod(len(rows), batch)
+        self.dropped = 0 if isinstance(rows, Mixture) else left
+        self._order = order(rows, batch, seed, shuffle)
 
     def row_numbers(self, step: int) -> np.ndarray:
         return np.asarray(self._order[step])
@@ -58,38 +77,59 @@ class Loader:
         return self.rows.batch(self.row_numbers(step))
 
     def iterate(self, start: int, placement: Placement) -> Iterator[Batch]:
-        """Batches from step `start` on, read ahead of their use."""
-        return _read_ahead(self._order[start:], self.rows, placement)
+        """Batches from step `start` on, made ahead of their use."""
+        with making(self.rows, self.workers) as make:
+            shape = (self.size, self.rows.length)
+            threads = max(1, self.workers) if self.prefetch else 0
+            options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=self.prefetch)
+            yield from _made(self._order[start:], shape, make, placement, options)
 
 
-def evaluation_batches(rows: Rows, batch: int, placement: Placement) -> Iterator[Batch]:
+def evaluation_batches(
+    rows: Rows | Mixture, batch: int, placement: Placement, *, prefetch: int = AHEAD
+) -> Iterator[Batch]:
     """Every row once, in order; the last batch is filled up with rows of weight 0."""
     numbers = np.arange(len(rows) + -len(rows) % batch).reshape(-1, batch)
     numbers[numbers >= len(rows)] = -1
-    return _read_ahead(grain.MapDataset.source(list(numbers)), rows, placement)
+    options = grain.ReadOptions(num_threads=int(prefetch > 0), prefetch_buffer_size=prefetch)
+    source = grain.MapDataset.source(list(numbers))
+    return _made(source, (batch, rows.length), rows.batch, placement, options)
 
 
-def _read_ahead(numbers: grain.MapDataset, rows: Rows, placement: Placement) -> Iterator[Batch]:
-    options = grain.ReadOptions(num_threads=1, prefetch_buffer_size=BATCHES_AHEAD)
-    batches = numbers.map(lambda some: _placed(rows, some, placement))
+def _made(
+    numbers: grain.MapDataset,
+    shape: tuple[int, int],
+    make: Make,
+    placement: Placement,
+    options: grain.ReadOptions,
+) -> Iterator[Batch]:
+    batches = numbers.map(lambda some: _placed(some, shape, make, placement))
     return iter(batches.to_iter_dataset(options))
 
 
-def _placed(rows: Rows, numbers: np.ndarray, placement: Placement) -> Batch:
-    """The rows that the devices of this process hold, read once for all columns and devices."""
-    shape = (len(numbers), rows.length)
-    held: dict[tuple[int, int, int], dict[str, np.ndarray]] = {}
+def _placed(numbers: np.ndarray, shape: tuple[int, int], make: Make, placement: Placement) -> Batch:
+    """The rows that the devices of this process hold, made once for all columns and devices."""
+    places = {name: placement(shape, name) for name in COLUMNS}
+    indices = [
+        x for p in places.values() for x in p.addressable_devices_indices_map(shape).values()
+    ]
+    mine = held(indices, len(numbers))
+    columns = make(numbers[mine])
 
     def part(name: str, index: Any) -> np.ndarray:
-        some, places = index
-        which = some.indices(len(numbers))
-        if which not in held:
-            held[which] = rows.batch(numbers[some])
-        return held[which][name][:, places]
+        some, along = index
+        which = np.searchsorted(mine, np.arange(len(numbers))[some])
+        return columns[name][which, along]
 
     return {
-        name: jax.make_array_from_callback(
-            shape, placement(shape, name), lambda index, name=name: part(name, index)
-        )
-        for name in COLUMNS
+        name: jax.make_array_from_callback(shape, place, lambda index, name=name: part(name, index))
+        for name, place in places.items()
     }
+
+
+def held(indices: Iterable[Any], count: int) -> np.ndarray:
+    """Which of so many rows are in any of these parts of a batch."""
+    rows = np.zeros(count, bool)
+    for some, _ in indices:
+        rows[some] = True
+    return np.flatnonzero(rows)

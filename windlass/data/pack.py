@@ -3,14 +3,15 @@
 import hashlib
 from collections import defaultdict
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Literal, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from windlass.data.cache import Corpus, claimed, publish
+from windlass.data.cache import Corpus, claimed, opened, publish, room, save
 
-FORMAT = 1  # raised whenever the same documents would be packed differently
+FORMAT = 2  # raised whenever the same documents would be packed differently
 
 Packing = Literal["documents", "none"]
 
@@ -45,12 +46,20 @@ class Rows:
     """Rows of tokens as a model is trained on them, by number.
 
     A row holds whole documents, or pieces of those longer than it; every token of a document but
-    the first is a target exactly once. What is left of a row is known by `document` -1 and `weight`
-    0, never by the token that stands there, which ends documents too.
+    the first is a target. Where pieces overlap, what a piece has in common with the one before it
+    counts again, unless the number of these places is given as `seen`: then each target counts
+    once, in the first piece that has it. What is left of a row is known by `document` -1 and
+    `weight` 0, never by the token that stands there, which ends documents too.
     """
 
-    def __init__(self, corpus: Corpus, index: Index, length: int):
-        self.corpus, self.index, self.length = corpus, index, length
+    def __init__(self, corpus: Corpus, folder: Path, length: int, seen: int = 0):
+        self.corpus, self.folder, self.length, self.seen = corpus, folder, length, seen
+        mapped = [np.load(folder / f"{field}.npy", mmap_mode="r") for field in Index._fields]
+        self.index = Index(*(array.view(np.ndarray) for array in mapped))
+
+    def __reduce__(self):
+        # Another process maps the same files; nothing of what they hold is sent.
+        return _reopened, (self.corpus.folder, self.folder, self.length, self.seen)
 
     def __len__(self) -> int:
         return len(self.index.first) - 1
@@ -62,8 +71,14 @@ class Rows:
 
     @property
     def tokens(self) -> int:
-        """How many targets there are."""
-        return int(self.index.size.sum(dtype=np.int64))
+        """How many targets there are, each as often as it counts."""
+        total = int(self.index.size.sum(dtype=np.int64))
+        return total - self.seen * int(self._is_later(slice(None)).sum()) if self.seen else total
+
+    @property
+    def tokens_per_row(self) -> float:
+        """Targets in a row as it is drawn, on average."""
+        return self.tokens / len(self)
 
     @property
     def documents(self) -> int:
@@ -98,6 +113,9 @@ class Rows:
         slot = row * self.length + ends - size - before_row[row]
 
         position = _count(size)
+        weight: np.ndarray | int = 1
+        if self.seen:
+            weight = ~(np.repeat(self._is_later(which), size) & (position < self.seen))
         source = np.repeat(begin, size) + position
         place = np.repeat(slot, size) + position
 
@@ -110,36 +128,56 @@ class Rows:
         return {
             "tokens": column("tokens", self.corpus.tokens[source], padding),
             "targets": column("targets", self.corpus.tokens[source + 1], padding),
-            "weight": column("weight", 1, 0),
+            "weight": column("weight", weight, 0),
             "position": column("position", position, 0),
             "document": column("document", np.repeat(_count(pieces), size), -1),
         }
 
+    def _is_later(self, which: np.ndarray | slice) -> np.ndarray:
+        """Whether a piece is not the first of its document."""
+        return self.index.begin[which] > self.corpus.offsets[self.index.document[which]]
+
+
+def _reopened(corpus: Path, folder: Path, length: int, seen: int) -> Rows:
+    found = opened(corpus)
+    assert found is not None
+    return Rows(found, folder, length, seen)
+
 
 def rows(
-    corpus: Corpus, documents: np.ndarray, length: int, packing: Packing, console: Console
+    corpus: Corpus,
+    documents: np.ndarray,
+    *,
+    length: int,
+    stride: int,
+    packing: Packing,
+    is_once: bool,
+    console: Console,
 ) -> Rows:
     """The rows of some documents, by an index that is kept with the corpus."""
-    described = f"{FORMAT} {length} {packing} ".encode() + documents.astype(np.int64).tobytes()
+    described = f"{FORMAT} {length} {stride} {packing} ".encode()
+    described += documents.astype(np.int64).tobytes()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
     if not folder.is_dir():
         with claimed(corpus.folder / "building" / name, console) as partial:
             if not folder.is_dir():
-                index = arrange(corpus.offsets, documents, length, packing)
-                for field, values in index._asdict().items():
-                    np.save(partial / f"{field}.npy", values)
-                publish(partial, folder, is_whole=folder.is_dir)
-    mapped = [np.load(folder / f"{field}.npy", mmap_mode="r") for field in Index._fields]
-    return Rows(corpus, Index(*(array.view(np.ndarray) for array in mapped)), length)
+                index = arrange(corpus.offsets, documents, length, stride, packing)
+                with room(corpus.folder, sum(values.nbytes for values in index)):
+                    for field, values in index._asdict().items():
+                        save(partial / f"{field}.npy", values)
+                    publish(partial, folder, is_whole=folder.is_dir)
+    return Rows(corpus, folder, length, length - stride if is_once else 0)
 
 
-def arrange(offsets: np.ndarray, documents: np.ndarray, length: int, packing: Packing) -> Index:
+def arrange(
+    offsets: np.ndarray, documents: np.ndarray, length: int, stride: int, packing: Packing
+) -> Index:
     """Puts the pieces of documents into rows."""
     # A document of n tokens has n - 1 to read and n - 1 to predict.
     readable = np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
-    pieces = -(-readable // length)
-    start = _count(pieces) * length
+    pieces = np.where(readable > 0, 1 - (-np.maximum(readable - length, 0) // stride), 0)
+    start = _count(pieces) * stride
     size = np.minimum(np.repeat(readable, pieces) - start, length)
     begin = np.repeat(offsets[documents], pieces) + start
     document = np.repeat(documents, pieces)

@@ -5,21 +5,24 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.data import Prepared
+from windlass.data.mix import Mixture
 from windlass.data.pack import Rows
 from windlass.data.tokenizer import Tokeniser
 
 COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a row differ
 
 
-def show(prepared: Prepared, rows: Rows, console: Console, count: int) -> None:
+def show(prepared: Prepared, rows: Rows | Mixture, console: Console, count: int) -> None:
     """The first rows: documents in colours, what is not trained on dimmed; then the counts."""
     for number in range(min(count, len(rows))):
         console.print(row(rows, number, prepared.tokeniser))
         console.print()
     console.print(table(prepared))
+    if isinstance(trained := prepared.split("train"), Mixture):
+        console.print(parts(prepared, trained))
 
 
-def row(rows: Rows, number: int, tokeniser: Tokeniser) -> Text:
+def row(rows: Rows | Mixture, number: int, tokeniser: Tokeniser) -> Text:
     columns = rows[number]
     shown = Text().append(f"row {number}\n", "bold")
     for place, piece in enumerate(rows.pieces(number)):
@@ -44,6 +47,21 @@ def table(prepared: Prepared) -> Table:
     for name, rows in prepared.splits.items():
         numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.tokens)]
         shown.add_row(name, *numbers, f"{rows.efficiency:.1%}")
+    return shown
+
+
+def parts(prepared: Prepared, trained: Mixture) -> Table:
+    """What a mixture is trained on, and how often a run comes to it."""
+    shown = Table("part", "kind", "share", "documents", "rows", "tokens", "epochs")
+    for column in shown.columns[2:]:
+        column.justify = "right"
+    for number, (part, rows) in enumerate(zip(prepared.data.parts, trained.parts, strict=True)):
+        kind, path = part.source.described()["kind"], getattr(part.source, "path", "")
+        numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.tokens)]
+        epochs = ""
+        if prepared.drawn is not None:
+            epochs = f"{prepared.drawn * part.share / len(rows):.2f}"
+        shown.add_row(f"{number} {path}".rstrip(), kind, f"{part.share:.1%}", *numbers, epochs)
     return shown
 
 

@@ -181,17 +181,21 @@ def load(path: str, eos: str | None) -> Tokeniser:
     return Tokeniser(text, eos=_end(library, file, eos), bos=_begin(library))
 
 
-def sample(documents: int) -> Iterator[int]:
-    """Numbers of documents spread evenly over a corpus, wherever one stops taking them."""
+def sample(documents: int, together: int = 1) -> Iterator[int]:
+    """Numbers of documents spread evenly over a corpus, wherever one stops taking them.
+
+    So many neighbours are taken together, for sources where these are read as fast as one.
+    """
     # Multiples of a step near the golden section fill gaps evenly; a step without a common factor
-    # comes to every document once.
-    step = max(1, round(documents * 0.6180339887498949))
-    while np.gcd(step, documents) != 1:
+    # comes to every group once.
+    groups = -(-documents // together)
+    step = max(1, round(groups * 0.6180339887498949))
+    while np.gcd(step, groups) != 1:
         step += 1
     number = 0
-    for _ in range(documents):
-        yield number
-        number = (number + step) % documents
+    for _ in range(groups):
+        yield from range(number * together, min((number + 1) * together, documents))
+        number = (number + step) % groups
 
 
 def _byte_text() -> str:

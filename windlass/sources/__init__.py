@@ -2,12 +2,25 @@
 
 import glob
 import hashlib
+import io
 import json
-from collections.abc import Sequence
+import os
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+from windlass.config import section, tree
+from windlass.config.reading import closest
 from windlass.errors import UserError
+
+# What file systems tell of a file that changes when its content does; each tells some of these.
+TELLING = (
+    "size mtime created updated lastmodified last_modified etag generation md5hash version_id"
+).split()
+PROTOCOLS = {"gs": "pip install 'windlass[cloud]'", "gcs": "pip install 'windlass[cloud]'"}
+FEW, MANY = 1, 64  # documents that are as cheap to read as one, at hand and far away
 
 
 @runtime_checkable
@@ -15,10 +28,19 @@ class Source(Protocol):
     """Documents by number, so that any of them can be read without reading the others.
 
     `fingerprint` is what a later start compares to learn whether the documents may have changed:
-    cheap, and never a reading of them. `yields` is `text` where a document is `{"text": str}`.
+    cheap, and never a reading of them. `yields` is `text` where a document is `{"text": str}`, and
+    `tokens` where it is `{"tokens": np.ndarray}`.
     """
 
     yields: ClassVar[str]
+
+    @property
+    def limit(self) -> int | None: ...
+
+    @property
+    def weight(self) -> float | None: ...
+
+    def together(self) -> int: ...
 
     def __len__(self) -> int: ...
 
@@ -26,37 +48,137 @@ class Source(Protocol):
 
     def fingerprint(self) -> str: ...
 
-
-def files(path: str, suffix: str) -> list[Path]:
-    """The files that a path, a folder or a pattern names, in the order of their names."""
-    place = Path(path).expanduser()
-    if place.is_file():
-        return [place]
-    if place.is_dir():
-        found = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
-        if not found:
-            raise UserError(
-                f"data.source.path is {path}, a folder without a file that ends in {suffix}; "
-                "a pattern such as *.md names files with another ending"
-            )
-        return found
-    found = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
-    found = [file for file in found if file.is_file()]
-    if not found:
-        what = "matches no file" if glob.has_magic(path) else "does not exist"
-        raise UserError(
-            f"data.source.path is {path}, which {what}; it is looked for from {Path.cwd()}"
-        )
-    return found
+    def described(self) -> dict[str, Any]: ...
 
 
-def stamp(found: Sequence[Path], **how: Any) -> str:
-    """A fingerprint of files by name, size and time of change, and of how they are read."""
-    seen = [(str(file.resolve()), *_size_and_time(file)) for file in found]
-    return hashlib.sha256(json.dumps([how, seen], sort_keys=True).encode()).hexdigest()
+@section
+class Documents:
+    """What every kind of source takes, whatever it reads."""
+
+    limit: int | None = None  # at most so many documents, the first ones; null: all
+    weight: float | None = None  # in data.mixture: its rows, relative to those of others; null: 1
+
+    def __len__(self) -> int:
+        return self.total if self.limit is None else min(self.total, self.limit)
+
+    @property
+    def total(self) -> int:
+        """How many documents there are; whoever finds more than the limit may stop looking."""
+        raise NotImplementedError
+
+    def together(self) -> int:
+        """How many neighbouring documents are best read together, where some are to be sampled."""
+        return FEW
+
+    def described(self) -> dict[str, Any]:
+        """What is asked for, the same before and after the documents change."""
+        told = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
+        del told["weight"]
+        return told
 
 
-def decode(file: Path, raw: bytes, begin: int = 0) -> str:
+@section
+class Files(Documents):
+    """What every kind of source takes that reads files."""
+
+    suffix: ClassVar[str]  # of the files that are meant in a folder
+
+    path: str
+
+    def together(self) -> int:
+        return MANY if any(file.system for file in self.found) else FEW
+
+    def described(self) -> dict[str, Any]:
+        path = self.path if _is_url(self.path) else os.path.abspath(os.path.expanduser(self.path))
+        return Documents.described(self) | {"path": path}
+
+    def fingerprint(self) -> str:
+        told = [file.telling() for file in self.stamped()]
+        how = {name: value for name, value in self.described().items() if name != "path"}
+        return hashlib.sha256(json.dumps([how, told], sort_keys=True).encode()).hexdigest()
+
+    def stamped(self) -> list["File"]:
+        """The files as they are now."""
+        return files(self.path, self.suffix)
+
+    @cached_property
+    def found(self) -> list["File"]:
+        return files(self.path, self.suffix)
+
+    @cached_property
+    def reader(self) -> "Reader":
+        return Reader()
+
+
+@dataclass(frozen=True)
+class File:
+    """A file, on this machine or behind a URL, under the name that messages give it."""
+
+    name: str
+    system: Any = None  # of fsspec; None: the files of this machine
+
+    def __str__(self) -> str:
+        return self.name
+
+    def open(self) -> io.BufferedReader:
+        if self.system is None:
+            return open(self.name, "rb")
+        return io.BufferedReader(self.system.open(self.name, "rb"), 2**20)
+
+    @property
+    def size(self) -> int:
+        return self.system.size(self.name) if self.system else os.stat(self.name).st_size
+
+    def telling(self) -> list:
+        """What would be another if the content were another, without reading it."""
+        if self.system is None:
+            known = os.stat(self.name)
+            return [os.path.realpath(self.name), known.st_size, known.st_mtime_ns]
+        info = self.system.info(self.name).items()
+        told = sorted([name, str(value)] for name, value in info if name.lower() in TELLING)
+        return [self.name, *told]
+
+
+class Reader:
+    """Reads parts of files, and keeps the last one open: parts mostly come in order."""
+
+    def __init__(self):
+        self._file: File | None = None
+        self._opened: io.BufferedReader | None = None
+
+    def read(self, file: File, begin: int, end: int) -> bytes:
+        if file is not self._file or self._opened is None:
+            self.close()
+            self._file, self._opened = file, file.open()
+        self._opened.seek(begin)
+        return self._opened.read(end - begin)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.close()
+            self._opened = None
+
+    def __del__(self):
+        self.close()
+
+
+def files(path: str, suffix: str, key: str = "path") -> list[File]:
+    """The files that a path, a folder, a pattern or a URL names, in the order of their names."""
+    try:
+        return _far(path, suffix) if _is_url(path) else _near(path, suffix)
+    except OSError as wrong:
+        why = wrong.strerror or str(wrong).strip() or type(wrong).__name__
+        refused = f", which cannot be looked at ({why})"
+    except _Refused as said:
+        refused = str(said)
+    raise UserError(f"data.source.{key} is {path}{refused}")
+
+
+class _Refused(Exception):
+    """What is wrong with a path."""
+
+
+def decode(file: File, raw: bytes, begin: int = 0) -> str:
     """UTF-8 without a byte order mark, or an error that names the file and the byte.
 
     Bytes are never replaced in silence: one wrong encoding would spoil a whole corpus unseen.
@@ -73,6 +195,70 @@ def decode(file: Path, raw: bytes, begin: int = 0) -> str:
         ) from None
 
 
-def _size_and_time(file: Path) -> tuple[int, int]:
-    known = file.stat()
-    return known.st_size, known.st_mtime_ns
+def without(where: str, column: str, has: Iterable[str]) -> UserError:
+    """What is said of a column that is not there."""
+    meant = closest(column, has)
+    hint = f"did you mean {meant}? " if meant else ""
+    return UserError(
+        f"{where} has no column {column}; {hint}"
+        f"data.source.column can be one it has: {', '.join(has) or 'none'}"
+    )
+
+
+def _is_url(path: str) -> bool:
+    return "://" in path
+
+
+def _near(path: str, suffix: str) -> list[File]:
+    place = Path(path).expanduser()
+    if place.is_file():
+        return [File(str(place))]
+    if place.is_dir():
+        inside = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
+        if not inside:
+            raise _Refused(_without_files(suffix))
+        return [File(str(file)) for file in inside]
+    found = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
+    found = [File(str(file)) for file in found if file.is_file()]
+    if not found:
+        raise _Refused(f"{_absent(path)}; it is looked for from {Path.cwd()}")
+    return found
+
+
+def _far(path: str, suffix: str) -> list[File]:
+    # Not above: nobody who reads a recipe or files of this machine waits for it.
+    import fsspec
+
+    protocol = path.partition("://")[0]
+    try:
+        system, place = fsspec.url_to_fs(path)
+    except ImportError as missing:
+        works = PROTOCOLS.get(protocol) or str(missing)
+        raise _Refused(f"; {protocol}:// needs a package that is not here: {works}") from None
+    except ValueError:
+        what = f"; no kind of file system is named {protocol}: gs, s3, https and file are some"
+        raise _Refused(what) from None
+    system.invalidate_cache()  # of an earlier look, which may be out of date
+    if system.isfile(place):
+        found = [place]
+    elif system.isdir(place):
+        found = [name for name in system.find(place) if name.endswith(suffix)]
+        if not found:
+            raise _Refused(_without_files(suffix))
+    else:
+        matching = system.glob(place) if glob.has_magic(place) else []
+        found = [name for name in matching if system.isfile(name)]
+        if not found:
+            raise _Refused(_absent(path))
+    return [File(system.unstrip_protocol(name), system) for name in sorted(found)]
+
+
+def _without_files(suffix: str) -> str:
+    return (
+        f", a folder without a file that ends in {suffix}; "
+        "a pattern such as *.md names files with another ending"
+    )
+
+
+def _absent(path: str) -> str:
+    return ", which matches no file" if glob.has_magic(path) else ", which does not exist"

@@ -3,38 +3,34 @@
 import json
 from array import array
 from functools import cached_property
-from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import decode, files, stamp
+from windlass.sources import Files, decode, without
 
 
 @section
-class Source:
+class Source(Files):
     """The rows of a .jsonl file, of every one in a folder, or of the files a pattern matches."""
 
     yields: ClassVar[str] = "text"
+    suffix: ClassVar[str] = ".jsonl"
 
-    path: str  # a file, a folder or a pattern such as data/*.jsonl
+    path: str  # a file, a folder or a pattern such as data/*.jsonl, or a URL of these
     column: str = "text"  # the key of each object that holds its text
 
-    def __len__(self) -> int:
+    @property
+    def total(self) -> int:
         return len(self._lines)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, line, begin, end = self._lines[index].tolist()
-        file = self._files[number]
-        with file.open("rb") as opened:
-            opened.seek(begin)
-            raw = decode(file, opened.read(end - begin), begin)
+        file = self.found[number]
+        raw = decode(file, self.reader.read(file, begin, end), begin)
         return {"text": self._text(raw, f"{file} line {line:,}")}
-
-    def fingerprint(self) -> str:
-        return stamp(files(self.path, ".jsonl"), kind="jsonl", column=self.column)
 
     def _text(self, raw: str, where: str) -> str:
         try:
@@ -49,10 +45,7 @@ class Source:
         if not isinstance(row, dict):
             raise UserError(f"{where} is {_named(row)}; one JSON object to a line is expected")
         if self.column not in row:
-            has = ", ".join(row) or "none"
-            raise UserError(
-                f"{where} has no column {self.column}; data.source.column can be one it has: {has}"
-            )
+            raise without(where, self.column, list(row))
         text = row[self.column]
         if not isinstance(text, str):
             raise UserError(f"{where} has {_named(text)} in column {self.column}; text is expected")
@@ -60,19 +53,17 @@ class Source:
         return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
 
     @cached_property
-    def _files(self) -> list[Path]:
-        return files(self.path, ".jsonl")
-
-    @cached_property
     def _lines(self) -> np.ndarray:
         found = array("q")
-        for number, file in enumerate(self._files):
+        for number, file in enumerate(self.found):
             place = 0
-            with file.open("rb") as opened:
+            with file.open() as opened:
                 for line, raw in enumerate(opened, start=1):
                     if raw.strip():
                         found.extend((number, line, place, place + len(raw)))
                     place += len(raw)
+                    if len(found) // 4 == self.limit:
+                        return np.array(found, np.int64).reshape(-1, 4)
         return np.array(found, np.int64).reshape(-1, 4)
 
 

@@ -6,12 +6,13 @@ from pathlib import Path
 from typing import Any, ClassVar, NamedTuple, TypeVar
 
 from windlass.config import section
+from windlass.sources import Documents
 
 T = TypeVar("T")
 
 
 @section
-class Source:
+class Source(Documents):
     """Short stories in simple words, with a beginning, a trouble and an end."""
 
     yields: ClassVar[str] = "text"
@@ -25,7 +26,8 @@ class Source:
         if not 0 <= self.seed < 2**32:
             raise ValueError(f"seed is {self.seed}; it is between 0 and {2**32 - 1}")
 
-    def __len__(self) -> int:
+    @property
+    def total(self) -> int:
         return self.count
 
     def __getitem__(self, index: int) -> dict[str, Any]:
@@ -34,7 +36,7 @@ class Source:
         return {"text": tell(self.seed, index)}
 
     def fingerprint(self) -> str:
-        return f"stories {self.count} {self.seed} {self._grammar}"
+        return f"stories {len(self)} {self.seed} {self._grammar}"
 
     @cached_property
     def _grammar(self) -> str:

@@ -77,8 +77,14 @@ class Loop:
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, run.train.steps
         self.abstract = session.abstract_state()
-        rows = session.prepared.split("train")
-        self.loader = Loader(rows, session.batches.rows, run.train.seed, run.data.shuffle)
+        self.loader = Loader(
+            session.prepared.split("train"),
+            session.batches.rows,
+            run.train.seed,
+            run.data.shuffle,
+            workers=run.data.workers,
+            prefetch=run.data.prefetch,
+        )
         self.records = Metrics(folder / folders.METRICS)
         self.about = About(folder / folders.ABOUT)
         self.store = Store(
@@ -202,7 +208,7 @@ class Loop:
             flops = training_flops(once)
         return Meter(
             rows_per_step=session.batches.rows,
-            tokens_per_step=session.batches.rows * rows.tokens / len(rows),
+            tokens_per_step=session.batches.rows * rows.tokens_per_row,
             flops_per_step=flops,
             peak_flops=peak and peak * len(described.devices),
         )

@@ -22,7 +22,7 @@ from windlass.config.sections import flat
 from windlass.data import Prepared, prepare
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import COLUMNS
-from windlass.devices import chips, mesh, precision, selection
+from windlass.devices import alignment, chips, mesh, precision, selection
 from windlass.devices.axes import cast, layout, placements
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
@@ -123,6 +123,7 @@ def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ())
     )
     chip = chips.find(devices[0].device_kind)
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
+    warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
     return Described(layers, run, chosen, devices, warnings)
 
 
@@ -275,7 +276,8 @@ class Evaluator:
 
     def __call__(self, weights: PyTree, frozen: Frozen) -> dict[str, float]:
         size = self.session.batches.per_device * self.session.batches.shards
-        batches = evaluation_batches(self.rows, size, self.session.place)
+        ahead = self.session.run.data.prefetch
+        batches = evaluation_batches(self.rows, size, self.session.place, prefetch=ahead)
         return average(self.function(weights, frozen, batch) for batch in batches)
 
 

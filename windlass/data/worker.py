@@ -1,0 +1,68 @@
+"""Processes that make batches, beside the one that trains."""
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures.process import BrokenProcessPool
+from contextlib import contextmanager
+from multiprocessing import get_context, parent_process
+from typing import Any
+
+import numpy as np
+
+from windlass.errors import UserError
+
+Make = Callable[[np.ndarray], dict[str, np.ndarray]]
+
+_rows: Any = None  # in a worker: what it makes batches of
+
+
+@contextmanager
+def making(rows: Any, workers: int) -> Iterator[Make]:
+    """A function that makes a batch of row numbers, in one of so many processes, or in this one.
+
+    They are started anew and not forked: a fork of a process that holds an accelerator may hang.
+    They import no JAX, and what they make is plain arrays, placed by whoever asked for them.
+    """
+    if not workers:
+        yield rows.batch
+        return
+    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (rows,))
+
+    def make(numbers: np.ndarray) -> dict[str, np.ndarray]:
+        try:
+            return pool.submit(_batch, numbers).result()
+        except BrokenProcessPool:
+            raise UserError(
+                f"data.workers is {workers}, and one of these processes ended. A script that "
+                'trains needs `if __name__ == "__main__":` around its calls, or they are made '
+                "again in every worker; a machine out of memory ends them too. "
+                "data.workers=0 needs no processes"
+            ) from None
+
+    try:
+        yield make
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _begin(rows: Any) -> None:
+    global _rows
+    _rows = rows
+    # Ctrl-C reaches every process of a terminal; when to stop is for the one that trains to say.
+    for one in (signal.SIGINT, signal.SIGTERM):
+        signal.signal(one, signal.SIG_IGN)
+    threading.Thread(target=_end_with_parent, daemon=True).start()
+
+
+def _end_with_parent() -> None:
+    parent = parent_process()
+    assert parent is not None
+    parent.join()
+    os._exit(1)
+
+
+def _batch(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    return _rows.batch(numbers)

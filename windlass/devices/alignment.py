@@ -1,0 +1,31 @@
+"""Sizes that a chip pads before it computes with them, and what that costs."""
+
+from collections.abc import Mapping
+
+from windlass.devices.chips import Chip
+
+SIDE = 128  # of the matrix units of a TPU, and of the tiles that arrays are stored in
+LARGE_SIDES = {"TPU v6e": 256, "TPU 7x": 256}
+
+
+def warnings(sizes: Mapping[str, int], kind: str, chip: Chip | None) -> list[str]:
+    """What is said of each size, by its key, that is not a multiple of what a TPU computes in.
+
+    Not of GPUs, whose matrix units take multiples of 8 to 64 and whose libraries hide most of the
+    rest, nor of CPUs.
+    """
+    if kind != "tpu":
+        return []
+    name = chip.name if chip else "TPU"
+    side = LARGE_SIDES.get(name, SIDE)
+    return [_padding(key, size, side, name) for key, size in sizes.items() if size % side]
+
+
+def _padding(key: str, size: int, side: int, name: str) -> str:
+    padded = -(-size // side) * side
+    # A vocabulary can grow, but not lose tokens.
+    nearest = padded if key == "model.vocab" else max(side, round(size / side) * side)
+    return (
+        f"{key} is {size}, which a {name} pads to {padded}: {1 - size / padded:.1%} of what it "
+        f"computes there is padding; {nearest} is the nearest multiple of {side}"
+    )

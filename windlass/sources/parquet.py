@@ -1,0 +1,126 @@
+"""Parquet files: a document is one column of one row."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import cached_property
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+
+from windlass.config import section
+from windlass.errors import UserError
+from windlass.sources import MANY, File, Files, without
+
+ROWS_AT_ONCE = 256  # in memory
+
+
+@section
+class Source(Files):
+    """The rows of a .parquet file, of every one in a folder, or of the files a pattern matches."""
+
+    yields: ClassVar[str] = "text"
+    suffix: ClassVar[str] = ".parquet"
+
+    path: str  # a file, a folder or a pattern such as data/*.parquet, or a URL of these
+    column: str = "text"  # the one that holds the text
+
+    @property
+    def total(self) -> int:
+        return sum(group.rows for group in self._groups)
+
+    def together(self) -> int:
+        return MANY  # a group of rows is decoded from its beginning
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        group = self._groups[which]
+        row = index - (int(self._ends[which]) - group.rows)
+        with _understood(group.file):
+            text = self._window.text(group, row)
+        if text is None:
+            where = f"{group.file} row {group.before + row + 1:,}"
+            raise UserError(f"{where} has null in column {self.column}; text is expected")
+        return {"text": text}
+
+    @cached_property
+    def _groups(self) -> list["Group"]:
+        found, rows = [], 0
+        for file in self.found:
+            with _understood(file):
+                opened = _opened(file)
+                self._check(file, opened.schema_arrow)
+                before = 0
+                for number in range(opened.num_row_groups):
+                    size = opened.metadata.row_group(number).num_rows
+                    found.append(Group(file, number, before, size))
+                    before += size
+            rows += before
+            if self.limit is not None and rows >= self.limit:
+                break
+        return found
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([group.rows for group in self._groups])
+
+    @cached_property
+    def _window(self) -> "Window":
+        return Window(self.column)
+
+    def _check(self, file: File, schema: Any) -> None:
+        if self.column not in schema.names:
+            raise without(str(file), self.column, schema.names)
+        kind = schema.field(self.column).type
+        plain = str(getattr(kind, "value_type", kind))  # of a dictionary: what its words are
+        if plain not in ("string", "large_string", "string_view", "null"):
+            raise UserError(f"{file} has {kind} in column {self.column}; text is expected")
+
+
+class Group(NamedTuple):
+    """A group of rows, the smallest part of a file that can be read without the others."""
+
+    file: File
+    number: int
+    before: int  # rows of the file in front of it
+    rows: int
+
+
+class Window:
+    """The few rows that were read last; going on from there reads on, not from the beginning."""
+
+    def __init__(self, column: str):
+        self._column = column
+        self._group: Group | None = None
+        self._batches: Iterator[Any] = iter(())
+        self._begin, self._texts = 0, []
+
+    def text(self, group: Group, row: int) -> str | None:
+        if group is not self._group or row < self._begin:
+            self._group, self._begin, self._texts = group, 0, []
+            self._batches = _opened(group.file).iter_batches(
+                ROWS_AT_ONCE, row_groups=[group.number], columns=[self._column]
+            )
+        while row >= self._begin + len(self._texts):
+            self._begin += len(self._texts)
+            self._texts = next(self._batches).column(0).to_pylist()
+        return self._texts[row - self._begin]
+
+
+def _opened(file: File) -> Any:
+    # Not above: it takes a moment to import, and only those who read Parquet need it.
+    from pyarrow import parquet
+
+    if file.system is None:
+        return parquet.ParquetFile(file.name)
+    return parquet.ParquetFile(file.system.open(file.name, "rb"), pre_buffer=True)
+
+
+@contextmanager
+def _understood(file: File) -> Iterator[None]:
+    from pyarrow import ArrowException
+
+    try:
+        yield
+    except (ArrowException, OSError) as wrong:
+        why = str(wrong).partition("\n")[0].rstrip(".")
+        raise UserError(f"{file} cannot be read as Parquet ({why})") from None
