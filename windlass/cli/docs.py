@@ -19,6 +19,7 @@ from windlass.config import KINDS, comments, listing, tree
 from windlass.config.reading import describe
 from windlass.config.sections import Open, default, dotted, fields, holds
 from windlass.run import Run
+from windlass.telemetry.metrics import MEANINGS
 
 WIDTH = 80  # of the commands' help
 ABOUT = f"""\
@@ -31,6 +32,13 @@ A recipe is a YAML file of the sections below. A key can be written dotted in an
 `--train.batch 64`. Under `by_device`, by kind ({listing(KINDS)}), stand keys that win over the rest
 of the file on that kind of device. `recipe.schema.json` says the same to an editor.
 """
+METRICS = """\
+A run's `metrics.jsonl` holds a JSON object a line, one every `telemetry.every` and one for each
+evaluation. Besides what is listed, an objective names the parts of its loss (`cross_entropy`) and
+what else it counts (`accuracy`, a share), and what was measured on held-out rows begins with
+`validation_`. A number that is not finite is written as the text "NaN", "Infinity" or "-Infinity".
+`tensorboard --logdir runs` draws the same numbers under the same names, and shows samples as text.
+`about.json` beside it notes each start of the run: versions, commits, devices, keys."""
 
 
 def main() -> None:
@@ -48,7 +56,7 @@ def pages() -> dict[str, str]:
         lines += _section(name, annotation, "##")
     return {
         "recipe.schema.json": json.dumps(schema(), indent=2) + "\n",
-        "reference.md": "\n".join([*lines, *_commands()]),
+        "reference.md": "\n".join([*lines, *_metrics(), *_commands()]),
     }
 
 
@@ -106,6 +114,15 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
             shown = f"`{json.dumps(tree(usual), ensure_ascii=False)}`"
         meaning = html.escape(notes.get(name, ""), quote=False)
         yield f"| `{full}` | {holding} | {shown} | {meaning} |"
+
+
+def _metrics() -> Iterator[str]:
+    yield "## Metrics\n"
+    yield f"{METRICS}\n\n| name | meaning |\n|---|---|"
+    yield from (
+        f"| `{name}` | {html.escape(text, quote=False)} |" for name, text in MEANINGS.items()
+    )
+    yield ""
 
 
 def _commands() -> Iterator[str]:
