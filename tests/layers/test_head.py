@@ -194,3 +194,20 @@ def test_in_bfloat16_every_product_of_a_tile_is_in_bfloat16_and_gradients_are_cl
     gap = tiny.apart(jax.tree.map(lambda g: g.astype(jnp.float32), gradients), expected)
     print(f"gradients differ by {gap:.1e}")
     assert gap < 1e-2
+
+
+def test_in_float16_gradients_beyond_its_range_are_kept_for_the_scale_that_comes_later():
+    hidden, weight, columns = example(3_001)
+    faint = columns | {"weight": 1e-7 * columns["weight"]}
+    low = hidden.astype(jnp.float16), weight.astype(jnp.float16)
+
+    def scaled(hidden, head):
+        return 1e7 * head.reduce(entropy, hidden, faint, tile_tokens=3 * ROWS)[0]
+
+    d_hidden, d_head = jax.jit(jax.grad(scaled, (0, 1)))(low[0], Head(low[1]))
+    assert d_hidden.dtype == d_head.weight.dtype == jnp.float16
+    _, expected = plainly(plain_entropy, hidden, weight, columns)
+    found = jax.tree.map(lambda g: g.astype(jnp.float32) / 3, (d_hidden, d_head.weight))
+    gap = tiny.apart(found, expected)
+    print(f"gradients differ by {gap:.1e}")
+    assert gap < 5e-3

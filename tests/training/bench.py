@@ -35,6 +35,7 @@ class Bench:
         skips: int = 0,
         optim: Descent = ADAMW,
         ema: float | None = None,
+        compute: str = "float32",
     ):
         self.vocab = tiny.config(family).vocab
         arrays, static = eqx.partition(tiny.model(family), eqx.is_array)
@@ -43,12 +44,17 @@ class Bench:
             copies = jax.tree.map(np.array, arrays)  # the step takes its state away
             weights = jax.device_put(copies, placements(arrays, self.mesh))
             state = start(
-                weights, optimizer, Carry(), key=jax.random.key(0), has_ema=ema is not None
+                weights,
+                optimizer,
+                Carry(),
+                key=jax.random.key(0),
+                has_ema=ema is not None,
+                has_loss_scale=compute == "float16",
             )
             self.state: State = jax.device_put(state, placements(state, self.mesh))
             self.frozen = Frozen(eqx.filter(arrays, lambda _: False), {})
             step = make_step(
-                lambda weights, frozen: cast(eqx.combine(weights, frozen, static), "float32"),
+                lambda weights, frozen: cast(eqx.combine(weights, frozen, static), compute),
                 Objective(),
                 optimizer,
                 microbatches=microbatches,

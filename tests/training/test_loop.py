@@ -90,6 +90,7 @@ def test_the_banner_says_how_much_memory_a_known_chip_has(here, monkeypatch):
 
 def test_a_run_stores_its_recipe_its_numbers_and_its_tokeniser(finished):
     folder, told = finished
+    assert not any("loss_scale" in name for name in weights(folder))
     stored = folders.stored(folder)
     assert stored["train"]["steps"] == 6 and stored["data"]["length"] == 64
     records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
@@ -175,6 +176,30 @@ def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resum
         assert line in told.text, told.text
     Told("run.dir=whole", "train.steps=4", *keys)
     assert weights(Path("run")) == weights(Path("whole"))
+
+
+def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bits(
+    here, monkeypatch
+):
+    # So large that some steps overflow before one does not.
+    monkeypatch.setattr("windlass.training.scale.START", 2.0**18)
+    keys = ["precision.compute=float16", "optim.schedule.shape=constant"]
+    keys += ["train.evaluate_every=null", "train.steps=4"]
+    Told("run.dir=run", *keys, "train.steps=2")
+    told = Told("run.dir=run", *keys)
+    whole = Told("run.dir=whole", *keys).trained
+    assert "precision    float16 compute, float32 weights and optimiser" in told.text
+    assert weights(Path("run")) == weights(Path("whole"))
+    lines = (whole.folder / "metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines if "loss_scale" in line]
+    scales, overflows = ([record[key] for record in records] for key in ("loss_scale", "overflows"))
+    assert scales == [2.0**18 / 2**count for count in overflows]
+    assert f"loss scale   {scales[-1]:g}, after {overflows[-1]:g} overflows" in told.text
+    assert 0 < overflows[-1] < 4 and "skipped" not in told.text
+    assert refused("run.dir=run", *keys, "precision.compute=float32") == (
+        "checkpoint at step 4 was written for loss scale of float16; this run describes loss scale "
+        "none. Take the change back, or start another run with run.dir"
+    )
 
 
 def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):

@@ -62,6 +62,8 @@ _TPUS = [
 # NVIDIA's data sheets; memory is nominal. From Hopper on flash attention takes heads of 256.
 _GPUS = [
     Chip("T4", "gpu", {"float16": 65e12}, 16 * _GB, ("Tesla T4",)),
+    Chip("V100 16GB", "gpu", {"float16": 125e12}, 16 * _GB, ("Tesla V100-SXM2-16GB",)),
+    Chip("V100 32GB", "gpu", {"float16": 125e12}, 32 * _GB, ("Tesla V100-SXM2-32GB",)),
     _gpu("L4", 121, 24, "NVIDIA L4"),
     _gpu("A100 40GB", 312, 40, "NVIDIA A100-SXM4-40GB", "NVIDIA A100-PCIE-40GB"),
     _gpu("A100 80GB", 312, 80, "NVIDIA A100-SXM4-80GB", "NVIDIA A100 80GB PCIe"),

@@ -11,27 +11,27 @@ from windlass.errors import UserError
 class Precision:
     """What matrices are multiplied in."""
 
-    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"  # auto: by the device
+    # auto: by the device; float16 comes with a loss scale, and is for GPUs without bfloat16
+    compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 
 def problems(precision: Precision, kind: str) -> list[Problem]:
-    if precision.compute != "float16":
+    if precision.compute != "float16" or kind != "tpu":
         return []
-    # float16 ends at 6e-8, where many gradients lie; bfloat16 has the range of float32.
-    reason = "without loss scaling, which is not done here, small gradients become zero in it"
-    if kind == "tpu":
-        reason = "the matrix units of a TPU do not take it"
+    reason = "the matrix units of a TPU do not take it"
     return [("precision.compute", f"is float16; {reason}: bfloat16, float32 or auto would do")]
 
 
 def resolve(precision: Precision, kind: str, chip: Chip | None) -> str:
-    """The format to compute in: bfloat16 where the chip has it, else float32."""
+    """The format to compute in: bfloat16 where the chip has it, else float16, else float32."""
     for key, what in problems(precision, kind):
         raise UserError(f"{key} {what}")
     if precision.compute != "auto":
         return precision.compute
+    if kind == "cpu":
+        return "float32"
     # A GPU the catalogue does not know is taken for a recent one.
-    return "bfloat16" if kind == "tpu" or (kind == "gpu" and _fast(kind, chip)) else "float32"
+    return "bfloat16" if chip is None or chip.has_bfloat16 else "float16"
 
 
 def products(compute: str, kind: str) -> str | None:
@@ -44,11 +44,9 @@ def products(compute: str, kind: str) -> str | None:
 
 def warnings(precision: Precision, kind: str, chip: Chip | None) -> list[str]:
     """What the user chose and may regret."""
-    if precision.compute != "bfloat16" or _fast(kind, chip):
+    asked = precision.compute
+    is_fast = kind != "cpu" and (chip is None or chip.has_bfloat16 or asked in chip.peak)
+    if asked in ("auto", "float32") or is_fast:
         return []
     name = chip.name if chip else f"this {kind.upper()}"
-    return [f"precision.compute is bfloat16, and {name} is usually slower in it than in float32"]
-
-
-def _fast(kind: str, chip: Chip | None) -> bool:
-    return kind != "cpu" and (chip is None or chip.has_bfloat16)
+    return [f"precision.compute is {asked}, and {name} is usually slower in it than in float32"]

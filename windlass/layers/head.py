@@ -68,6 +68,9 @@ class Head(Placed):
         """
         weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         tiles = _Tiles(hidden.shape, tile_tokens)
+        dtype = hidden.dtype
+        # What float16 cannot hold before the backward pass scales it must wait in float32.
+        kept = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns):
             def add(sums, tile):
@@ -85,12 +88,18 @@ class Head(Placed):
                 d_logits, found = _gradient(loss, _logits(h, weight), own)
                 # Both products in the precision of the model: a float32 factor would leave the
                 # fast paths of every accelerator.
-                d_logits = d_logits.astype(h.dtype)
-                d_h = jnp.einsum("gbsv,ve->gbse", d_logits, weight, out_sharding=_rows(h))
-                d_weight += jnp.einsum(
-                    "gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32
+                d_logits, back = _in_range(d_logits, h.dtype)
+                d_h = jnp.einsum(
+                    "gbsv,ve->gbse",
+                    d_logits,
+                    weight,
+                    preferred_element_type=kept,
+                    out_sharding=_rows(h),
                 )
-                return (_add(sums, found), d_weight), d_h
+                more = jnp.einsum("gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32)
+                if back is not None:
+                    d_h, more = d_h * back, more * back[:, 0]
+                return (_add(sums, found), d_weight + more), d_h
 
             # One accumulator per group of devices that shares rows: they meet once, at the end.
             shape = (tiles.shards, *weight.shape)
@@ -101,7 +110,7 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = jnp.sum(d_weight, axis=0).astype(weight.dtype)
+            d_weight = jnp.sum(d_weight, axis=0).astype(kept)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -110,7 +119,7 @@ class Head(Placed):
 
         def backward(gradients, cotangents):
             scale = cotangents[0]
-            d_hidden, d_weight = (g * scale.astype(g.dtype) for g in gradients)
+            d_hidden, d_weight = ((g * scale.astype(g.dtype)).astype(dtype) for g in gradients)
             return d_hidden, d_weight, None
 
         total.defvjp(value_and_gradient, backward)
@@ -203,6 +212,19 @@ def _gradient(loss, logits, columns):
         return jnp.sum(found[0]), found
 
     return jax.grad(summed, has_aux=True)(logits)
+
+
+def _in_range(d_logits, dtype):
+    """A tile's gradient in the precision of the model, and in float16 what undoes its scaling.
+
+    The probabilities of most words are zero in float16. So each group of devices brings its largest
+    entry near the end of the range, whatever the scale that is to come.
+    """
+    if dtype != jnp.float16:
+        return d_logits.astype(dtype), None
+    largest = jnp.max(jnp.abs(d_logits), axis=(1, 2, 3), keepdims=True)
+    scale = 2.0**15 / jnp.maximum(largest, 1e-30)
+    return (d_logits * scale).astype(dtype), 1 / scale
 
 
 def _add(sums, found):

@@ -116,7 +116,12 @@ def xla(q, k, v, document, slots, first, *, window: int | None, scale: float) ->
     seen = (back >= 0) & (document[:, :, None] == slots[:, None, :])
     if window is not None:
         seen &= back < window
-    mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale)
+    dtype = q.dtype
+    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
+    if dtype == jnp.float16 and (device is None or device.platform == "cpu"):
+        # A CPU has no product of float16 that is summed in float32.
+        q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
+    mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale).astype(dtype)
     return checkpoint_name(mixed, MIXED)
 
 

@@ -24,6 +24,8 @@ MEANINGS = {
     "loss": "what is minimised, averaged over the tokens of the step; nats a token",
     "gradient_norm": "the length of the whole gradient, before clipping",
     "learning_rate": "of the step, as the schedule gives it",
+    "loss_scale": "of float16: what the loss of the next step is multiplied with for its gradient",
+    "overflows": "of float16: steps so far that were left out because a gradient overflowed",
     "tokens": "trained on so far: steps × tokens in an average batch, padding not counted",
     "tokens_per_second": "over all devices, padding not counted",
     "samples_per_second": "rows of the batch, over all devices",

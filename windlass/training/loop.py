@@ -238,9 +238,14 @@ class Loop:
         )
         others = int(progress.not_finite) - 1
         more = f", as were the {others} before it" if others else ""
+        narrow = (
+            "The loss scale has fallen to its floor, so that float16 is too narrow for this model: "
+            "bfloat16 or float32 may do. "
+        )
         raise UserError(
             f"loss or gradient is not finite at step {bad}{norm}{more}; "
             f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
+            f"{'' if state.loss_scale is None else narrow}"
             "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
             "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
         )
@@ -293,6 +298,9 @@ class Loop:
                 ("loss", f"{measured}, at best {float(progress.best):.4f}{where}"),
                 ("unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"),
             ]
+        if state.loss_scale is not None:
+            scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
+            summary.append(("loss scale", f"{scale:g}, after {overflows} overflows"))
         if skipped := int(state.progress.skipped):
             summary.append(("skipped", f"{skipped} steps that were not finite"))
         if is_finished and done < self.steps:

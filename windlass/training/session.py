@@ -188,8 +188,13 @@ class Session:
             "optim": type(self.run.optim).__module__.rpartition(".")[2],
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
+            "loss scale": "of float16" if self.scales_loss else "none",
             "seed": self.run.train.seed,
         }
+
+    @property
+    def scales_loss(self) -> bool:
+        return self.built.described.compute == "float16"
 
     def init(self) -> tuple[State, Frozen]:
         """The state at step 0, made where it lives."""
@@ -254,8 +259,14 @@ class Session:
             self.abstract_batch(),
         )
         carry = self.run.objective.start(self.built.model(weights, frozen), batch)
-        has_ema = self.run.train.ema is not None
-        state = start(weights, self.optimizer, carry, key=run_key, has_ema=has_ema)
+        state = start(
+            weights,
+            self.optimizer,
+            carry,
+            key=run_key,
+            has_ema=self.run.train.ema is not None,
+            has_loss_scale=self.scales_loss,
+        )
         return state, Frozen(frozen, {})
 
 

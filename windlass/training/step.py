@@ -11,6 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
 from windlass.objectives import Carry, Objective, Tally
+from windlass.training.scale import LossScale
 
 
 class Progress(NamedTuple):
@@ -33,6 +34,7 @@ class State(NamedTuple):
     moments: PyTree
     carry: Carry
     progress: Progress
+    loss_scale: LossScale | None  # of float16; None in other formats
 
 
 class Frozen(NamedTuple):
@@ -53,6 +55,7 @@ def start(
     *,
     key: PRNGKeyArray,
     has_ema: bool = False,
+    has_loss_scale: bool = False,
 ) -> State:
     return State(
         step=jnp.int32(0),
@@ -68,6 +71,7 @@ def start(
             best_step=jnp.int32(0),
             since=jnp.int32(0),
         ),
+        loss_scale=LossScale.start() if has_loss_scale else None,
     )
 
 
@@ -86,6 +90,7 @@ def make_step(
 
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
+    With a loss scale such a step is first taken for an overflow, which only halves the scale.
     `ema` is how much of the average of the weights is kept at each step.
     """
 
@@ -96,8 +101,15 @@ def make_step(
             return tally.total, (tally, carry)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
+        loss_scale = state.loss_scale
         tally, carry, gradient = accumulate(
-            total, state.weights, batch, state.carry, key, microbatches
+            total,
+            state.weights,
+            batch,
+            state.carry,
+            key,
+            microbatches,
+            None if loss_scale is None else loss_scale.scale,
         )
         weight = jnp.maximum(tally.weight, 1e-9)  # a batch may hold nothing to train on
         gradient = jax.tree.map(lambda g: g / weight, gradient)
@@ -111,9 +123,16 @@ def make_step(
         is_finite = jnp.isfinite(norm) & jnp.isfinite(tally.total)
         stopped = state.progress.not_finite > skips
         goes_on = jnp.where(stopped, 0, 1)
+        fails = ~is_finite
+        if loss_scale is not None:
+            fails &= ~loss_scale.overflowed(is_finite)
+            after = loss_scale.after(is_finite)
+            loss_scale = jax.tree.map(lambda x, y: jnp.where(stopped, x, y), loss_scale, after)
+        failed = jnp.where(fails, goes_on, 0)
+        not_finite = state.progress.not_finite + failed
         progress = state.progress._replace(
-            not_finite=jnp.where(is_finite & ~stopped, 0, state.progress.not_finite + goes_on),
-            skipped=state.progress.skipped + jnp.where(is_finite, 0, goes_on),
+            not_finite=jnp.where(is_finite & ~stopped, 0, not_finite),
+            skipped=state.progress.skipped + failed,
         )
         keep = is_finite & ~stopped
         average = None if ema is None else averaged(state.ema, weights, state.step, ema)
@@ -122,8 +141,18 @@ def make_step(
             (weights, average, moments, carry),
             (state.weights, state.ema, state.moments, state.carry),
         )
-        new = State(state.step + goes_on, state.key, weights, average, moments, carry, progress)
-        return new, tally.metrics() | {"gradient_norm": norm}
+        new = State(
+            step=state.step + goes_on,
+            key=state.key,
+            weights=weights,
+            ema=average,
+            moments=moments,
+            carry=carry,
+            progress=progress,
+            loss_scale=loss_scale,
+        )
+        scaling = {} if loss_scale is None else loss_scale.metrics()
+        return new, tally.metrics() | {"gradient_norm": norm} | scaling
 
     return step
 
@@ -137,16 +166,36 @@ def averaged(ema: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -
 
 
 def accumulate(
-    total: Callable, weights: PyTree, batch: Batch, carry: Carry, key, microbatches: int
+    total: Callable,
+    weights: PyTree,
+    batch: Batch,
+    carry: Carry,
+    key,
+    microbatches: int,
+    loss_scale: Float[Array, ""] | None = None,
 ) -> tuple[Tally, Carry, PyTree]:
-    """The objective's tally and carry, and the gradient of its total, summed over microbatches."""
+    """The objective's tally and carry, and the gradient of its total, summed over microbatches.
+
+    With a loss scale, each gradient is taken of the mean loss times it, and undone in float32.
+    """
 
     def one(rows, sums):
         number, own, carried = rows
-        gradient, (tally, new) = jax.grad(total, has_aux=True)(
-            weights, own, jax.random.fold_in(key, number), Carry(carried, sums)
-        )
-        return tally, new, jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
+
+        def scaled(weights):
+            found, (tally, new) = total(
+                weights, own, jax.random.fold_in(key, number), Carry(carried, sums)
+            )
+            # Of the mean, so that a scale means the same for any number of tokens; a microbatch
+            # may hold next to nothing.
+            factor = None if loss_scale is None else loss_scale / jnp.maximum(tally.weight, 1.0)
+            return found if factor is None else found * factor, (tally, new, factor)
+
+        gradient, (tally, new, factor) = jax.grad(scaled, has_aux=True)(weights)
+        gradient = jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
+        if factor is not None:
+            gradient = jax.tree.map(lambda g: g / factor, gradient)
+        return tally, new, gradient
 
     def add(so_far, rows):
         tally, sums, gradient = so_far
