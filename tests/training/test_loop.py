@@ -18,6 +18,8 @@ from tests.training.campaign import RECIPE, weights
 from windlass import calls
 from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
+from windlass.devices import selection
+from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
@@ -310,6 +312,19 @@ def test_a_folder_that_cannot_be_made_is_refused(here):
     assert refused(f"run.dir={here / 'file' / 'run'}") == (
         f"the run cannot be stored in {here / 'file' / 'run'}: Not a directory"
     )
+
+
+def test_sizes_that_a_tpu_pads_are_told(monkeypatch):
+    monkeypatch.setattr(selection, "choose", lambda *_: Chosen("tpu", 1, "tpu", [], ["first"]))
+    monkeypatch.setattr(selection, "devices", lambda _: jax.devices()[:1])
+    first, *padded = describe(copy.deepcopy(RECIPE)).warnings
+    assert first == "first" and [told.partition(" is ")[0] for told in padded] == [
+        "data.length",
+        "model.embed",
+        "model.mlp",
+        "model.vocab",
+        "model.heads × model.head_dim",
+    ]
 
 
 def test_what_auto_chose_is_said(here):

@@ -53,6 +53,7 @@ def table(prepared: Prepared) -> Table:
 def parts(prepared: Prepared, trained: Mixture) -> Table:
     """What a mixture is trained on, and how often a run comes to it."""
     shown = Table("part", "kind", "share", "documents", "rows", "tokens", "epochs")
+    shown.columns[0].overflow = "fold"  # a path is of use when it is whole
     for column in shown.columns[2:]:
         column.justify = "right"
     for number, (part, rows) in enumerate(zip(prepared.data.parts, trained.parts, strict=True)):
