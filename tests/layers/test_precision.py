@@ -5,7 +5,7 @@ import jax.numpy as jnp
 
 from windlass.layers.embedding import Embedding
 from windlass.layers.norm import RMSNorm
-from windlass.layers.rotary import rotate
+from windlass.layers.rotary import Rotary
 
 
 def test_gradients_of_a_token_that_occurs_often_are_added_in_float32():
@@ -19,8 +19,9 @@ def test_gradients_of_a_token_that_occurs_often_are_added_in_float32():
 
 def test_neighbouring_positions_far_into_a_document_are_told_apart():
     x = jnp.ones((1, 2, 1, 8), jnp.bfloat16)
-    first, second = rotate(x, jnp.array([[256, 257]], jnp.int32), 1e4)[0]
-    exact = rotate(x.astype(jnp.float32), jnp.array([[257, 257]], jnp.int32), 1e4)[0, 0]
+    rotary = Rotary(1e4)
+    first, second = rotary(x, jnp.array([[256, 257]], jnp.int32))[0]
+    exact = rotary(x.astype(jnp.float32), jnp.array([[257, 257]], jnp.int32))[0, 0]
     assert not jnp.array_equal(first, second)
     assert jnp.allclose(second.astype(jnp.float32), exact, atol=2e-2)
 

@@ -15,8 +15,9 @@ from windlass.devices.axes import cast
 from windlass.layers.attention import Attention
 from windlass.layers.context import Cached, Memory, Packed
 from windlass.layers.decoder import Block
-from windlass.layers.mlp import SwiGLU
+from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
+from windlass.layers.rotary import Rotary
 from windlass.layers.stack import arrange, stacked
 from windlass.models import llama
 
@@ -73,9 +74,9 @@ def attending(key):
     one, two = jax.random.split(key)
     return Block(
         attention_norm=RMSNorm("embed", SIZES, eps=1e-3),
-        attention=Attention(SIZES, theta=100.0, key=one),
+        attention=Attention(SIZES, rotary=Rotary(100.0), key=one),
         mlp_norm=RMSNorm("embed", SIZES, eps=1e-3),
-        mlp=SwiGLU(SIZES, key=two),
+        mlp=Gated(SIZES, key=two),
     )
 
 

@@ -1,4 +1,4 @@
-"""What `transformers` computes for a tiny model of each family it has: live, and as recorded.
+"""What `transformers` computes for tiny models of each family it has: live, and as recorded.
 
 `python -m tests.models.reference` records it anew, where torch is installed.
 """
@@ -17,20 +17,48 @@ import numpy as np
 from tests.tiny import documents
 from windlass.config import tree
 from windlass.export.names import to_tensors
+from windlass.layers.rotary import Scaling
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "parity.npz"
-CASES = [(family, tied) for family in ("llama", "qwen3") for tied in (True, False)]
+SHORT: dict[str, Any] = dict(
+    original_length=7, slow=0.05, fast=0.8
+)  # of the longest document, which has 13
+# The family of each case, and how it differs from the family's tiny(). No field of those has its
+# default; the others have what public configs have.
+CASES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("llama", {}),
+    "llama, untied": ("llama", dict(tied=False, scaling=None, pairing="half")),
+    "llama, linear": ("llama", dict(scaling=Scaling(kind="linear", factor=2.0), pairing="half")),
+    "mistral": ("mistral", {}),
+    "mistral, no window": ("mistral", dict(tied=False, window=None, scaling=None, pairing="half")),
+    "qwen2": ("qwen2", {}),
+    "qwen2, untied": ("qwen2", dict(tied=False, scaling=None, pairing="half")),
+    "qwen2, whole pairs": ("qwen2", dict(scaling=Scaling(kind="yarn", factor=4.0, **SHORT))),
+    "qwen3": ("qwen3", {}),
+    "qwen3, tied": ("qwen3", dict(tied=True, scaling=None, pairing="half")),
+    "qwen3, usual yarn": (
+        "qwen3",
+        dict(scaling=Scaling(kind="yarn", factor=4.0, original_length=8), pairing="half"),
+    ),
+    "gemma": ("gemma", {}),
+    "gemma, five to one": (
+        "gemma",
+        dict(layers=7, global_every=6, query_width=None, scaling=None, pairing="half"),
+    ),
+}
+FAMILIES = sorted({family for family, _ in CASES.values()})
 HAS_TORCH = importlib.util.find_spec("torch") is not None
 
 
 class Answers(NamedTuple):
-    logits: dict[str, np.ndarray]  # of each document, by its number
+    logits: np.ndarray  # of every position, one document after the other
     gradients: dict[str, np.ndarray]  # of the mean loss over all targets, by the reference's name
 
 
-def config(family: str, tied: bool):
+def config(case: str):
+    family, changes = CASES[case]
     tiny = importlib.import_module(f"windlass.models.{family}").Config.tiny()
-    return dataclasses.replace(tiny, tied=tied)
+    return dataclasses.replace(tiny, **changes)
 
 
 def texts(vocab: int) -> list[np.ndarray]:
@@ -38,42 +66,39 @@ def texts(vocab: int) -> list[np.ndarray]:
 
 
 def tensors(config) -> dict[str, np.ndarray]:
-    """Random weights in the reference's layout: logits of size 1, no norm 1, no bias 0."""
+    """Random weights in the reference's layout: logits of size 1, no norm or bias as it starts."""
     family = importlib.import_module(type(config).__module__)
     blank = to_tensors(eqx.filter_jit(config.init)(jax.random.key(0)), family.NAMES)
     rng = np.random.default_rng(1)
 
-    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray:
-        x = rng.normal(size=shape)
-        if len(shape) == 1:
-            x = 0.3 * x + (1 if "norm" in name else 0)
-        else:
-            x = x / np.sqrt(shape[1])
+    def draw(start: np.ndarray) -> np.ndarray:
+        x = rng.normal(size=start.shape)
+        x = x / np.sqrt(start.shape[1]) if start.ndim == 2 else start + 0.3 * x
         return x.astype(np.float32)
 
-    return {name: draw(name, blank[name].shape) for name in sorted(blank)}
+    return {name: draw(blank[name]) for name in sorted(blank)}
 
 
-def computed(family: str, tied: bool) -> Answers:
+def computed(case: str) -> Answers:
     """Each document by itself, so that nothing of the reference's masking is relied upon."""
     import torch
 
-    c = config(family, tied)
-    model = _module(family, c)
-    state = {name: torch.from_numpy(x) for name, x in tensors(c).items()}
+    c = config(case)
+    model, weights = _module(CASES[case][0], c), tensors(c)
+    state = {name: torch.from_numpy(x) for name, x in weights.items()}
     missing, unknown = model.load_state_dict(state, strict=False)
-    assert not unknown and missing == (["lm_head.weight"] if tied else [])
+    assert not unknown and missing == ([] if "lm_head.weight" in weights else ["lm_head.weight"])
 
-    logits, total, count = {}, torch.zeros(()), 0
-    for number, text in enumerate(texts(c.vocab)):
+    logits, total, count = [], torch.zeros(()), 0
+    for text in texts(c.vocab):
         tokens = torch.from_numpy(text).long()
         seen = model(tokens[None, :-1]).logits[0]
-        logits[str(number)] = seen.detach().numpy()
+        logits.append(seen.detach().numpy())
         total = total + torch.nn.functional.cross_entropy(seen, tokens[1:], reduction="sum")
         count += len(text) - 1
     (total / count).backward()
     gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
-    return Answers(logits, gradients)
+    return Answers(np.concatenate(logits), gradients)
 
 
 def sketched(answers: Answers) -> Answers:
@@ -86,38 +111,32 @@ def sketched(answers: Answers) -> Answers:
     return answers._replace(gradients={k: sketch(g) for k, g in answers.gradients.items()})
 
 
-def recorded(family: str, tied: bool) -> Answers:
-    case, parts = _case(family, tied), {name: {} for name in Answers._fields}
+def recorded(case: str) -> Answers:
     with np.load(RECORD) as held:
-        written, now = str(held[case]), _written(family, tied)
+        written, now = str(held[case]), _written(case)
         if written != now:
             raise ValueError(
-                f"the record of {case} is of {written}, and its tiny() is now {now}: run "
+                f"the record of {case} is of {written}, and it is now {now}: run "
                 "python -m tests.models.reference where torch is installed"
             )
-        for key in held:
-            if key.startswith(f"{case}/"):
-                _, part, name = key.split("/")
-                parts[part][name] = held[key]
-    return Answers(**parts)
+        names = sorted(tensors(config(case)))
+        gradients = dict(zip(names, held[f"{case}/gradients"], strict=True))
+        return Answers(held[f"{case}/logits"], gradients)
 
 
 def record() -> None:
     held = {}
-    for family, tied in CASES:
-        case = _case(family, tied)
-        held[case] = np.array(_written(family, tied))
-        for part, values in sketched(computed(family, tied))._asdict().items():
-            held |= {f"{case}/{part}/{name}": value for name, value in values.items()}
+    for case in CASES:
+        held[case] = np.array(_written(case))
+        answers = sketched(computed(case))
+        held[f"{case}/logits"] = answers.logits
+        names = sorted(answers.gradients)
+        held[f"{case}/gradients"] = np.stack([answers.gradients[name] for name in names])
     np.savez_compressed(RECORD, **held)
 
 
-def _case(family: str, tied: bool) -> str:
-    return f"{family}-{'tied' if tied else 'untied'}"
-
-
-def _written(family: str, tied: bool) -> str:
-    return json.dumps(tree(config(family, tied)))
+def _written(case: str) -> str:
+    return json.dumps(tree(config(case)))
 
 
 def _module(family: str, c) -> Any:
@@ -131,19 +150,56 @@ def _module(family: str, c) -> Any:
         num_attention_heads=c.heads,
         num_key_value_heads=c.kv_heads,
         head_dim=c.head_dim,
-        rope_parameters={"rope_type": "default", "rope_theta": c.theta},
+        rope_parameters=rope_parameters(c.theta, c.scaling),
         rms_norm_eps=c.eps,
-        tie_word_embeddings=c.tied,
-        attention_bias=c.attention_bias,
     )
     match family:
         case "llama":
-            return transformers.LlamaForCausalLM(
-                transformers.LlamaConfig(**common, mlp_bias=c.mlp_bias)
-            )
+            kind, own = "Llama", dict(attention_bias=c.attention_bias, mlp_bias=c.mlp_bias)
+        case "mistral":
+            kind, own = "Mistral", dict(sliding_window=c.window)
+        case "qwen2":
+            kind, own = "Qwen2", {}
         case "qwen3":
-            return transformers.Qwen3ForCausalLM(transformers.Qwen3Config(**common))
-    raise ValueError(f"no reference for {family}")
+            kind, own = "Qwen3", dict(attention_bias=c.attention_bias)
+        case "gemma":
+            near = rope_parameters(c.local_theta, None)
+            both = {"full_attention": common["rope_parameters"], "sliding_attention": near}
+            common |= dict(
+                rope_parameters=both,
+                sliding_window=c.window,
+                sliding_window_pattern=c.global_every,
+                query_pre_attn_scalar=c.query_width or c.head_dim,
+                pad_token_id=None,  # else the embedding of token 0 has no gradient there
+            )
+            return transformers.Gemma3ForCausalLM(transformers.Gemma3TextConfig(**common))
+        case _:
+            raise ValueError(f"no reference for {family}")
+    config = getattr(transformers, f"{kind}Config")(**common, tie_word_embeddings=c.tied, **own)
+    return getattr(transformers, f"{kind}ForCausalLM")(config)
+
+
+def rope_parameters(theta: float, scaling: Scaling | None) -> dict[str, Any]:
+    """The same in the words of `transformers`."""
+    if scaling is None:
+        return {"rope_type": "default", "rope_theta": theta}
+    slow, fast = {
+        "linear": ("", ""),
+        "llama3": ("low_freq_factor", "high_freq_factor"),
+        "yarn": ("beta_slow", "beta_fast"),
+    }[scaling.kind]
+    usual = {"llama3": (1.0, 4.0)}.get(scaling.kind, (None, None))  # it has no defaults for them
+    words = {
+        "rope_type": scaling.kind,
+        "rope_theta": theta,
+        "factor": scaling.factor,
+        "original_max_position_embeddings": scaling.original_length,
+        slow: scaling.slow or usual[0],
+        fast: scaling.fast or usual[1],
+        "attention_factor": scaling.attention_factor,
+        "truncate": scaling.truncate,
+    }
+    return {name: value for name, value in words.items() if value is not None}
 
 
 if __name__ == "__main__":

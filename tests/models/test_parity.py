@@ -3,6 +3,8 @@
 import dataclasses
 import functools
 import importlib
+from collections.abc import Iterator
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,75 +14,108 @@ import pytest
 from tests import tiny
 from tests.models import reference
 from windlass.export.names import from_tensors, to_tensors
+from windlass.layers.rotary import READS
 
-FAMILIES = sorted({family for family, _ in reference.CASES})
+cases = pytest.mark.parametrize("case", reference.CASES)
+AT = [(0, 0), (0, 8), (1, 0), (0, 11), (2, 0)]  # each document's row, and where it begins
 
-cases = pytest.mark.parametrize(("name", "tied"), reference.CASES)
+
+def packed(config) -> dict[str, jax.Array]:
+    """All documents in rows, two of them with padding."""
+    a, b, c, d, e = reference.texts(config.vocab)
+    return tiny.packed([[a, b, d], [c], [e]], length=14)
+
+
+def filled(case: str, config):
+    """The model of a config, with the weights of a case."""
+    tensors = reference.tensors(reference.config(case))
+    return from_tensors(tiny.abstract(config), names(case), tensors)
+
+
+def names(case: str) -> dict[str, str]:
+    return importlib.import_module(f"windlass.models.{reference.CASES[case][0]}").NAMES
+
+
+def apart(logits, config) -> np.ndarray:
+    """Those of the documents, one after the other."""
+    texts = reference.texts(config.vocab)
+    return np.concatenate(
+        [
+            np.asarray(logits)[row, first : first + len(text) - 1]
+            for (row, first), text in zip(AT, texts, strict=True)
+        ]
+    )
 
 
 @functools.cache
-def ours(name: str, tied: bool, turned: float = 1.0) -> reference.Answers:
-    """The same from this package: all documents packed in rows, two of them with padding."""
-    config = reference.config(name, tied)
-    names = importlib.import_module(type(config).__module__).NAMES
-    tensors = reference.tensors(config)
-    config = dataclasses.replace(config, theta=turned * config.theta)
-    model = from_tensors(tiny.abstract(config), names, tensors)
-    a, b, c, d, e = texts = reference.texts(config.vocab)
-    batch = tiny.packed([[a, b, d], [c], [e]], length=14)
+def ours(case: str) -> reference.Answers:
+    """The same from this package."""
+    config = reference.config(case)
+    batch = packed(config)
 
     @eqx.filter_jit
     def run(model):
         return model.head.logits(model(batch)[0]), eqx.filter_grad(tiny.loss)(model, batch)
 
-    logits, gradient = run(model)
-    at = [(0, 0), (0, 8), (1, 0), (0, 11), (2, 0)]  # each document's row, and where it begins
-    found = {
-        str(number): np.asarray(logits)[row, first : first + len(texts[number]) - 1]
-        for number, (row, first) in enumerate(at)
-    }
-    return reference.Answers(found, to_tensors(gradient, names))
+    logits, gradient = run(filled(case, config))
+    return reference.Answers(apart(logits, config), to_tensors(gradient, names(case)))
 
 
 def gaps(found: reference.Answers, expected: reference.Answers) -> tuple[float, float]:
     """The largest difference of a logit, and of a gradient relative to its array's largest."""
-    logits = jax.tree.map(lambda a, b: np.abs(a - b).max(), found.logits, expected.logits)
-    return max(logits.values()), tiny.apart(found.gradients, expected.gradients)
+    logits = np.abs(found.logits - expected.logits).max()
+    return logits, tiny.apart(found.gradients, expected.gradients)
 
 
 @pytest.mark.skipif(not reference.HAS_TORCH, reason="then the record is what there is")
 @cases
-def test_logits_and_gradients_are_those_of_transformers(name, tied):
-    logits, gradients = gaps(ours(name, tied), reference.computed(name, tied))
-    print(f"{name}, tied {tied}: logits differ by {logits:.1e}, gradients by {gradients:.1e}")
+def test_logits_and_gradients_are_those_of_transformers(case):
+    logits, gradients = gaps(ours(case), reference.computed(case))
+    print(f"{case}: logits differ by {logits:.1e}, gradients by {gradients:.1e}")
     assert logits < 1e-5
     assert gradients < 1e-5
 
 
 @cases
-def test_logits_and_gradients_are_those_recorded_of_transformers(name, tied):
-    found = reference.sketched(ours(name, tied))
-    logits, gradients = gaps(found, reference.recorded(name, tied))
+def test_logits_and_gradients_are_those_recorded_of_transformers(case):
+    logits, gradients = gaps(reference.sketched(ours(case)), reference.recorded(case))
     assert logits < 1e-5
     assert gradients < 1e-5
 
 
-@pytest.mark.parametrize("name", FAMILIES)
-def test_a_rotary_base_that_is_off_by_a_hundredth_is_noticed(name):
-    found = reference.sketched(ours(name, tied=True, turned=1.01))
-    logits, gradients = gaps(found, reference.recorded(name, tied=True))
-    print(f"{name}: logits differ by {logits:.1e}, gradients by {gradients:.1e}")
-    assert logits > 1e-4
-    assert gradients > 1e-4
+def mutations() -> Iterator[tuple[str, str, Any]]:
+    """Every family with one number of its attention a little wrong."""
+    for family in reference.FAMILIES:
+        config = tiny.config(family)
+        yield family, "theta", 1.01 * config.theta
+        yield family, "scaling", dataclasses.replace(config.scaling, factor=4.2)
+        if hasattr(config, "window"):
+            yield family, "window", config.window + 1
+    yield "gemma", "local_theta", 1.01 * tiny.config("gemma").local_theta
+    yield "gemma", "query_width", tiny.config("gemma").query_width + 1
+    yield "gemma", "global_every", 3
+
+
+@pytest.mark.parametrize(("name", "field", "value"), list(mutations()))
+def test_a_number_that_is_a_little_off_is_noticed(name, field, value):
+    wrong = dataclasses.replace(tiny.config(name), **{field: value})
+    batch = packed(wrong)
+    model = eqx.filter_jit(lambda model: model.head.logits(model(batch)[0]))
+    found = apart(model(filled(name, wrong)), wrong)
+    gap = np.abs(found - reference.recorded(name).logits).max()
+    print(f"{name} with another {field}: logits differ by {gap:.1e}")
+    assert gap > 1e-4
 
 
 def test_every_family_with_a_table_of_names_has_a_reference(family):
     has_names = hasattr(importlib.import_module(f"windlass.models.{family}"), "NAMES")
-    assert has_names == (family in FAMILIES)
+    assert has_names == (family in reference.FAMILIES)
 
 
-@pytest.mark.parametrize("name", FAMILIES)
+@pytest.mark.parametrize("name", reference.FAMILIES)
 def test_no_field_of_the_compared_configs_has_its_default(name):
     config = tiny.config(name)
     for field in dataclasses.fields(config):
         assert getattr(config, field.name) != field.default, field.name
+    scaling = config.scaling
+    assert all(getattr(scaling, field) is not None for field in READS[scaling.kind])

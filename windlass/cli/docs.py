@@ -103,7 +103,7 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
     notes = comments(schema)
     for name, (field, annotation) in fields(schema).items():
         full, slot, usual = dotted(key, name), holds(annotation), default(field)
-        if slot.shape == "section":
+        if slot.shape == "section" and not slot.optional:
             yield from _rows(full, slot.of)
             continue
         holding = f"see [{full}](#{full.replace('.', '')})"
@@ -114,6 +114,8 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
             shown = f"`{json.dumps(tree(usual), ensure_ascii=False)}`"
         meaning = html.escape(notes.get(name, ""), quote=False)
         yield f"| `{full}` | {holding} | {shown} | {meaning} |"
+        if slot.shape == "section":
+            yield from _rows(full, slot.of)
 
 
 def _metrics() -> Iterator[str]:

@@ -1,13 +1,15 @@
 """Attention with grouped keys and values."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.layers.linear import Linear
-from windlass.layers.norm import RMSNorm
-from windlass.layers.rotary import rotate
+from windlass.layers.norm import Norm
+from windlass.layers.rotary import Rotary
 
 
 class Attention(eqx.Module):
@@ -17,29 +19,32 @@ class Attention(eqx.Module):
     key: Linear
     value: Linear
     output: Linear
-    query_norm: RMSNorm | None
-    key_norm: RMSNorm | None
-    theta: float = eqx.field(static=True)
+    query_norm: Norm | None
+    key_norm: Norm | None
+    rotary: Rotary = eqx.field(static=True)
+    window: int | None = eqx.field(static=True)
+    scale: float | None = eqx.field(static=True)
 
     def __init__(
         self,
         sizes: dict[str, int],
         *,
-        theta: float,
-        bias: bool = False,
-        norm_eps: float | None = None,  # None: queries and keys are not normalised
+        rotary: Rotary,
+        bias: bool = False,  # on queries, keys and values
+        output_bias: bool = False,
+        norm: Callable[[str], Norm] | None = None,  # of queries and keys, over a named axis
+        window: int | None = None,  # positions a query sees, its own included; None: all
+        scale: float | None = None,  # of scores; None: 1 / sqrt(head_dim)
         key: PRNGKeyArray,
     ):
         q, k, v, o = jax.random.split(key, 4)
         self.query = Linear("embed", "heads head_dim", sizes, bias=bias, key=q)
         self.key = Linear("embed", "kv_heads head_dim", sizes, bias=bias, key=k)
         self.value = Linear("embed", "kv_heads head_dim", sizes, bias=bias, key=v)
-        self.output = Linear("heads head_dim", "embed", sizes, bias=bias, key=o)
-        self.query_norm = self.key_norm = None
-        if norm_eps is not None:
-            self.query_norm = RMSNorm("head_dim", sizes, eps=norm_eps)
-            self.key_norm = RMSNorm("head_dim", sizes, eps=norm_eps)
-        self.theta = theta
+        self.output = Linear("heads head_dim", "embed", sizes, bias=output_bias, key=o)
+        self.query_norm = None if norm is None else norm("head_dim")
+        self.key_norm = None if norm is None else norm("head_dim")
+        self.rotary, self.window, self.scale = rotary, window, scale
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         q = checkpoint_name(self.query(x), "query")
@@ -47,5 +52,5 @@ class Attention(eqx.Module):
         v = checkpoint_name(self.value(x), "value")
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = rotate(q, context.position, self.theta), rotate(k, context.position, self.theta)
-        return self.output(context.attend(q, k, v))
+        q, k = self.rotary(q, context.position), self.rotary(k, context.position)
+        return self.output(context.attend(q, k, v, window=self.window, scale=self.scale))

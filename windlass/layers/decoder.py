@@ -10,8 +10,8 @@ from windlass.layers.attention import Attention
 from windlass.layers.context import Memory, enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
-from windlass.layers.mlp import SwiGLU
-from windlass.layers.norm import RMSNorm
+from windlass.layers.mlp import Gated
+from windlass.layers.norm import Norm
 from windlass.layers.residual import Plain
 from windlass.layers.stack import Stack, stacked
 
@@ -19,10 +19,10 @@ from windlass.layers.stack import Stack, stacked
 class Block(eqx.Module):
     """Attention, then a feed-forward layer, each on a normalised stream."""
 
-    attention_norm: RMSNorm
+    attention_norm: Norm
     attention: Attention
-    mlp_norm: RMSNorm
-    mlp: SwiGLU
+    mlp_norm: Norm
+    mlp: Gated
     residual: Callable = Plain()
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
@@ -33,7 +33,7 @@ class Block(eqx.Module):
 class Decoder(eqx.Module):
     embedding: Embedding
     blocks: Stack
-    norm: RMSNorm
+    norm: Norm
     output: Head | None  # None: the head shares the embedding's weight
 
     def __init__(
@@ -42,14 +42,15 @@ class Decoder(eqx.Module):
         pattern: Sequence[Callable[[PRNGKeyArray], PyTree]],  # makers of blocks, in turn
         layers: int,
         *,
-        eps: float,
+        norm: Norm,  # of the stream that leaves the blocks
         tied: bool,
+        embedding_scale: float = 1.0,
         key: PRNGKeyArray,
     ):
         embedding, blocks, head = jax.random.split(key, 3)
-        self.embedding = Embedding(sizes, key=embedding)
+        self.embedding = Embedding(sizes, scale=embedding_scale, key=embedding)
         self.blocks = stacked(pattern, layers, key=blocks)
-        self.norm = RMSNorm("embed", sizes, eps=eps)
+        self.norm = norm
         self.output = None if tied else Head.init(sizes, key=head)
 
     @property

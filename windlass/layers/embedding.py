@@ -2,6 +2,7 @@
 
 from typing import ClassVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
@@ -11,10 +12,12 @@ from windlass.devices.axes import Placed, gathered, layout
 
 class Embedding(Placed):
     weight: Float[Array, "vocab embed"]
+    scale: float = eqx.field(static=True)  # of the vectors that leave it
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, sizes: dict[str, int], *, key: PRNGKeyArray):
+    def __init__(self, sizes: dict[str, int], *, scale: float = 1.0, key: PRNGKeyArray):
         self.weight = 0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"]))
+        self.scale = scale
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
@@ -26,4 +29,5 @@ class Embedding(Placed):
         # Through float32, so that the gradients of a token that occurs a thousand times are added
         # in float32: bfloat16 would lose most of them.
         rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
-        return rows.astype(weight.dtype)
+        # The scale in the precision of the weights, as the models that have one were trained.
+        return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)

@@ -1,5 +1,7 @@
 """The gated feed-forward layer."""
 
+from collections.abc import Callable
+
 import equinox as eqx
 import jax
 from jax.ad_checkpoint import checkpoint_name
@@ -8,18 +10,29 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from windlass.layers.linear import Linear
 
 
-class SwiGLU(eqx.Module):
+class Gated(eqx.Module):
+    """Two maps multiplied, one of them activated: SwiGLU with silu, GeGLU with gelu."""
+
     gate: Linear
     up: Linear
     down: Linear
+    activation: Callable = eqx.field(static=True)
 
-    def __init__(self, sizes: dict[str, int], *, bias: bool = False, key: PRNGKeyArray):
+    def __init__(
+        self,
+        sizes: dict[str, int],
+        *,
+        activation: Callable = jax.nn.silu,
+        bias: bool = False,
+        key: PRNGKeyArray,
+    ):
         gate, up, down = jax.random.split(key, 3)
         self.gate = Linear("embed", "mlp", sizes, bias=bias, key=gate)
         self.up = Linear("embed", "mlp", sizes, bias=bias, key=up)
         self.down = Linear("mlp", "embed", sizes, bias=bias, key=down)
+        self.activation = activation
 
     def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
         gate = checkpoint_name(self.gate(x), "gate")
         up = checkpoint_name(self.up(x), "up")
-        return self.down(jax.nn.silu(gate) * up)
+        return self.down(self.activation(gate) * up)

@@ -25,6 +25,32 @@ class RMSNorm(Placed):
         return {"scale": (self.over,)}
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        x32 = x.astype(jnp.float32)
-        normed = x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + self.eps)
-        return (normed * gathered(self.scale, (self.over,))).astype(x.dtype)
+        return (_normed(x, self.eps) * gathered(self.scale, (self.over,))).astype(x.dtype)
+
+
+class OffsetRMSNorm(Placed):
+    """A norm whose scale is kept as its distance from 1, as in Gemma checkpoints."""
+
+    offset: Float[Array, "*layers size"]
+    over: str = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+    matrices: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, over: str, sizes: dict[str, int], *, eps: float):
+        self.over, self.eps = over, eps
+        self.offset = jnp.zeros(sizes[over])
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"offset": (self.over,)}
+
+    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+        return (_normed(x, self.eps) * (1 + gathered(self.offset, (self.over,)))).astype(x.dtype)
+
+
+Norm = RMSNorm | OffsetRMSNorm
+
+
+def _normed(x: Float[Array, "... size"], eps: float) -> Float[Array, "... size"]:
+    x32 = x.astype(jnp.float32)
+    return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + eps)

@@ -1,17 +1,148 @@
-"""Rotary positions."""
+"""Rotary positions: which entries are paired, how fast each pair turns, and how far it reaches."""
+
+import dataclasses
+import math
+from typing import Literal
 
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, Int
 
+from windlass.config import section
 
-def rotate(
-    x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"], theta: float
-) -> Float[Array, "batch seq heads dim"]:
-    """Turn pairs (i, i + dim/2), the half-split pairing of Llama and Qwen checkpoints."""
-    half = x.shape[-1] // 2
-    frequency = theta ** (-jnp.arange(half, dtype=jnp.float32) / half)
-    # Angles in float32: bfloat16 has no 257, it rounds to 256.
-    angle = position[:, :, None, None].astype(jnp.float32) * frequency
-    sin, cos = jnp.sin(angle).astype(x.dtype), jnp.cos(angle).astype(x.dtype)
-    left, right = x[..., :half], x[..., half:]
-    return jnp.concatenate([left * cos - right * sin, right * cos + left * sin], axis=-1)
+Pairing = Literal["half", "interleaved"]
+
+# What each kind of scaling reads besides its factor.
+READS = {
+    "linear": (),
+    "llama3": ("original_length", "slow", "fast"),
+    "yarn": ("original_length", "slow", "fast", "attention_factor", "truncate"),
+}
+FAST = {"llama3": 4.0, "yarn": 32.0}  # where nothing is said; slow is 1 in both
+
+
+@section
+class Scaling:
+    """Rotary positions that reach further than those a model was first trained with."""
+
+    # linear: all pairs turn slower; llama3 and yarn: those that turn often within original_length
+    # stay as they are
+    kind: Literal["linear", "llama3", "yarn"]
+    factor: float  # how many times slower, and so how many times further
+    original_length: int | None = None  # positions before scaling; required but for linear
+    # A pair that turns fewer times within original_length is slowed by the whole factor; null is 1.
+    # Elsewhere: low_freq_factor of llama3, beta_slow of yarn
+    slow: float | None = None
+    # A pair that turns more often is not slowed; null is 4 in llama3 and 32 in yarn. Elsewhere:
+    # high_freq_factor of llama3, beta_fast of yarn
+    fast: float | None = None
+    # yarn: on queries and keys alike; null is 0.1 ln(factor) + 1. A config with mscale and
+    # mscale_all_dim means (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)
+    attention_factor: float | None = None
+    # yarn: what lies between slow and fast begins and ends at whole pairs; null is true
+    truncate: bool | None = None
+
+    def __post_init__(self):
+        reads = READS[self.kind]
+        for name in ("original_length", "slow", "fast", "attention_factor", "truncate"):
+            value = getattr(self, name)
+            if name not in reads and value is not None:
+                raise ValueError(f"{name} is {value}; {self.kind} scaling does not read it")
+        if self.factor < 1:
+            raise ValueError(
+                f"factor is {self.factor}; it is 1 or more: how many times further positions reach"
+            )
+        if not reads:
+            return
+        if self.original_length is None:
+            raise ValueError(
+                f"original_length is required by {self.kind} scaling: how many positions the "
+                "model was first trained with"
+            )
+        if self.original_length < 1:
+            raise ValueError(f"original_length is {self.original_length}; it must be 1 or more")
+        slow, fast = self.bounds
+        if not 0 < slow < fast:
+            raise ValueError(f"slow is {slow}; it must be above 0 and below fast ({fast})")
+        if self.attention_factor is not None and self.attention_factor <= 0:
+            raise ValueError(f"attention_factor is {self.attention_factor}; it must be above 0")
+
+    @property
+    def bounds(self) -> tuple[float, float]:
+        """Turns within the original length: below the first slowed, above the second not."""
+        slow = 1.0 if self.slow is None else self.slow
+        return slow, FAST[self.kind] if self.fast is None else self.fast
+
+
+@dataclasses.dataclass(frozen=True)
+class Rotary:
+    """Turns the pairs of a query's or key's entries by its position."""
+
+    theta: float
+    pairing: Pairing = "half"
+    scaling: Scaling | None = None
+
+    def __call__(
+        self, x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq heads dim"]:
+        # Angles in float32: bfloat16 has no 257, it rounds to 256.
+        frequency = self.frequencies(x.shape[-1]).astype(np.float32)
+        angle = position[:, :, None, None].astype(jnp.float32) * frequency
+        gain = np.float32(self.gain)
+        sin = (gain * jnp.sin(angle)).astype(x.dtype)
+        cos = (gain * jnp.cos(angle)).astype(x.dtype)
+        if self.pairing == "half":
+            left, right = jnp.split(x, 2, axis=-1)
+        else:
+            left, right = x[..., ::2], x[..., 1::2]
+        turned = left * cos - right * sin, right * cos + left * sin
+        if self.pairing == "half":
+            return jnp.concatenate(turned, axis=-1)
+        return jnp.stack(turned, axis=-1).reshape(x.shape)
+
+    def frequencies(self, dim: int) -> np.ndarray:
+        """How far each pair turns from one position to the next."""
+        plain = self.theta ** (-np.arange(0, dim, 2) / dim)
+        if self.scaling is None:
+            return plain
+        slowed = _slowed(plain, self.theta, self.scaling)
+        return plain * (1 - slowed * (1 - 1 / self.scaling.factor))
+
+    @property
+    def gain(self) -> float:
+        """What turning multiplies the length of a query or key by."""
+        if self.scaling is None or self.scaling.kind != "yarn":
+            return 1.0
+        if self.scaling.attention_factor is not None:
+            return self.scaling.attention_factor
+        return 0.1 * math.log(self.scaling.factor) + 1
+
+
+def _slowed(plain: np.ndarray, theta: float, scaling: Scaling) -> np.ndarray:
+    """How much of the factor reaches each pair, from 0 to 1."""
+    length = scaling.original_length
+    if length is None:
+        return np.ones_like(plain)
+    slow, fast = scaling.bounds
+    if scaling.kind == "llama3":
+        turns = length * plain / (2 * math.pi)
+        return np.clip((fast - turns) / (fast - slow), 0, 1)
+    # The places, between pairs, of those that would turn just so often.
+    first, last = (
+        len(plain) * math.log(length / (turns * 2 * math.pi), theta) for turns in (fast, slow)
+    )
+    if scaling.truncate is not False:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, 2 * len(plain) - 1)
+    # A ramp of no width is a step, just behind its place.
+    return np.clip((np.arange(len(plain)) - first) / (last - first or 0.001), 0, 1)
+
+
+def halves(x: np.ndarray) -> np.ndarray:
+    """The last axis from interleaved pairs to the half-split order."""
+    return np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+
+
+def interleaved(x: np.ndarray) -> np.ndarray:
+    """The last axis from the half-split order to interleaved pairs."""
+    return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)

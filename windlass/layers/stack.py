@@ -73,7 +73,7 @@ def stacked(
     pattern: Sequence[Callable[[PRNGKeyArray], PyTree]], layers: int, *, key: PRNGKeyArray
 ) -> Stack:
     """A stack of so many layers, made by the functions of `pattern` in turn."""
-    keys = jax.random.split(key, layers)
+    keys, pattern = jax.random.split(key, layers), pattern[:layers]
     made = [eqx.filter_vmap(make)(keys[i :: len(pattern)]) for i, make in enumerate(pattern)]
     return Stack(tuple(made), layers)
 

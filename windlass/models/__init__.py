@@ -4,8 +4,8 @@ A family's file defines
 
 - `Config`, a section whose fields are named for the axes they size, with `sizes`, `causal`,
   `init(key) -> model` and `tiny()` (a config in which no field has its default). Every field must
-  make another model when it is doubled, or negated if it is a statement; `other(field)` gives the
-  second value of one that cannot be;
+  make another model when it is doubled, negated if it is a statement, exchanged if it is a word and
+  left out if it is a section; `other(field)` gives the second value of one that cannot be;
 - `NAMES`, from our paths to the names in a Hugging Face checkpoint, where there is one.
 
 The model is called as `model(batch, memory=None) -> (hidden, auxiliary, memory)`, and `model.head`

@@ -6,8 +6,9 @@ from jaxtyping import PRNGKeyArray
 from windlass.config import section
 from windlass.layers.attention import Attention
 from windlass.layers.decoder import Block, Decoder
-from windlass.layers.mlp import SwiGLU
+from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
+from windlass.layers.rotary import Pairing, Rotary, Scaling
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -37,6 +38,9 @@ class Config:
     kv_heads: int  # of keys and values, each shared by a group of heads
     head_dim: int  # the width of a head
     theta: float  # the base of the rotary positions
+    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
+    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    pairing: Pairing = "half"
     eps: float = 1e-5  # added to the variance in every norm
     tied: bool = False  # the head shares the embedding's weight
     attention_bias: bool = False  # on queries, keys, values and output
@@ -52,18 +56,13 @@ class Config:
         return axis_sizes(self)
 
     def init(self, key: PRNGKeyArray) -> Decoder:
-        def block(key):
-            attention, mlp = jax.random.split(key)
-            return Block(
-                attention_norm=RMSNorm("embed", self.sizes, eps=self.eps),
-                attention=Attention(
-                    self.sizes, theta=self.theta, bias=self.attention_bias, key=attention
-                ),
-                mlp_norm=RMSNorm("embed", self.sizes, eps=self.eps),
-                mlp=SwiGLU(self.sizes, bias=self.mlp_bias, key=mlp),
-            )
-
-        return Decoder(self.sizes, [block], self.layers, eps=self.eps, tied=self.tied, key=key)
+        return decoder(
+            self,
+            bias=self.attention_bias,
+            output_bias=self.attention_bias,
+            mlp_bias=self.mlp_bias,
+            key=key,
+        )
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -75,12 +74,34 @@ class Config:
             heads=4,
             kv_heads=2,
             head_dim=10,
-            theta=5e4,
+            theta=500.0,
+            scaling=Scaling(kind="llama3", factor=4.0, original_length=7, slow=0.1, fast=0.8),
+            pairing="interleaved",
             eps=1e-3,
             tied=True,
             attention_bias=True,
             mlp_bias=True,
         )
+
+
+def decoder(config, *, mlp_bias: bool = False, key: PRNGKeyArray, **attention) -> Decoder:
+    """Blocks all of one kind; `attention` is what a family adds to the plain one."""
+    sizes = config.sizes
+    rotary = Rotary(config.theta, config.pairing, config.scaling)
+
+    def norm(over: str) -> RMSNorm:
+        return RMSNorm(over, sizes, eps=config.eps)
+
+    def block(key):
+        one, two = jax.random.split(key)
+        return Block(
+            attention_norm=norm("embed"),
+            attention=Attention(sizes, rotary=rotary, key=one, **attention),
+            mlp_norm=norm("embed"),
+            mlp=Gated(sizes, bias=mlp_bias, key=two),
+        )
+
+    return Decoder(sizes, [block], config.layers, norm=norm("embed"), tied=config.tied, key=key)
 
 
 def check(config) -> None:
@@ -91,8 +112,11 @@ def check(config) -> None:
         raise ValueError(f"kv_heads is {config.kv_heads}; it must divide heads ({config.heads})")
     if config.head_dim % 2:
         raise ValueError(f"head_dim is {config.head_dim}; rotary positions need an even one")
-    if config.theta <= 0:
-        raise ValueError(f"theta is {config.theta}; it must be above 0")
+    if config.theta <= 1:
+        raise ValueError(f"theta is {config.theta}; it must be above 1")
+    window = getattr(config, "window", None)
+    if window is not None and window < 1:
+        raise ValueError(f"window is {window}; it must be 1 or more, a query's own position")
 
 
 def axis_sizes(config) -> dict[str, int]:

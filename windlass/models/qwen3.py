@@ -1,13 +1,11 @@
 """Qwen3, dense: as Llama, with norms on each query and key."""
 
-import jax
 from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
-from windlass.layers.attention import Attention
-from windlass.layers.decoder import Block, Decoder
-from windlass.layers.mlp import SwiGLU
+from windlass.layers.decoder import Decoder
 from windlass.layers.norm import RMSNorm
+from windlass.layers.rotary import Pairing, Scaling
 from windlass.models import llama
 
 NAMES = llama.NAMES | {
@@ -28,6 +26,9 @@ class Config:
     kv_heads: int  # of keys and values, each shared by a group of heads
     head_dim: int  # the width of a head
     theta: float  # the base of the rotary positions
+    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
+    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    pairing: Pairing = "half"
     eps: float = 1e-6  # added to the variance in every norm
     tied: bool = True  # the head shares the embedding's weight
     attention_bias: bool = False  # on queries, keys, values and output
@@ -42,22 +43,13 @@ class Config:
         return llama.axis_sizes(self)
 
     def init(self, key: PRNGKeyArray) -> Decoder:
-        def block(key):
-            attention, mlp = jax.random.split(key)
-            return Block(
-                attention_norm=RMSNorm("embed", self.sizes, eps=self.eps),
-                attention=Attention(
-                    self.sizes,
-                    theta=self.theta,
-                    bias=self.attention_bias,
-                    norm_eps=self.eps,
-                    key=attention,
-                ),
-                mlp_norm=RMSNorm("embed", self.sizes, eps=self.eps),
-                mlp=SwiGLU(self.sizes, key=mlp),
-            )
-
-        return Decoder(self.sizes, [block], self.layers, eps=self.eps, tied=self.tied, key=key)
+        return llama.decoder(
+            self,
+            bias=self.attention_bias,
+            output_bias=self.attention_bias,
+            norm=lambda over: RMSNorm(over, self.sizes, eps=self.eps),
+            key=key,
+        )
 
     @classmethod
     def tiny(cls) -> "Config":
@@ -69,7 +61,17 @@ class Config:
             heads=4,
             kv_heads=2,
             head_dim=10,
-            theta=5e4,
+            theta=500.0,
+            scaling=Scaling(
+                kind="yarn",
+                factor=4.0,
+                original_length=7,
+                slow=0.05,
+                fast=0.8,
+                attention_factor=1.2,
+                truncate=False,
+            ),
+            pairing="interleaved",
             eps=1e-3,
             tied=False,
             attention_bias=True,

@@ -1,0 +1,151 @@
+"""Gemma 3, text: five layers that see a window to each that sees all, norms on both sides."""
+
+import math
+from collections.abc import Callable
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Float, PRNGKeyArray
+
+from windlass.config import section
+from windlass.layers.attention import Attention
+from windlass.layers.decoder import Decoder
+from windlass.layers.mlp import Gated
+from windlass.layers.norm import OffsetRMSNorm
+from windlass.layers.residual import Plain
+from windlass.layers.rotary import Pairing, Rotary, Scaling
+from windlass.models import llama
+
+NAMES = {
+    "embedding.weight": "model.embed_tokens.weight",
+    "norm.offset": "model.norm.weight",
+    "blocks.attention_norm.offset": "model.layers.{layer}.input_layernorm.weight",
+    "blocks.attention.query": "model.layers.{layer}.self_attn.q_proj",
+    "blocks.attention.key": "model.layers.{layer}.self_attn.k_proj",
+    "blocks.attention.value": "model.layers.{layer}.self_attn.v_proj",
+    "blocks.attention.output": "model.layers.{layer}.self_attn.o_proj",
+    "blocks.attention.query_norm.offset": "model.layers.{layer}.self_attn.q_norm.weight",
+    "blocks.attention.key_norm.offset": "model.layers.{layer}.self_attn.k_norm.weight",
+    "blocks.mixed_norm.offset": "model.layers.{layer}.post_attention_layernorm.weight",
+    "blocks.mlp_norm.offset": "model.layers.{layer}.pre_feedforward_layernorm.weight",
+    "blocks.mlp.gate": "model.layers.{layer}.mlp.gate_proj",
+    "blocks.mlp.up": "model.layers.{layer}.mlp.up_proj",
+    "blocks.mlp.down": "model.layers.{layer}.mlp.down_proj",
+    "blocks.written_norm.offset": "model.layers.{layer}.post_feedforward_layernorm.weight",
+}
+
+
+@section
+class Config:
+    """A Gemma 3 text model from scratch."""
+
+    vocab: int  # tokens; at least as many as the tokenizer has
+    embed: int  # the width of the stream that runs through the layers
+    mlp: int  # the width inside the feed-forward layers
+    layers: int  # blocks, one after the other
+    heads: int  # of queries, in each layer
+    kv_heads: int  # of keys and values, each shared by a group of heads
+    head_dim: int  # the width of a head
+    theta: float  # the base of the rotary positions in layers that see the whole document
+    local_theta: float  # the base in layers that see a window
+    window: int  # positions a query sees in those layers, its own included
+    global_every: int = 6  # one layer in so many sees the whole document
+    scaling: Scaling | None = None  # of rotary positions, in layers that see the whole document
+    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    pairing: Pairing = "half"
+    query_width: int | None = None  # scores are divided by its square root; null is head_dim
+    eps: float = 1e-6  # added to the variance in every norm
+
+    causal = True
+
+    def __post_init__(self):
+        llama.check(self)
+        if self.local_theta <= 1:
+            raise ValueError(f"local_theta is {self.local_theta}; it must be above 1")
+        if self.global_every < 1:
+            raise ValueError(f"global_every is {self.global_every}; it must be 1 or more")
+        if self.query_width is not None and self.query_width < 1:
+            raise ValueError(f"query_width is {self.query_width}; it must be 1 or more")
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return llama.axis_sizes(self)
+
+    def init(self, key: PRNGKeyArray) -> Decoder:
+        far = Rotary(self.theta, self.pairing, self.scaling)
+        near = Rotary(self.local_theta, self.pairing)
+
+        def local(key):
+            return Block(self, near, self.window, key=key)
+
+        def whole(key):
+            return Block(self, far, None, key=key)
+
+        return Decoder(
+            self.sizes,
+            [*[local] * (self.global_every - 1), whole],
+            self.layers,
+            norm=self.norm("embed"),
+            tied=True,
+            embedding_scale=math.sqrt(self.embed),
+            key=key,
+        )
+
+    def norm(self, over: str) -> OffsetRMSNorm:
+        return OffsetRMSNorm(over, self.sizes, eps=self.eps)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        return cls(
+            vocab=96,
+            embed=32,
+            mlp=48,
+            layers=5,
+            heads=4,
+            kv_heads=2,
+            head_dim=10,
+            theta=500.0,
+            local_theta=50.0,
+            window=4,
+            global_every=2,
+            scaling=Scaling(kind="linear", factor=8.0),
+            pairing="interleaved",
+            query_width=14,
+            eps=1e-3,
+        )
+
+
+class Block(eqx.Module):
+    """Attention, then a feed-forward layer, each between two norms."""
+
+    attention_norm: OffsetRMSNorm
+    attention: Attention
+    mixed_norm: OffsetRMSNorm
+    mlp_norm: OffsetRMSNorm
+    mlp: Gated
+    written_norm: OffsetRMSNorm
+    residual: Callable
+
+    def __init__(self, config: Config, rotary: Rotary, window: int | None, *, key: PRNGKeyArray):
+        attention, mlp = jax.random.split(key)
+        self.attention_norm, self.mixed_norm = config.norm("embed"), config.norm("embed")
+        self.attention = Attention(
+            config.sizes,
+            rotary=rotary,
+            norm=config.norm,
+            window=window,
+            scale=(config.query_width or config.head_dim) ** -0.5,
+            key=attention,
+        )
+        self.mlp_norm, self.written_norm = config.norm("embed"), config.norm("embed")
+        self.mlp = Gated(config.sizes, activation=jax.nn.gelu, key=mlp)
+        self.residual = Plain()
+
+    def __call__(self, x: Float[Array, "batch seq embed"], context):
+        def attended(x):
+            return self.mixed_norm(self.attention(self.attention_norm(x), context))
+
+        def fed(x):
+            return self.written_norm(self.mlp(self.mlp_norm(x)))
+
+        return self.residual(self.residual(x, attended), fed)

@@ -1,0 +1,66 @@
+"""Qwen2 and Qwen2.5, dense: as Llama, with biases on queries, keys and values."""
+
+from jaxtyping import PRNGKeyArray
+
+from windlass.config import section
+from windlass.layers.decoder import Decoder
+from windlass.layers.rotary import Pairing, Scaling
+from windlass.models import llama
+
+NAMES = llama.NAMES
+
+
+@section
+class Config:
+    """A Qwen2 or Qwen2.5 model from scratch."""
+
+    vocab: int  # tokens; at least as many as the tokenizer has
+    embed: int  # the width of the stream that runs through the layers
+    mlp: int  # the width inside the feed-forward layers
+    layers: int  # blocks, one after the other
+    heads: int  # of queries, in each layer
+    kv_heads: int  # of keys and values, each shared by a group of heads
+    head_dim: int  # the width of a head
+    theta: float  # the base of the rotary positions
+    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
+    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    pairing: Pairing = "half"
+    eps: float = 1e-6  # added to the variance in every norm
+    tied: bool = False  # the head shares the embedding's weight
+
+    causal = True
+
+    def __post_init__(self):
+        llama.check(self)
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        return llama.axis_sizes(self)
+
+    def init(self, key: PRNGKeyArray) -> Decoder:
+        return llama.decoder(self, bias=True, key=key)
+
+    @classmethod
+    def tiny(cls) -> "Config":
+        return cls(
+            vocab=96,
+            embed=32,
+            mlp=48,
+            layers=3,
+            heads=4,
+            kv_heads=2,
+            head_dim=10,
+            theta=500.0,
+            scaling=Scaling(
+                kind="yarn",
+                factor=4.0,
+                original_length=7,
+                slow=0.05,
+                fast=0.8,
+                attention_factor=1.2,
+                truncate=False,
+            ),
+            pairing="interleaved",
+            eps=1e-3,
+            tied=True,
+        )
