@@ -49,6 +49,7 @@ class Train:
     # (1 + t) / (10 + t). null: no average
     ema: float | None = None
     sample: str | None = None  # a prompt to write on from at each evaluation
+    strict: bool = False  # a program that is compiled again after the first step ends the run
 
     def __post_init__(self):
         least = dict(steps=1, batch=1, batch_per_device=1, accumulation=1, skips=1)
@@ -214,7 +215,7 @@ _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
         *("steps", "patience", "evaluate_every", "sample"),
-        *("remat", "layers_per_loop", "deterministic"),
+        *("remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }
 

@@ -5,11 +5,13 @@ import dataclasses
 import json
 import os
 import shutil
+from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import pytest
 from rich.console import Console
 
@@ -18,11 +20,13 @@ from tests.training.campaign import RECIPE, weights
 from windlass import calls
 from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
+from windlass.data.load import Loader
 from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
+from windlass.training import loop
 from windlass.training.loop import Trained, train
 from windlass.training.session import describe, open_session
 from windlass.training.signals import Signals
@@ -390,3 +394,38 @@ def test_a_run_whose_frozen_arrays_are_gone_is_refused(here):
         f"the frozen arrays in {run}/checkpoints/frozen are gone; put back a copy of that folder, "
         "or start another run with run.dir"
     )
+
+
+class OtherBatches(Loader):
+    """Batches of which one, before step 4, has a column of another type."""
+
+    def iterate(self, *arguments) -> Iterator[dict[str, jax.Array]]:
+        for number, batch in enumerate(super().iterate(*arguments), start=arguments[0] + 1):
+            other = {"document": batch["document"].astype(jnp.int16)} if number == 4 else {}
+            yield batch | other
+
+
+CHANGED = "the step is compiled again after step 3: batch['document']: dtype int32 -> int16"
+
+
+def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeypatch):
+    monkeypatch.setattr(loop, "Loader", OtherBatches)
+    told = Told(f"run.dir={here / 'run'}", "train.steps=5")
+    assert f"warning: {CHANGED}\n" in told.text and told.trained.is_finished
+    assert told.text.count("warning") == 1
+
+
+def test_when_strict_a_step_that_is_compiled_again_ends_the_run_and_loses_nothing(
+    finished, here, monkeypatch
+):
+    run = here / "run"
+    with monkeypatch.context() as patch:
+        patch.setattr(loop, "Loader", OtherBatches)
+        refusal = refused(f"run.dir={run}", "train.strict=true")
+    assert refusal == (
+        f"{CHANGED}. train.strict ends the run there, saved; train.strict=false goes on with a "
+        "warning, and every such compilation costs its time"
+    )
+    assert steps_in(folder_of(run))[-1] == 3
+    Told(f"run.dir={run}", "train.strict=true")
+    assert weights(run) == weights(finished[0])

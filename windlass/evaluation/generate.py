@@ -16,6 +16,7 @@ from windlass.data.tokenizer import Tokeniser
 from windlass.devices.axes import shard
 from windlass.layers.context import Memory
 from windlass.models import Model
+from windlass.telemetry.compiles import Program
 
 SMALLEST_BUCKET = 32  # tokens; shorter prompts are padded to it
 
@@ -89,7 +90,8 @@ class Generator:
     def __init__(self, model: Model, tokeniser: Tokeniser):
         self.tokeniser = tokeniser
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
-        self._advance = jax.jit(self._one_token, donate_argnames="memory")
+        self._read = Program(self._one_token, "prompt reader", donate_argnames="memory")
+        self._write = Program(self._one_token, "token writer", donate_argnames="memory")
 
     def renew(self, model: Model) -> None:
         """Go on with other weights of the same model; nothing is compiled again."""
@@ -165,7 +167,8 @@ class Generator:
 
         last = None
         for index in range(sampling.tokens):
-            batch, memory, seen = self._advance(
+            advance = self._write if index else self._read
+            batch, memory, seen = advance(
                 self._weights, batch, memory=memory, seen=seen, index=index, settings=settings
             )
             # Read one token late, so that the device has the next one to work on meanwhile.

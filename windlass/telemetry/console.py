@@ -1,12 +1,16 @@
 """What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
 
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
+from rich.status import Status
 from rich.text import Text
+
+from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
 
 NAME_WIDTH = 12  # of the left column of facts
 STARVED = 0.1  # of a step spent waiting for data, from which on it is worth saying
@@ -15,24 +19,36 @@ STARVED = 0.1  # of a step spent waiting for data, from which on it is worth say
 class Report:
     """Says what a run is, does and did, in the order in which it is told.
 
-    To be closed, or used in a `with`, since a bar hides the cursor and holds the last line.
+    To be closed, or used in a `with`, since a bar hides the cursor and holds the last line. In a
+    `with` it also says what goes on when nothing else was said for `patience` seconds.
     """
 
     def __init__(
-        self, console: Console | None = None, *, clock: Callable[[], float] = time.monotonic
+        self,
+        console: Console | None = None,
+        *,
+        clock: Callable[[], float] = time.monotonic,
+        patience: float = PATIENCE,
     ):
         self.console = console or Console(highlight=False)
         self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._bar: Progress | None = None
+        self._status: Status | None = None
         self._total, self._first = 0, 0
         self._is_starved = False
+        self._patience, self._spoke = patience, clock()
+        self._doing: list[Doing] = []  # what goes on, the innermost last
+        self._lock = threading.Lock()  # over what goes on, which a thread looks at
+        self._heartbeat = Heartbeat(self.beat, min(1.0, patience))
 
     def __enter__(self) -> "Report":
+        self._heartbeat.start()
         return self
 
     def __exit__(self, *_) -> None:
+        self._heartbeat.stop()
         self.close()
 
     def banner(self, facts: Iterable[tuple[str, str]]) -> None:
@@ -50,22 +66,49 @@ class Report:
         self._print(Text.assemble(("warning: ", "bold yellow"), text))
 
     @contextmanager
-    def phase(self, name: str) -> Iterator[None]:
-        """Something that takes a while, and then how long it took."""
-        began = self._clock()
-        if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], doing=f"{name} ...")
-            try:
-                yield
-            finally:
-                self._bar.update(self._bar.task_ids[0], doing="")
-        elif self._is_live:
-            with self.console.status(Text(f"{name} ...")):
-                yield
-        else:
-            self._print(Text(f"{name} ..."))
+    def phase(self, name: str, last: float | None = None) -> Iterator[list[str]]:
+        """Something that takes a while, and then how long it took, with any remarks on it."""
+        began, remarks = self._clock(), []
+        with self.doing(name, last):
+            yield remarks
+        took = f"{name} took {duration(self._clock() - began)}"
+        self._print(Text(", ".join([took, *remarks])))
+
+    @contextmanager
+    def doing(self, name: str, last: float | None = None) -> Iterator[None]:
+        """What goes on now, and how many seconds it took last time, should it be asked for."""
+        with self._lock:
+            self._doing.append(Doing(name, self._clock(), last))
+        is_alone = self._is_live and self._bar is None and self._status is None
+        status = self.console.status(Text(f"{name} ...")) if is_alone else None
+        try:
+            if status is not None:
+                self._status = status
+                status.start()
+            self._show(f"{name} ...")
             yield
-        self._print(Text(f"{name} took {duration(self._clock() - began)}"))
+        finally:
+            with self._lock:
+                self._doing.pop()
+                self._show(f"{self._doing[-1].name} ..." if self._doing else "")
+                if status is not None:
+                    status.stop()
+                    self._status = None
+
+    def beat(self) -> None:
+        """Say what goes on, if nothing was said for a while: in place, or ever less often."""
+        with self._lock:
+            if not self._doing:
+                return
+            now, doing = self._clock(), self._doing[-1]
+            quiet = now - max(doing.began, self._spoke)
+            if quiet < self._patience:
+                return
+            if self._is_live:
+                self._show(doing.after(quiet))
+            elif doing.told < self._spoke or now - doing.told >= self._pause(quiet):
+                doing.told = now
+                self.console.print(Text(doing.after(quiet)), soft_wrap=True)
 
     def start(self, total: int, first: int = 0) -> None:
         """From here on there are steps, and `first` of them are done."""
@@ -86,7 +129,10 @@ class Report:
         """How a step went: its loss, and how fast steps are now."""
         speeds = "  ".join(self._speeds(step, metrics))
         if self._bar is not None:
-            self._bar.update(self._bar.task_ids[0], completed=step, speeds=speeds, refresh=True)
+            self._spoke = self._clock()
+            self._bar.update(
+                self._bar.task_ids[0], completed=step, speeds=speeds, doing="", refresh=True
+            )
         else:
             self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
         self._warn_of_waiting(step, metrics)
@@ -138,7 +184,17 @@ class Report:
                 "goes on telling); more data.workers or a larger data.prefetch may help"
             )
 
+    def _pause(self, quiet: int | float) -> int | float:
+        return max(self._patience, min(quiet / 3, 60))
+
+    def _show(self, text: str) -> None:
+        if self._bar is not None:
+            self._bar.update(self._bar.task_ids[0], doing=text, refresh=True)
+        elif self._status is not None:
+            self._status.update(Text(text))
+
     def _print(self, text: Text) -> None:
+        self._spoke = self._clock()
         # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
         # breaks it at words.
         self.console.print(text, soft_wrap=not self.console.is_terminal)

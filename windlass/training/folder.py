@@ -12,9 +12,10 @@ from windlass.config import differences, listing, load, read, to_yaml
 from windlass.errors import UserError
 from windlass.run import Run, Train, Weights, essence
 
-RECIPE, METRICS, SAMPLES, TOKENIZER, ABOUT, LOCK = (
+RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "recipe.yaml",
     "metrics.jsonl",
+    "compile.jsonl",
     "samples.txt",
     "tokenizer.json",
     "about.json",
@@ -38,6 +39,13 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
         where = f"at step {steps[-1]}" if steps else "without a checkpoint"
         found.append(f"{other} ({where}; {'; '.join(keys) or 'the same keys'})")
     return found
+
+
+def compiles(folder: Path, name: str) -> list[Path]:
+    """What was written of compilations: in this run, then in others of the recipe, newest first."""
+    others = [path for path in folder.parent.glob(f"{name}-*/{COMPILES}") if path.parent != folder]
+    others.sort(key=lambda path: -path.stat().st_mtime)
+    return [folder / COMPILES, *others]
 
 
 def stored(folder: Path) -> dict[str, Any]:

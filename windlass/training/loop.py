@@ -3,6 +3,7 @@
 import os
 import re
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -19,6 +20,7 @@ from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry.about import About
+from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
@@ -63,17 +65,26 @@ def train(
         report.note(note)
     for warning in described.warnings:
         report.warning(warning)
-    with folders.locked(folder), described.scope():
+    former = folders.compiles(folder, described.name)
+    strict, kept = described.run.train.strict, described.kept
+    with (
+        folders.locked(folder),
+        described.scope(),
+        Watch(report, strict=strict, kept=kept, former=former) as watch,
+    ):
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
-        return Loop(session, folder, signals, report).run()
+        return Loop(session, folder, signals, report, watch).run()
 
 
 class Loop:
     """One run, from where it stands to its end."""
 
-    def __init__(self, session: Session, folder: Path, signals: Signals, report: Report):
+    def __init__(
+        self, session: Session, folder: Path, signals: Signals, report: Report, watch: Watch
+    ):
         run = session.run
+        self.watch = watch
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, run.train.steps
         self.abstract = session.abstract_state()
@@ -98,7 +109,7 @@ class Loop:
     def run(self) -> Trained:
         self.report.banner(banner(self.session, self.loader, self.folder))
         try:
-            with self.signals.phase("restoring"):
+            with self.signals.phase("restoring"), self.report.doing("restoring"):
                 state, frozen = self.restore_or_initialise()
             if self.is_finished(state):
                 return self.already_finished(state)
@@ -114,13 +125,17 @@ class Loop:
         self.about.begin(step=first, **self.session.built.described.facts)
         if self.writer is not None:
             self.writer.truncate(first)
-        with self.signals.phase("compiling the step"), self.report.phase("compiling the step"):
+        self.watch.open(self.folder / folders.COMPILES, first)
+        with self.signals.phase("compiling the step"):
             step = self.compile()
+        self.report.fact("compiled", self.watch.summary())
         if first == 0:
             self.store.save(0, state, self.session.identity)
         with self.signals.waits():
-            state, latest = self.go(step, state, frozen, first)
-            self.store.wait()
+            with self.report.doing("training"):
+                state, latest = self.go(step, state, frozen, first)
+            with self.report.doing("saving"):
+                self.store.wait()
         return self.end(state, latest)
 
     def go(
@@ -136,8 +151,10 @@ class Loop:
         self.report.start(self.steps, first)
         batches = self.loader.iterate(first, self.session.place)
         for done in range(first + 1, self.steps + 1):
-            state, metrics = step(state, frozen, meter.next(batches))
+            with self.saves_if_refused(state):
+                state, metrics = step(state, frozen, meter.next(batches))
             meter.step(metrics["loss"])
+            self.watch.took(done)
             ends = done == self.steps or self.signals.stop is not None
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done)
@@ -146,7 +163,7 @@ class Loop:
             if done == self.steps:
                 state = self.session.finish(state, frozen)
             if evaluates:
-                with meter.paused():
+                with meter.paused(), self.report.doing("evaluating"), self.saves_if_refused(state):
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
                 saves = saves or int(state.progress.best_step) == done
@@ -154,11 +171,20 @@ class Loop:
                     state = self.session.finish(state, frozen)
                     saves = ends = True
             if saves:
-                with meter.paused():
+                with meter.paused(), self.report.doing("saving"):
                     self.store.save(done, state, self.session.identity, latest)
             if ends:
                 break
         return state, latest
+
+    @contextmanager
+    def saves_if_refused(self, state: State) -> Iterator[None]:
+        """Save what there is when `train.strict` refuses a program, which then has not run."""
+        try:
+            yield
+        except Recompiled:
+            self.store.save(int(state.step), state, self.session.identity)
+            raise
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
         abstract, frozen = self.abstract
@@ -194,8 +220,9 @@ class Loop:
 
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
-        batch = self.session.abstract_batch()
-        return self.session.step().lower(*self.abstract, batch).compile()
+        step = self.session.step()
+        step.prepare(*self.abstract, self.session.abstract_batch())
+        return step
 
     def make_meter(self) -> Meter:
         session, rows, described = self.session, self.loader.rows, self.session.built.described
@@ -223,6 +250,7 @@ class Loop:
         found |= meter.read() | memory(self.session.built.described.devices)
         self.records.write(done, found)
         self.report.step(done, found)
+        self.watch.flush()
         return found
 
     def check_finite(self, state: State) -> None:
@@ -292,7 +320,7 @@ class Loop:
             entropy = self.session.prepared.unigram_entropy
             loss, progress = latest[self.train.watched], state.progress
             which = "" if state.ema is None else " with the average of the weights"
-            where = "" if progress.best_step == done else f" at step {progress.best_step}"
+            where = "" if int(progress.best_step) == done else f" at step {progress.best_step}"
             measured = f"{loss:.4f} nats a token on validation rows{which}"
             summary += [
                 ("loss", f"{measured}, at best {float(progress.best):.4f}{where}"),
@@ -306,6 +334,7 @@ class Loop:
         if is_finished and done < self.steps:
             why = self.why_early(state)
             summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
+        summary.append(("compiled", self.watch.summary()))
         if is_finished:
             summary.append(("next", f'windlass generate {self.folder} "Once upon a time"'))
         else:

@@ -30,6 +30,8 @@ from windlass.evaluation.loss import average, make_evaluation
 from windlass.layers.kernels import Kernel
 from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
+from windlass.telemetry.compiles import Program
+from windlass.telemetry.kept import Kept, keep
 from windlass.training import trainable
 from windlass.training.step import Frozen, State, make_step, start
 
@@ -46,6 +48,7 @@ class Described:
     chosen: Chosen
     devices: list  # of JAX's
     warnings: list[str]
+    kept: Kept  # where compiled programs are
 
     @property
     def name(self) -> str:
@@ -122,9 +125,11 @@ def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ())
         ],
     )
     chip = chips.find(devices[0].device_kind)
+    kept = keep()
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
     warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
-    return Described(layers, run, chosen, devices, warnings)
+    warnings += [kept.warning] if kept.warning else []
+    return Described(layers, run, chosen, devices, warnings, kept)
 
 
 class Built:
@@ -200,8 +205,7 @@ class Session:
         """The state at step 0, made where it lives."""
         key = jax.random.key(self.run.train.seed)
         on_cpu = self.built.described.chosen.kind == "cpu"
-        start = jax.jit(self._start).lower(key).compile(RUN_ONCE if on_cpu else None)
-        return start(key)
+        return Program(self._start, "start", compiler_options=RUN_ONCE if on_cpu else {})(key)
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and places of `init`, without making it."""
@@ -226,7 +230,7 @@ class Session:
         assert spec is not None
         return NamedSharding(self.mesh, spec)
 
-    def step(self) -> Any:
+    def step(self) -> Program:
         step = make_step(
             self.built.model,
             self.run.objective,
@@ -236,7 +240,7 @@ class Session:
             ema=self.run.train.ema,
         )
         options = self.built.described.compiler_options
-        return jax.jit(step, donate_argnums=0, compiler_options=options)
+        return Program(step, "step", donate_argnums=0, compiler_options=options)
 
     def finish(self, state: State, frozen: Frozen) -> State:
         """The state after the last step, with what the objective solves for at the end."""
@@ -280,8 +284,9 @@ class Evaluator:
 
     def __init__(self, session: Session, split: str):
         self.session, self.rows = session, session.prepared.split(split)
-        self.function = jax.jit(
+        self.function = Program(
             make_evaluation(session.built.model, session.run.objective),
+            "evaluation",
             compiler_options=session.built.described.compiler_options,
         )
 

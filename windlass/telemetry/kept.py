@@ -1,0 +1,93 @@
+"""Compiled programs, kept on disk by JAX so that the next start need not compile them again."""
+
+import os
+import stat
+import zlib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+LIMIT = 5 * 10**9  # bytes; JAX_COMPILATION_CACHE_MAX_SIZE says otherwise
+ENTRY, CHECKED = "*-cache", "checked"  # JAX's name of a program; the time of the last look
+
+
+class Kept(NamedTuple):
+    """Where programs are kept, and what is to be said about it."""
+
+    folder: Path | None  # None: nowhere
+    warning: str | None = None
+
+    @property
+    def size(self) -> int:
+        """Bytes of all programs there, of this run and of others."""
+        entries = self.folder.glob(ENTRY) if self.folder else []
+        return sum(path.stat().st_size for path in entries)
+
+
+def keep() -> Kept:
+    """Have JAX keep every program, where it is told to or in a folder of ours."""
+    if not setting("jax_enable_compilation_cache"):
+        return Kept(None)
+    # What takes no time to compile alone takes seconds in dozens.
+    if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    if given := setting("jax_compilation_cache_dir"):
+        return Kept(Path(given))
+    place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
+    folder = place / "compiled"
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        about = folder.stat()
+        if about.st_uid != os.getuid() or about.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            return Kept(None, _unsafe(folder))
+        _tidy(folder)
+    except OSError as error:
+        why = f"{error.filename}: {error.strerror}"
+        return Kept(None, f"compiled programs are not kept for the next start ({why})")
+    jax.config.update("jax_compilation_cache_dir", str(folder))
+    return Kept(folder)
+
+
+def setting(name: str) -> Any:
+    """One of JAX's."""
+    return getattr(jax.config, name)
+
+
+def _unsafe(folder: Path) -> str:
+    return (
+        f"compiled programs are not kept for the next start: others may write to {folder}, and "
+        f"what is there is run; chmod 700 it, or name another folder with WINDLASS_CACHE"
+    )
+
+
+def _tidy(folder: Path) -> None:
+    """Remove what a killed process left half written, and the longest unused above the limit."""
+    checked = folder / CHECKED
+    since = checked.stat().st_mtime if checked.exists() else 0.0
+    entries = [(path, path.stat()) for path in folder.glob(ENTRY)]
+    for path, about in entries:
+        if about.st_mtime >= since and not _is_whole(path):
+            path.unlink(missing_ok=True)
+    checked.touch()
+    # With a limit of its own JAX removes programs itself. By default it has none, for then it
+    # looks at all of them whenever it keeps one: 0.2 s each, where there are two thousand.
+    if setting("jax_compilation_cache_max_size") != -1:
+        return
+    entries.sort(key=lambda entry: -max(entry[1].st_atime, entry[1].st_mtime))
+    total = 0
+    for path, about in entries:
+        total += about.st_size
+        if total > LIMIT:
+            path.unlink(missing_ok=True)
+
+
+def _is_whole(path: Path) -> bool:
+    data = path.read_bytes()
+    if data[:1] != b"\x78":  # not zlib's: where zstd is installed JAX uses that, and it is checked
+        return len(data) > 0  # when read
+    try:
+        zlib.decompress(data)
+    except zlib.error:
+        return False
+    return True
