@@ -222,12 +222,14 @@ def test_on_a_terminal_a_silence_is_explained_in_place():
         with report.doing("restoring"):
             clock.now = 30
             report.beat()
-        report.start(10, 0)
-        with report.doing("training"), report.doing("saving"):
-            clock.now = 120
-            report.beat()
-        report.step(1, SPEEDS)
+        with report.doing("training"):
+            report.start(10, 0)
+            with report.doing("saving"):
+                clock.now = 120
+                report.beat()
+            report.step(1, SPEEDS)
     shown = re.sub(r"\x1b\[[?0-9;]*[A-Za-z]", "", file.getvalue())
     assert "restoring, 0:30" in shown
     assert re.search(r"\rstep 0/10 ━+ +saving, 1:30 *\r", shown), shown
-    assert shown.rstrip().endswith("left")
+    # The bar takes the place of whatever was drawn before it.
+    assert "training" not in shown.partition("step 0/10")[2] and shown.rstrip().endswith("left")

@@ -90,10 +90,10 @@ class Report:
         finally:
             with self._lock:
                 self._doing.pop()
-                self._show(f"{self._doing[-1].name} ..." if self._doing else "")
-                if status is not None:
-                    status.stop()
-                    self._status = None
+                is_inner = self._doing and self._bar is None
+                self._show(f"{self._doing[-1].name} ..." if is_inner else "")
+            if status is not None:
+                self._end_status()
 
     def beat(self) -> None:
         """Say what goes on, if nothing was said for a while: in place, or ever less often."""
@@ -123,6 +123,7 @@ class Report:
         )
         self._bar = Progress(*columns, console=self.console, refresh_per_second=4)
         self._bar.add_task("", total=total, completed=first, speeds="", doing="")
+        self._end_status()  # a terminal has one line that is drawn in place
         self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, int | float]) -> None:
@@ -183,6 +184,12 @@ class Report:
                 f"{share:.0%} of a step is spent waiting for data (data_wait_ms in metrics.jsonl "
                 "goes on telling); more data.workers or a larger data.prefetch may help"
             )
+
+    def _end_status(self) -> None:
+        with self._lock:
+            status, self._status = self._status, None
+        if status is not None:
+            status.stop()
 
     def _pause(self, quiet: int | float) -> int | float:
         return max(self._patience, min(quiet / 3, 60))
