@@ -116,6 +116,8 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
         yield f"| `{full}` | {holding} | {shown} | {meaning} |"
         if slot.shape == "section":
             yield from _rows(full, slot.of)
+        if slot.shape in ("list", "tuple") and holds(slot.of).shape == "section":
+            yield from _rows(dotted(full, "N"), slot.of)  # of the item of that number
 
 
 def _metrics() -> Iterator[str]:

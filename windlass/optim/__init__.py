@@ -170,8 +170,8 @@ class Descent:
         decays = [decay * is_one for decay, is_one in zip(decays, is_decayed, strict=True)]
         own = structure.unflatten(peaks), structure.unflatten(decays)
 
-        def update(updates, state, params=None, *, step=0, **_):
-            now = share(step)
+        def update(updates, state, params=None, **given):
+            now = share(given["step"])
 
             def down(d, weight, peak, decay):
                 return -now * peak * (d + decay * weight if decay else d)
