@@ -16,7 +16,7 @@ from windlass.training import folder as folders
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
     *(folders.METRICS, folders.SAMPLES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
-    *("checkpoints", "compile.jsonl", f"{tensorboard.NAME}*"),
+    *("checkpoints", folders.COMPILES, f"{tensorboard.NAME}*"),
     *("about.new", "recipe.new", "metrics.jsonl.partial", "samples.txt.partial"),  # left by a kill
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
