@@ -5,5 +5,6 @@ from pathlib import Path
 
 
 def environment(folder: str | Path) -> dict[str, str]:
-    ours = {"PYTHONPATH": str(Path(__file__).parents[1]), "WINDLASS_CACHE": str(Path(folder))}
+    path = [Path(__file__).parents[1], os.environ.get("PYTHONPATH", "")]
+    ours = {"PYTHONPATH": os.pathsep.join(map(str, path)), "WINDLASS_CACHE": str(Path(folder))}
     return os.environ | ours | {"XLA_FLAGS": ""}

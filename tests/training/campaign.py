@@ -43,10 +43,11 @@ class Program:
 
     def start(self, *keys: str) -> subprocess.Popen:
         command = [sys.executable, "-m", "windlass", "train", "tiny.yaml"]
+        path = [Path(__file__).parents[2], os.environ.get("PYTHONPATH", "")]
         return subprocess.Popen(
             [*command, f"run.dir={self.run_dir}", *keys],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": str(Path(__file__).parents[2]), "XLA_FLAGS": ""},
+            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "XLA_FLAGS": ""},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
