@@ -100,7 +100,7 @@ class Config:
             vocab=96,
             embed=32,
             mlp=48,
-            layers=5,
+            layers=4,
             heads=4,
             kv_heads=2,
             head_dim=10,
