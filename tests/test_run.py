@@ -127,6 +127,8 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "optim.beta2=0.99",
         "train.batch=16",
         "train.seed=1",
+        "train.ema=0.9",
+        "start.run=runs/another",
     ],
 )
 def test_what_is_computed_makes_it_another_run(key):

@@ -14,10 +14,8 @@ from rich.text import Text
 from windlass import data
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
-from windlass.checkpoint.store import folder_of, load, load_frozen, steps_in
+from windlass.checkpoint.store import folder_of, load, load_frozen
 from windlass.config import Layers, json_schema, listing, read, tree
-from windlass.config import load as load_recipe
-from windlass.config.reading import closest
 from windlass.data import Prepared, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
@@ -27,14 +25,16 @@ from windlass.errors import UserError
 from windlass.evaluation.generate import Generator, Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
+from windlass.training import origin
 from windlass.training import runs as standings
 from windlass.training.folder import Place
 from windlass.training.loop import Trained, train
-from windlass.training.runs import Standing, check_deletable
+from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Built, Evaluator, Session, describe
 from windlass.training.step import Frozen
 
 __all__ = [
+    "RUNS",
     "Standing",
     "Trained",
     "check_deletable",
@@ -52,9 +52,6 @@ __all__ = [
     "verify",
 ]
 
-RUNS = Path("runs")  # where runs are stored unless a recipe says otherwise
-NAMED = 8  # runs in a message, the newest
-
 
 def prepare(
     recipe: str | Path | dict[str, Any],
@@ -66,7 +63,7 @@ def prepare(
 
     No model is built, and the devices that the recipe asks for need not be here.
     """
-    layers = load_recipe(recipe, overrides)
+    layers = origin.load(recipe, overrides)
     run = layers.read(Run, _kind(layers))
     prepared = data.prepare(run.data, run.tokenizer, console=console)
     drawn = run.train.batch and run.train.batch * run.train.steps
@@ -174,44 +171,6 @@ def schema() -> dict[str, Any]:
     return json_schema(Run)
 
 
-def find(run: str | Path | None) -> Path:
-    """The folder of a run: given as it is, or as the recipe that has one run in `runs`."""
-    if run is None:
-        raise UserError(f"which run? {_there('')}")
-    folder = Path(run).expanduser()
-    for place in (folder, RUNS / folder):
-        if is_run(place):
-            return place
-    name = folder.stem if folder.suffix in (".yaml", ".yml") else str(run)
-    of_recipe = [place for place in standings.within(RUNS) if place.name.rpartition("-")[0] == name]
-    if len(of_recipe) == 1:
-        return of_recipe[0]
-    if of_recipe:
-        raise UserError(f"{run} has {len(of_recipe)} runs: {listing(map(_standing, of_recipe))}")
-    why = f"it has no {folders.RECIPE}" if folder.is_dir() else "there is no such folder"
-    raise UserError(f"{run} is not a run: {why}; {_there(str(run))}")
-
-
-def is_run(folder: Path) -> bool:
-    return (folder / folders.RECIPE).is_file()
-
-
-def _there(word: str) -> str:
-    runs = standings.within(RUNS)
-    if not runs:
-        return f"nothing is in {RUNS}/ here yet, and `windlass train RECIPE` makes a run"
-    meant = closest(word, map(str, runs)) or closest(word, [place.name for place in runs])
-    hint = f"did you mean {meant}? " if meant else ""
-    named = listing(map(_standing, runs[:NAMED]), "and")
-    more = f", and {len(runs) - NAMED} older ones" if len(runs) > NAMED else ""
-    return f"{hint}there {'is' if len(runs) == 1 else 'are'} {named}{more}"
-
-
-def _standing(folder: Path) -> str:
-    steps = steps_in(folder_of(folder))
-    return f"{folder} ({f'step {steps[-1]}' if steps else 'no checkpoint'})"
-
-
 def _kind(layers: Layers) -> str | None:
     """The kind of device that decides which keys win; None where none does."""
     asked = layers.peek("device", Device) or Device()
@@ -229,7 +188,7 @@ def _built(folder: Path, overrides: Sequence[str]) -> Built:
 def _vocabulary(folder: Path, run: Run) -> Tokenizer:
     """How to read text: what was learned from a corpus is not learned again from another."""
     if run.tokenizer.kind != "bpe":
-        return run.tokenizer
+        return folders.vocabulary(folder, run.tokenizer)
     return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
 
 

@@ -18,12 +18,22 @@ from windlass.devices.selection import Device
 from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.telemetry import Telemetry
 
-FAMILIES = Open("windlass.models", tag="family", attribute="Config")
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
 # Which weights of a run: the newest, those of the lowest validation loss, or their average.
 Weights = Literal["last", "best", "ema"]
+
+
+@section
+class Start:
+    """Another run, whose weights this one starts from at step 0."""
+
+    run: str  # its folder, or a recipe with one run in ./runs
+    weights: Weights = "last"  # best: of the lowest validation loss; ema: the average of train.ema
+
+
+FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Start)
 
 
 @section
@@ -89,6 +99,7 @@ class Run:
     """A recipe, read."""
 
     model: Annotated[Any, FAMILIES]
+    start: Start | None = None  # what model.run and model.weights are written out as
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
@@ -210,7 +221,7 @@ def widths(run: Run) -> dict[str, int]:
 
 
 # What makes two runs different runs; where and how fast they go does not.
-_OURS = ("model", "tokenizer", "data", "objective", "optim", "train")
+_OURS = ("model", "start", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
@@ -222,10 +233,15 @@ _NOT_OURS = {
 
 def essence(run: Run) -> dict[str, Any]:
     """The keys that decide what is computed: the same essence finds the same folder."""
-    whole = tree(run)
+    return essential(tree(run))
+
+
+def essential(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The same of a recipe that is not read."""
     return {
-        name: {key: x for key, x in whole[name].items() if key not in _NOT_OURS.get(name, ())}
+        name: {key: x for key, x in recipe[name].items() if key not in _NOT_OURS.get(name, ())}
         for name in _OURS
+        if recipe.get(name) is not None
     }
 
 

@@ -93,7 +93,7 @@ def test_steps_and_epochs_are_due_by_the_number_of_the_step_alone(written, times
 
 def test_decimals_of_an_epoch_are_exact_after_many_of_them():
     due = Due(Every.read("0.1 epochs"), 30)
-    assert [step for step in range(1, 100_000) if due(step)] == list(range(3, 100_000, 3))
+    assert [step for step in range(1, 9_000) if due(step)] == list(range(3, 9_000, 3))
 
 
 def test_minutes_are_counted_from_the_start_and_then_from_the_last_time():

@@ -9,14 +9,18 @@ import pytest
 import windlass
 from tests.training.campaign import RECIPE, weights
 from tests.training.test_loop import Told, refused
+from windlass.checkpoint import archive
+from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.errors import UserError
+from windlass.training import origin
+from windlass.training.session import Built, describe
 
 # A learning rate that is too high: the loss falls, then rises. A checkpoint is due at no step.
 KEYS = [
     *("optim.learning_rate=0.3", "train.ema=0.9", "train.sample=Once", "train.accumulation=1"),
     *("train.steps=12", "train.evaluate_every=1", "checkpoint.every=100", "checkpoint.keep=1"),
-    *("device.kind=cpu", "device.count=1"),
+    *("device.kind=cpu", "device.count=1", "train.strict=true"),
 ]
 
 
@@ -99,6 +103,22 @@ def test_the_last_the_best_and_the_averaged_weights_are_those_that_were_measured
         for name in expected
     }
     assert texts["last"] != texts["best"]
+
+
+def test_a_run_starts_from_the_average_or_the_best_of_another(stopped, here):
+    run, _ = stopped
+    best, last = steps_in(folder_of(run))
+    for name, step in {"ema": last, "best": best}.items():
+        described = describe(RECIPE | {"model": {"run": str(run), "weights": name}}, KEYS)
+        assert described.run.start is not None
+        with described.scope():
+            model = Built(described).abstract
+            vocabulary = archive.manifest(folder_of(run) / str(step))["identity"]["tokenizer"]
+            taken = origin.take(described.run.start, model, vocabulary, print)
+        expected = archive.manifest(folder_of(run) / str(step))["arrays"]
+        assert measure(taken.arrays) == {
+            path: expected[f"ema.{path}"]["fingerprint"] for path in taken.arrays
+        }
 
 
 def test_weights_that_are_not_there_are_refused(stopped, here):

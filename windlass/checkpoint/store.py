@@ -186,8 +186,19 @@ def load(
     raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
 
 
-def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTree:
-    """What `Store.save_frozen` stored, in the given shardings."""
+def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
+    """The manifest of a checkpoint, or of the frozen arrays; arrays by name, shapes and dtypes."""
+    folder = folder_of(run_dir)
+    try:
+        return archive.manifest(folder / name)
+    except archive.Damaged as damaged:
+        raise UserError(f"{_title(name)} in {folder} is damaged ({damaged})") from damaged
+
+
+def load_frozen(
+    run_dir: str | Path, arrays: PyTree, identity: Identity, *, part: bool = False
+) -> PyTree:
+    """What `Store.save_frozen` stored, or a part of it, in the given shardings."""
     folder = folder_of(run_dir) / FROZEN
     if not folder.exists():
         raise UserError(
@@ -195,7 +206,7 @@ def load_frozen(run_dir: str | Path, arrays: PyTree, identity: Identity) -> PyTr
             "put back a copy of that folder, or start another run with run.dir"
         )
     try:
-        return _read(folder, arrays, identity)[0]
+        return _read(folder, arrays, identity, part=part)[0]
     except archive.Damaged as damaged:
         # No older copy exists, and made anew they could differ: nothing is renamed or replaced.
         raise UserError(

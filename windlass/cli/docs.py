@@ -76,6 +76,9 @@ def _section(key: str, annotation: Any, level: str) -> Iterator[str]:
 def _open(key: str, choice: Open, level: str) -> Iterator[str]:
     usual = f"; {choice.usual} where none is named" if choice.usual else ""
     yield f"`{dotted(key, choice.tag)}` is {listing(choice.names())}{usual}.\n"
+    if choice.instead is not None:
+        yield f"In its place, with any fields to change: {inspect.getdoc(choice.instead)}\n"
+        yield from _table(key, choice.instead)
     for name in choice.names():
         member = choice.load(name)
         yield f"{level}# {key}, {choice.tag} {name}\n"

@@ -41,6 +41,23 @@ class Layers:
         special = self.by_device.get(kind, {}) if kind else {}
         return overlay(overlay(self.recipe, special), self.command_line)
 
+    def upon(self, base: dict[str, Any], *, instead_of: dict[str, tuple[str, ...]]) -> "Layers":
+        """The same over what other keys, by section, stand for; those themselves are taken out."""
+
+        def without(tree: dict[str, Any]) -> dict[str, Any]:
+            found = dict(tree)
+            for section, names in instead_of.items():
+                if isinstance(found.get(section), dict):
+                    kept = {k: x for k, x in found[section].items() if k not in names}
+                    found[section] = kept
+            return found
+
+        return dataclasses.replace(
+            self,
+            recipe=overlay(base, without(self.recipe)),
+            command_line=without(self.command_line),
+        )
+
     def peek(self, name: str, schema: type[T]) -> T | None:
         """One section as it is whatever the device, or None where it has problems."""
         found, problems = attempt(schema, self.merged(None).get(name))

@@ -61,6 +61,8 @@ def _holds(annotation: Any) -> dict[str, Any]:
         case "open":
             choices = [_one_of(slot.of, name) for name in slot.of.names()]
             choices.append({"enum": slot.of.names()})
+            if slot.of.instead is not None:  # beside its keys any field of a member may stand
+                choices.append(_section(slot.of.instead) | {"additionalProperties": True})
         case "list" | "tuple":
             choices = [{"type": "array", "items": _holds(slot.of)}]
         case "mapping":

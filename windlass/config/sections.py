@@ -43,6 +43,7 @@ class Open:
     tag: str
     attribute: str
     usual: str | None = None  # the file that is meant where none is named
+    instead: type | None = None  # a section whose keys may say where tag and fields are found
 
     def names(self) -> list[str]:
         """The files of the folder, each a thing that can be named."""

@@ -4,13 +4,15 @@ import fcntl
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from windlass.checkpoint.store import best_in, folder_of, steps_in
-from windlass.config import differences, listing, load, read, to_yaml
+from windlass.config import differences, listing, load, read, to_yaml, tree
+from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
-from windlass.run import Run, Train, Weights, essence
+from windlass.run import Run, Train, Weights, essential
 
 RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "recipe.yaml",
@@ -29,11 +31,9 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
     for other in sorted(folder.parent.glob(f"{name}-*")):
         if other == folder or not (other / RECIPE).is_file():
             continue
-        written, ours = stored(other), essence(run)
-        theirs = {key: {k: written.get(key, {}).get(k) for k in ours[key]} for key in ours}
         keys = [
             f"{key} {show(there)}, here {show(here)}"
-            for key, there, here in differences(theirs, ours)
+            for key, there, here in differences(essential(stored(other)), essential(tree(run)))
         ]
         steps = steps_in(folder_of(other))
         where = f"at step {steps[-1]}" if steps else "without a checkpoint"
@@ -97,6 +97,13 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
             "weights can be last, or ema where train.ema keeps an average"
         )
     return Place(best, "weights" if train.ema is None else "ema")
+
+
+def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
+    """How a run reads text; of a file that is gone since it started it has a copy."""
+    own = folder / TOKENIZER
+    is_gone = tokenizer.path is not None and not Path(tokenizer.path).expanduser().exists()
+    return replace(tokenizer, path=str(own)) if is_gone and own.is_file() else tokenizer
 
 
 @contextmanager

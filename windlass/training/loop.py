@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array
 
-from windlass.checkpoint.store import Store
+from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import Due
 from windlass.config.sections import flat
 from windlass.data.load import Loader
@@ -26,6 +26,7 @@ from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
+from windlass.training import origin
 from windlass.training.length import fate
 from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
@@ -72,6 +73,8 @@ def train(
         described.scope(),
         Watch(report, strict=strict, kept=kept, former=former) as watch,
     ):
+        if described.run.start is not None and not steps_in(folder_of(folder)):
+            origin.check(described.run.start)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch).run()
@@ -190,7 +193,7 @@ class Loop:
         abstract, frozen = self.abstract
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
-            state, frozen = self.session.init()
+            state, frozen = self.session.init(self.taken())
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
             return state, frozen
@@ -207,6 +210,16 @@ class Loop:
             self.report.note(f"going on from {where}")
             self.note_another_length(restored.step)
         return restored.state, frozen
+
+    def taken(self) -> dict[str, Array]:
+        """The weights of the run that this one starts from, if there is one."""
+        session, start = self.session, self.session.run.start
+        if start is None:
+            return {}
+        vocabulary = str(session.identity["tokenizer"])
+        found = origin.take(start, session.built.abstract, vocabulary, self.report.warning)
+        self.report.banner(found.facts)
+        return found.arrays
 
     def note_another_length(self, done: int) -> None:
         before = folders.stored(self.folder)["train"]["steps"]

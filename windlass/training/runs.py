@@ -1,4 +1,4 @@
-"""The runs there are: where each stands, how large it is, and deleting one."""
+"""The runs there are: finding one, where each stands, how large it is, and deleting one."""
 
 import fcntl
 import os
@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.config import listing
+from windlass.config.reading import closest
 from windlass.errors import UserError
 from windlass.telemetry import about, metrics, tensorboard
 from windlass.training import folder as folders
@@ -20,6 +22,10 @@ WRITTEN = (
     *("about.new", "recipe.new", "metrics.jsonl.partial", "samples.txt.partial"),  # left by a kill
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
+
+
+RUNS = Path("runs")  # where runs are stored unless a recipe says otherwise
+NAMED = 8  # runs in a message, the newest
 
 
 @dataclass(frozen=True)
@@ -41,6 +47,44 @@ def within(place: Path) -> list[Path]:
     """The runs in a folder, newest first."""
     recipes = place.glob(f"*/{folders.RECIPE}")
     return [path.parent for path in sorted(recipes, key=lambda path: -path.stat().st_mtime)]
+
+
+def find(run: str | Path | None) -> Path:
+    """The folder of a run: given as it is, or as the recipe that has one run in `runs`."""
+    if run is None:
+        raise UserError(f"which run? {_there('')}")
+    folder = Path(run).expanduser()
+    for place in (folder, RUNS / folder):
+        if is_run(place):
+            return place
+    name = folder.stem if folder.suffix in (".yaml", ".yml") else str(run)
+    of_recipe = [place for place in within(RUNS) if place.name.rpartition("-")[0] == name]
+    if len(of_recipe) == 1:
+        return of_recipe[0]
+    if of_recipe:
+        raise UserError(f"{run} has {len(of_recipe)} runs: {listing(map(_standing, of_recipe))}")
+    why = f"it has no {folders.RECIPE}" if folder.is_dir() else "there is no such folder"
+    raise UserError(f"{run} is not a run: {why}; {_there(str(run))}")
+
+
+def is_run(folder: Path) -> bool:
+    return (folder / folders.RECIPE).is_file()
+
+
+def _there(word: str) -> str:
+    runs = within(RUNS)
+    if not runs:
+        return f"nothing is in {RUNS}/ here yet, and `windlass train RECIPE` makes a run"
+    meant = closest(word, map(str, runs)) or closest(word, [place.name for place in runs])
+    hint = f"did you mean {meant}? " if meant else ""
+    named = listing(map(_standing, runs[:NAMED]), "and")
+    more = f", and {len(runs) - NAMED} older ones" if len(runs) > NAMED else ""
+    return f"{hint}there {'is' if len(runs) == 1 else 'are'} {named}{more}"
+
+
+def _standing(folder: Path) -> str:
+    steps = steps_in(folder_of(folder))
+    return f"{folder} ({f'step {steps[-1]}' if steps else 'no checkpoint'})"
 
 
 def standing(folder: Path) -> Standing:

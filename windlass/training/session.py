@@ -13,11 +13,12 @@ import jax
 import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import PRNGKeyArray, PyTree
+from jaxtyping import Array, PRNGKeyArray, PyTree
 from rich.console import Console
 
 from windlass import run as runs
-from windlass.config import Layers, load, tree
+from windlass.checkpoint.fingerprint import named
+from windlass.config import Layers, tree
 from windlass.config.sections import flat
 from windlass.data import Prepared, prepare
 from windlass.data.load import evaluation_batches
@@ -32,7 +33,8 @@ from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
 from windlass.telemetry.compiles import Program
 from windlass.telemetry.kept import Kept, keep
-from windlass.training import trainable
+from windlass.training import folder as folders
+from windlass.training import origin, trainable
 from windlass.training.step import Frozen, State, make_step, start
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
@@ -106,7 +108,7 @@ class Described:
 
 def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Described:
     """Read a recipe, choose the devices, and check that one goes with the other."""
-    layers = load(recipe, overrides)
+    layers = origin.load(recipe, overrides)
     asked = layers.peek("device", Device) or Device()
     if asked.kind == "cpu":
         # An accelerator that is not asked for is not taken from whoever else may use it.
@@ -201,11 +203,12 @@ class Session:
     def scales_loss(self) -> bool:
         return self.built.described.compute == "float16"
 
-    def init(self) -> tuple[State, Frozen]:
-        """The state at step 0, made where it lives."""
-        key = jax.random.key(self.run.train.seed)
+    def init(self, taken: dict[str, Array] | None = None) -> tuple[State, Frozen]:
+        """The state at step 0, made where it lives; arrays that are `taken`, by path, as given."""
+        key, taken = jax.random.key(self.run.train.seed), taken or {}
         on_cpu = self.built.described.chosen.kind == "cpu"
-        return Program(self._start, "start", compiler_options=RUN_ONCE if on_cpu else {})(key)
+        start = Program(self._start, "start", compiler_options=RUN_ONCE if on_cpu else {})
+        return start(key, taken)
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and places of `init`, without making it."""
@@ -215,7 +218,7 @@ class Session:
             sharding = NamedSharding(self.mesh, spec)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0)))
+        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0), {}))
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (self.batches.rows, self.run.data.length)
@@ -253,9 +256,12 @@ class Session:
         ema = None if state.ema is None else finished(state.ema)
         return state._replace(weights=finished(state.weights), ema=ema)
 
-    def _start(self, key: PRNGKeyArray) -> tuple[State, Frozen]:
+    def _start(self, key: PRNGKeyArray, taken: dict[str, Array]) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
         model = eqx.filter(self.built.init(weights_key), eqx.is_array)
+        own = named(model)
+        arrays = [jnp.asarray(taken.get(path, x), x.dtype) for path, x in own.items()]
+        model = jax.tree.unflatten(jax.tree.structure(model), arrays)
         places = jax.tree.map(lambda x: x.sharding, self.built.abstract)
         weights, frozen = self.built.parted(jax.tree.map(jax.sharding.reshard, model, places))
         batch = jax.tree.map(
@@ -275,7 +281,8 @@ class Session:
 
 
 def open_session(described: Described, console: Console) -> Session:
-    prepared = prepare(described.run.data, described.run.tokenizer, console=console)
+    vocabulary = folders.vocabulary(described.folder, described.run.tokenizer)
+    prepared = prepare(described.run.data, vocabulary, console=console)
     return Session(Built(described), prepared)
 
 
