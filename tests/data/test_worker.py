@@ -38,7 +38,7 @@ def test_batches_are_the_same_bits_for_any_workers_and_prefetch_and_from_any_sta
     rows = mixed.split("train")
     plain = Loader(rows, 5, seed=3, shuffle=True, prefetch=0)
     expected = [plain.batch(step) for step in range(9)]
-    for prefetch, start in ((0, 0), (1, 4), (6, 2)) if not workers else ((3, 2),):
+    for prefetch, start in ((0, 0), (1, 4), (6, 2)) if not workers else ((1, 2),):
         loader = Loader(rows, 5, seed=3, shuffle=True, workers=workers, prefetch=prefetch)
         batches = loader.iterate(start, whole)
         for step, batch in enumerate(islice(batches, 9 - start), start=start):

@@ -39,7 +39,8 @@ class Data:
     validation: float = 0.0  # the share of documents held out, of every source
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
     workers: int = 0  # processes that make batches; 0: a thread of this one does
-    prefetch: int = 4  # batches made ahead of their use; 0: each is made when it is needed
+    # batches made ahead of their use, at least one by each worker; 0: each when it is needed
+    prefetch: int = 4
     cache: str | None = None  # null: $WINDLASS_CACHE, or ~/.cache/windlass
 
     def __post_init__(self):

@@ -81,7 +81,8 @@ class Loader:
         with making(self.rows, self.workers) as make:
             shape = (self.size, self.rows.length)
             threads = max(1, self.workers) if self.prefetch else 0
-            options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=self.prefetch)
+            ahead = max(self.prefetch, threads)  # a worker that makes nothing ahead would be idle
+            options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
             yield from _made(self._order[start:], shape, make, placement, options)
 
 
