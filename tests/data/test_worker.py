@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -90,6 +91,13 @@ def _is_dead(process: int) -> bool:
         return Path(f"/proc/{process}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
     except OSError:
         return True
+
+
+def test_what_is_sent_to_a_worker_is_shorter_than_a_pipe(mixed: Prepared):
+    rows = mixed.split("train")
+    sent = pickle.dumps(rows)
+    assert len(sent) < 2**12
+    assert same(pickle.loads(sent).batch(range(len(rows))), rows.batch(range(len(rows))))
 
 
 class Deadly:

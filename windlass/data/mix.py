@@ -23,6 +23,10 @@ class Mixture:
         self._ends = np.cumsum([len(part) for part in parts])
         self._turns, self._given = _cycle(shares)
 
+    def __reduce__(self):
+        # Short: where a worker dies as it starts, whoever sends it more than a pipe holds waits on.
+        return Mixture, (self.parts, self.shares)
+
     def __len__(self) -> int:
         return int(self._ends[-1])
 
