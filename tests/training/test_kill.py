@@ -4,18 +4,21 @@ import signal
 
 import pytest
 
-from tests.training.campaign import Program, killed, weights
+from tests.training.campaign import RECIPE, Program, killed, weights
+
+# With all that a state can hold: the average of the weights, and how long there was no new best.
+WHOLE = RECIPE | {"train": RECIPE["train"] | {"ema": 0.99, "patience": 9}}
 
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[str, int]:
-    program = Program(tmp_path_factory.mktemp("undisturbed"))
+    program = Program(tmp_path_factory.mktemp("undisturbed"), WHOLE)
     assert program.finish().code == 0
     return weights(program.run_dir)
 
 
 def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed):
-    program = Program(tmp_path)
+    program = Program(tmp_path, WHOLE)
     told = killed(program, 3, seed=0)
     assert len(told) == 3
     last = program.finish()
@@ -34,7 +37,7 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed)
 def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(
     number, tmp_path, undisturbed
 ):
-    program = Program(tmp_path)
+    program = Program(tmp_path, WHOLE)
     stopped = program.disturb(lambda program: program.step >= 23, number)
     assert stopped.code == 128 + number, stopped.output
     name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"

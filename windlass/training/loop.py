@@ -1,23 +1,17 @@
 """The loop: restore or initialise; then step, report, evaluate, save."""
 
-import os
-import re
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 from jaxtyping import Array
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import Due
-from windlass.config.sections import flat
 from windlass.data.load import Loader
-from windlass.devices.axes import undivided
 from windlass.errors import UserError
-from windlass.evaluation.generate import Generator, Sampling
 from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
@@ -27,10 +21,12 @@ from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
 from windlass.training import origin
+from windlass.training.banner import banner
 from windlass.training.length import fate
+from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
-from windlass.training.step import Frozen, Progress, State
+from windlass.training.step import Frozen, State
 
 
 class Trained(NamedTuple):
@@ -298,7 +294,7 @@ class Loop:
             if state.ema is not None:
                 average = self.evaluator(state.ema, frozen)
                 found |= {f"validation_ema_{name}": value for name, value in average.items()}
-            progress = judged(state.progress, done, found[self.train.watched])
+            progress = state.progress.judged(done, found[self.train.watched])
             state = state._replace(progress=progress)
             self.records.write(done, found)
             self.report.evaluation(done, found)
@@ -364,87 +360,3 @@ class Loop:
             whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
         yield "time", whole
         yield "tokens", f"{self.meter.tokens(done):,} trained on, in {done / epoch:.2f} epochs"
-
-
-class Writer:
-    """A sample of what the model writes, kept beside the run."""
-
-    TITLE = "--- step "
-
-    def __init__(self, session: Session, folder: Path):
-        self.session, self.file = session, folder / folders.SAMPLES
-        self.generator: Generator | None = None
-
-    def __call__(self, done: int, state: State, frozen: Frozen) -> str:
-        model = self.session.built.model(state.weights, frozen.model)
-        tokeniser = self.session.prepared.tokeniser
-        if self.generator is None:
-            self.generator = Generator(model, tokeniser)
-        self.generator.renew(model)
-        prompt = self.session.run.train.sample or ""
-        (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(f"{self.TITLE}{done}\n{prompt}{text}\n")
-        return prompt + text
-
-    def truncate(self, step: int) -> None:
-        """Drop the samples after a step: a run that goes on from there writes them again."""
-        if not self.file.exists():
-            return
-        text = self.file.read_text(encoding="utf-8")
-        titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)
-        later = [title.start() for title in titles if int(title[1]) > step]
-        if later:
-            partial = self.file.with_name(f"{self.file.name}.partial")
-            partial.write_text(text[: later[0]], encoding="utf-8")
-            os.replace(partial, self.file)
-
-
-def judged(progress: Progress, step: int, loss: float) -> Progress:
-    """The progress after an evaluation: a new best, or one more without."""
-    is_best = loss < progress.best
-    return progress._replace(
-        best=jnp.where(is_best, loss, progress.best),
-        best_step=jnp.where(is_best, step, progress.best_step),
-        since=jnp.where(is_best, 0, progress.since + 1),
-    )
-
-
-def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
-    """What the run is about to do, line by line."""
-    built, described = session.built, session.built.described
-    batches, chosen = session.batches, built.trainable
-    used = f"{len(described.devices)} × {described.devices[0].device_kind}"
-    memory = described.chip and f" of {described.chip.memory_bytes / 2**30:.0f} GiB"
-    yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
-    kind = described.chosen.kind
-    if special := flat(described.layers.by_device.get(kind, {})):
-        keys = ", ".join(f"{key} {value}" for key, value in special.items())
-        yield "by_device", f"on {kind}: {keys}"
-    shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
-    yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
-    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"
-    for line in session.run.optim.lines(built.parted(built.abstract)[0]):
-        yield "optimiser", line
-    yield (
-        "batch",
-        f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
-        f"× {batches.shards} shards, of {session.run.data.length} tokens",
-    )
-    moment = getattr(session.run.optim, "moment", "float32")
-    stored = "float32 weights and optimiser"
-    if moment != "float32":
-        stored = f"float32 weights, first moment in {moment}"
-    yield "precision", f"{described.compute} compute, {stored}"
-    if described.attention is not None:
-        yield "attention", described.attention.why
-    rows = loader.rows
-    some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
-    dropped = f", {some} left out of each" if loader.dropped else ""
-    yield (
-        "data",
-        f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
-        f"{loader.batches_per_epoch} steps an epoch{dropped}",
-    )
-    yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
-    yield "run", str(folder)

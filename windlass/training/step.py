@@ -23,6 +23,15 @@ class Progress(NamedTuple):
     best_step: Int[Array, ""]  # where that was
     since: Int[Array, ""]  # evaluations after it
 
+    def judged(self, step: int, loss: float) -> "Progress":
+        """The same after an evaluation: a new best, or one more without."""
+        is_best = loss < self.best
+        return self._replace(
+            best=jnp.where(is_best, loss, self.best),
+            best_step=jnp.where(is_best, step, self.best_step),
+            since=jnp.where(is_best, 0, self.since + 1),
+        )
+
 
 class State(NamedTuple):
     """All that changes during training, and all that a checkpoint holds."""

@@ -1,0 +1,49 @@
+"""What a run says of itself before it begins."""
+
+from collections.abc import Iterator
+from pathlib import Path
+
+from windlass.config.sections import flat
+from windlass.data.load import Loader
+from windlass.devices.axes import undivided
+from windlass.training.session import Session
+
+
+def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
+    """What the run is about to do, line by line."""
+    built, described = session.built, session.built.described
+    batches, chosen = session.batches, built.trainable
+    used = f"{len(described.devices)} × {described.devices[0].device_kind}"
+    memory = described.chip and f" of {described.chip.memory_bytes / 2**30:.0f} GiB"
+    yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
+    kind = described.chosen.kind
+    if special := flat(described.layers.by_device.get(kind, {})):
+        keys = ", ".join(f"{key} {value}" for key, value in special.items())
+        yield "by_device", f"on {kind}: {keys}"
+    shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
+    yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
+    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"
+    for line in session.run.optim.lines(built.parted(built.abstract)[0]):
+        yield "optimiser", line
+    yield (
+        "batch",
+        f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
+        f"× {batches.shards} shards, of {session.run.data.length} tokens",
+    )
+    moment = getattr(session.run.optim, "moment", "float32")
+    stored = "float32 weights and optimiser"
+    if moment != "float32":
+        stored = f"float32 weights, first moment in {moment}"
+    yield "precision", f"{described.compute} compute, {stored}"
+    if described.attention is not None:
+        yield "attention", described.attention.why
+    rows = loader.rows
+    some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
+    dropped = f", {some} left out of each" if loader.dropped else ""
+    yield (
+        "data",
+        f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
+        f"{loader.batches_per_epoch} steps an epoch{dropped}",
+    )
+    yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
+    yield "run", str(folder)

@@ -1,0 +1,44 @@
+"""What the model writes at each evaluation, in a file beside the run."""
+
+import os
+import re
+from pathlib import Path
+
+from windlass.evaluation.generate import Generator, Sampling
+from windlass.training import folder as folders
+from windlass.training.session import Session
+from windlass.training.step import Frozen, State
+
+
+class Writer:
+    """A sample of what the model writes, kept beside the run."""
+
+    TITLE = "--- step "
+
+    def __init__(self, session: Session, folder: Path):
+        self.session, self.file = session, folder / folders.SAMPLES
+        self.generator: Generator | None = None
+
+    def __call__(self, done: int, state: State, frozen: Frozen) -> str:
+        model = self.session.built.model(state.weights, frozen.model)
+        tokeniser = self.session.prepared.tokeniser
+        if self.generator is None:
+            self.generator = Generator(model, tokeniser)
+        self.generator.renew(model)
+        prompt = self.session.run.train.sample or ""
+        (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))
+        with open(self.file, "a", encoding="utf-8") as file:
+            file.write(f"{self.TITLE}{done}\n{prompt}{text}\n")
+        return prompt + text
+
+    def truncate(self, step: int) -> None:
+        """Drop the samples after a step: a run that goes on from there writes them again."""
+        if not self.file.exists():
+            return
+        text = self.file.read_text(encoding="utf-8")
+        titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)
+        later = [title.start() for title in titles if int(title[1]) > step]
+        if later:
+            partial = self.file.with_name(f"{self.file.name}.partial")
+            partial.write_text(text[: later[0]], encoding="utf-8")
+            os.replace(partial, self.file)
