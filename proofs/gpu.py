@@ -65,12 +65,13 @@ def agreement(rows: int, length: int, heads: int, shared: int, dim: int, window:
     document = document.at[:, -length // 16 :].set(-1)
 
     def run(kernel, dtype, v=v):
-        def total(q, k, v):
+        def total(q, k, v, document, weight):
             mixed = kernel(q, k, v, document, document, 0, window=window, scale=dim**-0.5)
             return jnp.sum(mixed.astype(jnp.float32) * weight.astype(jnp.float32)), mixed
 
         of_each = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))
-        (dq, dk, dv), mixed = of_each(*(x.astype(dtype) for x in (q, k, v)))
+        inputs = [x.astype(dtype) for x in (q, k, v)]
+        (dq, dk, dv), mixed = of_each(*inputs, document, weight)
         return {"mixed": mixed, "query": dq, "key": dk, "value": dv}
 
     with jax.default_matmul_precision("highest"):

@@ -1,5 +1,6 @@
 """From rows on disk to sharded arrays: which rows make step i, and getting them there in time."""
 
+import functools
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -12,6 +13,7 @@ from windlass.data.mix import Mixture
 from windlass.data.pack import COLUMNS, Rows
 from windlass.data.shuffle import permuted
 from windlass.data.worker import Make, making
+from windlass.devices.alone import ALONE
 from windlass.errors import UserError
 
 # The layout of a column of a batch, from its shape and its name.
@@ -122,10 +124,12 @@ def _placed(numbers: np.ndarray, shape: tuple[int, int], make: Make, placement: 
         which = np.searchsorted(mine, np.arange(len(numbers))[some])
         return columns[name][which, along]
 
-    return {
-        name: jax.make_array_from_callback(shape, place, lambda index, name=name: part(name, index))
-        for name, place in places.items()
-    }
+    with ALONE:
+        placed = {
+            name: jax.make_array_from_callback(shape, place, functools.partial(part, name))
+            for name, place in places.items()
+        }
+        return jax.block_until_ready(placed)
 
 
 def held(indices: Iterable[Any], count: int) -> np.ndarray:

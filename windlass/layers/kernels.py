@@ -169,7 +169,7 @@ def splash(
     )
     # The kernel multiplies nothing, and wants heads before positions.
     q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))
-    mixed = jax.vmap(kernel)(q, k, v, kernels.SegmentIds(document, slots))
+    mixed: Any = jax.vmap(kernel)(q, k, v, kernels.SegmentIds(document, slots))
     return mixed.swapaxes(1, 2)[:, :length].astype(v.dtype)
 
 

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from windlass.devices.alone import ALONE
 from windlass.errors import UserError
 from windlass.telemetry.console import Report, duration
 from windlass.telemetry.kept import Kept
@@ -40,9 +41,16 @@ class Program:
         self._jitted = jax.jit(function, **jit)
         self._compiled: list[tuple[Signature, jax.stages.Compiled]] = []
         self._known: dict[Any, jax.stages.Compiled] = {}
+        self._ran: list[jax.stages.Compiled] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        return self.prepare(*args, **kwargs)(*args, **kwargs)
+        compiled = self.prepare(*args, **kwargs)
+        if any(compiled is known for known in self._ran):
+            return compiled(*args, **kwargs)
+        with ALONE:
+            result = jax.block_until_ready(compiled(*args, **kwargs))
+        self._ran.append(compiled)
+        return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """The program for arguments like these, which may be shapes without values."""
