@@ -1,7 +1,6 @@
-"""On an NVIDIA GPU: cuDNN's attention is XLA's, losses are the CPU's, runs repeat bit by bit."""
+"""On an NVIDIA GPU: cuDNN's attention is XLA's, and losses are the CPU's."""
 
 import os
-import signal
 import tempfile
 from pathlib import Path
 
@@ -10,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from proofs import program
-from tests.training.campaign import RECIPE, Program, weights
+from tests.training.campaign import RECIPE, Program
 from windlass.layers import kernels
 from windlass.telemetry.metrics import read
 
@@ -25,7 +24,6 @@ SHAPES = [
     (4, 1024, 16, 8, 128, None),
     (1, 1024, 4, 1, 256, 512),
 ]
-# Long enough, and with a vocabulary large enough, for atomic additions to meet.
 STORIES = RECIPE | {
     "model": RECIPE["model"] | {"vocab": 1024, "embed": 256, "mlp": 512, "head_dim": 64},
     "tokenizer": {"kind": "bpe", "vocab": 1024},
@@ -41,15 +39,11 @@ def prove() -> dict:
         os.environ |= program.environment(folder)
         os.environ["XLA_PYTHON_CLIENT_PREALLOCATE"] = "false"  # several processes share the GPU
         losses = same_losses(Path(folder))
-        repeats = repeated(Path(folder))
     return {
-        "holds": all(each["agrees"] for each in found)
-        and losses["worst_relative"] < 1e-3
-        and repeats["same_bits"],
+        "holds": all(each["agrees"] for each in found) and losses["worst_relative"] < 1e-3,
         "device": jax.devices()[0].device_kind,
         "attention": {"tolerance": TOLERANCE, "shapes": found},
         "losses_on_cpu_and_gpu": losses,
-        "deterministic": repeats,
     }
 
 
@@ -111,27 +105,6 @@ def same_losses(folder: Path) -> dict:
         "worst_relative": float(np.abs(gpu / cpu - 1).max()),
         "cpu": cpu.round(5).tolist(),
         "gpu": gpu.round(5).tolist(),
-    }
-
-
-def repeated(folder: Path) -> dict:
-    def trained(name: str, *keys: str, stopped: bool = False) -> dict:
-        run = Program(folder / name, STORIES | {"checkpoint": {"every": 7}})
-        keys = ("device=gpu", *keys)
-        if stopped:
-            run.disturb(lambda run: run.step >= 17, signal.SIGKILL, *keys)
-        ended = run.finish(*keys)
-        assert ended.code == 0, ended.output
-        return weights(run.run_dir)
-
-    exactly = "train.deterministic=true"
-    first, second = trained("first", exactly), trained("second", exactly)
-    resumed = trained("resumed", exactly, stopped=True)
-    loose = trained("loose"), trained("loose again")
-    return {
-        "arrays": len(first) - 1,
-        "same_bits": first == second == resumed,
-        "same_bits_without": loose[0] == loose[1],
     }
 
 

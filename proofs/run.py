@@ -1,9 +1,9 @@
 """Run the long experiments, and write what they found beside them: proofs/<name>.json.
 
-make proof                            all that a CPU can run
-.venv/bin/python proofs/run.py kill   one
-.venv/bin/python proofs/run.py gpu    where there is an NVIDIA GPU
-.venv/bin/python proofs/run.py tpu    on an x86-64 host with libtpu; no TPU is needed
+make proof                                     all that a CPU can run
+.venv/bin/python proofs/run.py kill            one
+.venv/bin/python proofs/run.py gpu gpu_bits    where there is an NVIDIA GPU
+.venv/bin/python proofs/run.py tpu             on an x86-64 host with libtpu; no TPU is needed
 """
 
 import importlib
@@ -19,7 +19,7 @@ HERE = Path(__file__).parent
 ALL = ("quickstart", "meshes", "kill")
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.
-if "gpu" not in sys.argv:
+if not {"gpu", "gpu_bits"} & {*sys.argv}:
     os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
 sys.path.insert(0, str(HERE.parent))
