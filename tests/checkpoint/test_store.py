@@ -244,7 +244,7 @@ def test_a_failed_write_is_told_by_the_next_call_and_loses_nothing(
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert str(failed.value) == (
         f"saving checkpoint at step 2 in {store.folder} failed: File too large; "
-        "the newest checkpoint there is step 1"
+        "the newest checkpoint there is step 1; make room there, and the same command goes on"
     )
     assert "Traceback" not in capfd.readouterr().err
     assert same_bits(store.restore(abstract(large), identity).state, large)

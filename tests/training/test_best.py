@@ -12,9 +12,11 @@ from tests.training.test_loop import Told, refused
 from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.cli import commands
 from windlass.errors import UserError
 from windlass.training import origin
 from windlass.training.session import Built, describe
+from windlass.training.signals import Signals
 
 # A learning rate that is too high: the loss falls, then rises. A checkpoint is due at no step.
 KEYS = [
@@ -103,6 +105,15 @@ def test_the_last_the_best_and_the_averaged_weights_are_those_that_were_measured
         for name in expected
     }
     assert texts["last"] != texts["best"]
+
+
+def test_the_program_measures_the_weights_that_it_is_asked_for(stopped, capsys):
+    run, _ = stopped
+    assert commands.run(["evaluate", str(run), "--weights", "ema"], Signals()) == 0
+    facts = dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+    expected = records(run)[-1]["validation_ema_loss"]
+    assert facts["weights"] == "ema" and float(facts["loss"]) == pytest.approx(expected, rel=1e-3)
+    assert expected != pytest.approx(records(run)[-1]["validation_loss"], rel=1e-2)
 
 
 def test_a_run_starts_from_the_average_or_the_best_of_another(stopped, here):

@@ -4,7 +4,10 @@ import copy
 import dataclasses
 import json
 import os
+import re
+import resource
 import shutil
+import time
 from collections.abc import Iterator
 from io import StringIO
 from pathlib import Path
@@ -80,6 +83,7 @@ def test_the_banner_says_what_will_happen(finished):
         "parameters   26,848 trainable of 26,848",
         "batch        16 = 1 a device × 2 accumulation × 8 shards, of 64 tokens",
         "precision    float32 compute, float32 weights and optimiser",
+        "attention    plain XLA: there is no flash kernel for cpu devices",
         f"run          {finished[0]}",
     ]
     for line in expected:
@@ -272,16 +276,48 @@ def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
 
 def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
     run = mine(finished, here)
-    text = refused(f"run.dir={run}", "data.source.seed=1")
-    assert text.startswith("checkpoint at step 6 was written for data ")
-    assert "; this run describes data " in text and text.count("in rows of 64") == 2
+    there, other = (
+        calls.prepare(copy.deepcopy(RECIPE), words).fingerprint[:12]
+        for words in ([], ["data.source.seed=1"])
+    )
+    assert refused(f"run.dir={run}", "data.source.seed=1") == (
+        f"checkpoint at step 6 was written for data {there} in rows of 64; this run describes data "
+        f"{other} in rows of 64. Take the change back, or start another run with run.dir"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "there", "value"),
+    [
+        ("data.stride", "null", "32"),
+        ("data.packing", "documents", "none"),
+        ("data.shuffle", "true", "false"),
+        ("data.validation", "0.1", "0.2"),
+        ("data.test", "0.0", "0.1"),
+    ],
+)
+def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(
+    finished, here, key, there, value
+):
+    run = mine(finished, here)
+    assert refused(f"run.dir={run}", f"{key}={value}") == (
+        f"checkpoint at step 6 was written for {key} {there}; this run describes {key} {value}. "
+        "Take the change back, or start another run with run.dir"
+    )
 
 
 def test_a_checkpoint_of_another_tokeniser_is_refused_with_both(finished, here):
     run = mine(finished, here)
-    text = refused(f"run.dir={run}", "tokenizer.kind=bpe", "tokenizer.vocab=257")
-    assert text.startswith("checkpoint at step 6 was written for tokenizer of 257 tokens (")
-    assert "this run describes tokenizer of 257 tokens (" in text
+    keys = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
+    there, other = (
+        calls.prepare(copy.deepcopy(RECIPE), words).tokeniser.fingerprint[:12]
+        for words in ([], keys)
+    )
+    assert refused(f"run.dir={run}", *keys) == (
+        f"checkpoint at step 6 was written for tokenizer of 257 tokens ({there}); this run "
+        f"describes tokenizer of 257 tokens ({other}). Take the change back, or start another run "
+        "with run.dir"
+    )
 
 
 def test_a_vocabulary_smaller_than_the_tokeniser_is_refused(here):
@@ -394,6 +430,47 @@ def test_a_run_whose_frozen_arrays_are_gone_is_refused(here):
         f"the frozen arrays in {run}/checkpoints/frozen are gone; put back a copy of that folder, "
         "or start another run with run.dir"
     )
+
+
+def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_there_is_room(finished, here):
+    run = mine(finished, here)
+    records = run / folders.METRICS
+    # So long that this file alone is as large as a file may be.
+    records.write_text(json.dumps({"step": 0, "note": "x" * 10_000_000}) + "\n")
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (records.stat().st_size, unlimited[1]))
+    try:
+        refusal = refused(f"run.dir={run}", "train.steps=8")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert refusal == (
+        f"the run cannot be stored in {run}: File too large; make room there, and the same "
+        "command goes on from step 6"
+    )
+    assert Told(f"run.dir={run}", "train.steps=8").trained.step == 8
+
+
+class LateBatches(Loader):
+    """Batches that are not there when they are wanted."""
+
+    def iterate(self, *arguments) -> Iterator[dict[str, jax.Array]]:
+        for batch in super().iterate(*arguments):
+            time.sleep(0.02)
+            yield batch
+
+
+def test_waiting_for_data_is_recorded_and_epochs_are_those_of_the_data(here, monkeypatch):
+    monkeypatch.setattr(loop, "Loader", LateBatches)
+    keys = ["train.evaluate_every=0.2 epochs", "checkpoint.every=0.1 epochs", "checkpoint.keep=9"]
+    told = Told("run.dir=run", "data.source.count=60", *keys)
+    assert "23 steps an epoch" in told.text  # a tenth is 2.3, a fifth 4.6
+    lines = Path("run/metrics.jsonl").read_text().splitlines()
+    records = [json.loads(line) for line in lines]
+    assert [each["step"] for each in records if "validation_loss" in each] == [5, 6]
+    assert steps_in(folder_of(Path("run"))) == [0, 3, 5, 6]
+    waits = [each["data_wait_ms"] for each in records if "data_wait_ms" in each]
+    assert len(waits) == 6 and min(waits) >= 20
+    assert re.search(r"\ntime  .* in 6 steps; an epoch takes \S+ m?s\n", told.text)
 
 
 class OtherBatches(Loader):

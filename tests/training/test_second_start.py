@@ -25,10 +25,13 @@ def test_the_second_start_of_a_run_compiles_nothing_and_says_so(tmp_path, monkey
     told = next(line for line in first.output.splitlines() if line.startswith("compiled "))
     assert told.startswith("compiled     2 programs in ") and str(kept) in told
 
+    there = sorted(kept.glob("*-cache"))
+
     second = stopped.finish(*keys)
     assert second.code == 0, second.output
     after = compilations(stopped)[len(before) :]
     assert [record["function"] for record in after if not record["cached"]] == []
     assert {"step", "evaluation"} <= {record["program"] for record in after}
     assert f"compiled     nothing: {len(after)} programs from the cache ({kept}, " in second.output
+    assert there and sorted(kept.glob("*-cache")) == there
     assert {r["fingerprint"] for r in after} <= {r["fingerprint"] for r in before}

@@ -14,7 +14,7 @@ from jaxtyping import PyTree
 
 from windlass.checkpoint import archive, seal
 from windlass.checkpoint.fingerprint import named
-from windlass.errors import UserError
+from windlass.errors import FULL, UserError
 
 Identity = dict[str, str | int | float]
 
@@ -144,7 +144,10 @@ class Store:
         shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()
         left = f"the newest checkpoint there is step {steps[-1]}" if steps else "there is none yet"
-        return UserError(f"saving {_title(name)} in {self.folder} failed: {_reason(error)}; {left}")
+        number = _number(error)
+        why = os.strerror(number) if number else str(error)
+        more = "; make room there, and the same command goes on" if number in FULL else ""
+        return UserError(f"saving {_title(name)} in {self.folder} failed: {why}; {left}{more}")
 
     def _clear(self) -> None:
         for path in sorted(self.folder.glob("*")):
@@ -311,11 +314,10 @@ def _title(name: str) -> str:
     return "the frozen arrays" if name == FROZEN else f"checkpoint at step {name}"
 
 
-def _reason(error: Exception) -> str:
-    """The system's own words; TensorStore hides them in a paragraph."""
+def _number(error: Exception) -> int | None:
+    """The system's own number of what went wrong; TensorStore hides it in a paragraph."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
-    number = int(code[1]) if code else getattr(error, "errno", None)
-    return os.strerror(number) if number else str(error)
+    return int(code[1]) if code else getattr(error, "errno", None)
 
 
 def _list(items: Iterable[Any]) -> str:

@@ -7,7 +7,6 @@ learned from sources as they stand. What is being written stands in a folder of 
 whole, and is then renamed.
 """
 
-import errno
 import fcntl
 import hashlib
 import json
@@ -31,14 +30,13 @@ from windlass.data.tokenizer import (
     Tokeniser,
     Tokenizer,
 )
-from windlass.errors import UserError
+from windlass.errors import FULL, UserError
 from windlass.sources import Source
 
 FORMAT = 1  # raised whenever the same documents would be written differently
 BATCH_CHARACTERS = 2**20  # or ids
 BATCH_DOCUMENTS = 2048
 CHANGED = "the documents of data.source changed while they were read; run it again"
-FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 @dataclass(frozen=True, eq=False)

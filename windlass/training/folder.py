@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.data.tokenizer import Tokenizer
-from windlass.errors import UserError
+from windlass.errors import FULL, UserError
 from windlass.run import Run, Train, Weights, essential
 
 RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
@@ -104,6 +104,22 @@ def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     own = folder / TOKENIZER
     is_gone = tokenizer.path is not None and not Path(tokenizer.path).expanduser().exists()
     return replace(tokenizer, path=str(own)) if is_gone and own.is_file() else tokenizer
+
+
+@contextmanager
+def roomy(folder: Path) -> Iterator[None]:
+    """Whatever a run writes while the disk is full is refused in words."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        steps = steps_in(folder_of(folder))
+        where = f"goes on from step {steps[-1]}" if steps else "starts it again"
+        raise UserError(
+            f"the run cannot be stored in {folder}: {error.strerror}; "
+            f"make room there, and the same command {where}"
+        ) from error
 
 
 @contextmanager

@@ -65,6 +65,7 @@ def train(
     former = folders.compiles(folder, described.name)
     strict, kept = described.run.train.strict, described.kept
     with (
+        folders.roomy(folder),
         folders.locked(folder),
         described.scope(),
         Watch(report, strict=strict, kept=kept, former=former) as watch,

@@ -40,6 +40,9 @@ from windlass.training.step import Frozen, State, make_step, start
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
 RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
+# What decides, of given documents, which rows a step has.
+ROWS = ("stride", "packing", "shuffle", "validation", "test")
+
 
 @dataclass(frozen=True)
 class Described:
@@ -192,6 +195,7 @@ class Session:
         return self.built.identity | {
             "tokenizer": f"of {tokeniser.size} tokens ({tokeniser.fingerprint[:12]})",
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
+            **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
             "optim": type(self.run.optim).__module__.rpartition(".")[2],
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
@@ -302,6 +306,10 @@ class Evaluator:
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.place, prefetch=ahead)
         return average(self.function(weights, frozen, batch) for batch in batches)
+
+
+def _shown(value: Any) -> str:
+    return "null" if value is None else str(value).lower()
 
 
 def _is_shape(x: Any) -> bool:
