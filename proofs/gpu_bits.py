@@ -9,7 +9,7 @@ from proofs import program
 from proofs.gpu import STORIES
 from tests.training.campaign import Program, weights
 
-# Rows long enough for the additions of several blocks of attention to meet in one gradient.
+# Rows long enough for several blocks of attention to add to one gradient.
 RECIPE = STORIES | {
     "data": STORIES["data"] | {"length": 1024},
     "train": STORIES["train"] | {"batch": 16},
