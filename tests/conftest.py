@@ -40,15 +40,22 @@ from tests import tiny  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
+LIKE_LLAMA = ("mistral", "qwen2", "qwen3")
+
 # A family is found by being in the folder, and these are as if they were.
 windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
-    """`family` is each of them in turn, `causal` each of those that declare themselves so."""
+    """`family` is each of them in turn, `causal` each of those that declare themselves so.
+
+    `unlike` leaves out those that are llama's blocks with other numbers, for what takes long.
+    """
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", found)
+    if "unlike" in metafunc.fixturenames:
+        metafunc.parametrize("unlike", [name for name in found if name not in LIKE_LLAMA])
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
         metafunc.parametrize("causal", declared)

@@ -157,7 +157,7 @@ def test_the_best_of_checkpoints_without_a_loss_is_refused(run, tmp_path):
 def test_another_model_than_the_one_that_was_trained_is_refused(run):
     fields = (
         "vocab 300, embed 32, mlp 64, layers {}, heads 4, kv_heads 2, head_dim 8, theta 10000.0, "
-        "eps 1e-06, tied True, attention_bias False"
+        "pairing half, eps 1e-06, tied True, attention_bias False"
     )
     assert refusal(windlass.generate, run, "One", ["model.layers=3"]) == (
         f"checkpoint at step 4 was written for model qwen3 ({fields.format(2)}); "

@@ -159,9 +159,9 @@ def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(he
     assert "steps an epoch\n" in whole.text  # no row of a mixture is left out
 
 
-def test_every_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, family):
-    config = dataclasses.replace(tiny.config(family), vocab=257)
-    recipe = RECIPE | {"model": {"family": family, **tree(config)}}
+def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, unlike):
+    config = dataclasses.replace(tiny.config(unlike), vocab=257)
+    recipe = RECIPE | {"model": {"family": unlike, **tree(config)}}
     keys = ["optim.schedule.shape=constant", "train.evaluate_every=null"]
     keys += ["mesh.fsdp=4", "mesh.tensor=2"]
     for steps in (2, 4):
@@ -266,7 +266,7 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_refused(finished, here):
 def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
     run = mine(finished, here)
     fields = "vocab 257, embed 32, mlp {}, layers 2, heads 4, kv_heads 2, head_dim 8, "
-    fields += "theta 10000.0, eps 1e-06, tied True, attention_bias False"
+    fields += "theta 10000.0, pairing half, eps 1e-06, tied True, attention_bias False"
     assert refused(f"run.dir={run}", "model.mlp=48") == (
         f"checkpoint at step 6 was written for model qwen3 ({fields.format(64)}); this run "
         f"describes model qwen3 ({fields.format(48)}). Take the change back, or start another "

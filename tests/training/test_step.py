@@ -62,7 +62,7 @@ def test_accumulation_gives_the_same_gradient_whatever_the_weights_of_its_microb
     norm = optax.tree.norm(found[1])
     for microbatches in (2, 4):
         off = jax.tree.map(jnp.subtract, found[microbatches], found[1])
-        assert float(optax.tree.norm(off) / norm) < 1e-6
+        assert float(optax.tree.norm(off) / norm) < 2e-6
 
 
 def spoiled(rows: dict[str, jax.Array]) -> dict[str, jax.Array]:

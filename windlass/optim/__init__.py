@@ -60,13 +60,15 @@ class Schedule:
         def share(step):
             s = jnp.asarray(step, jnp.float32)
             rising = self.start + (1 - self.start) * s / max(1, rise)
+            return jnp.where(s < rise, rising, self.floor + (1 - self.floor) * left(s))
+
+        def left(s):
+            # What does not fall says nothing of how long the run is, so that a longer run of the
+            # same program need not be compiled again.
+            if self.shape == "constant":
+                return jnp.ones_like(s)
             p = jnp.clip((s - (steps - fall)) / fall, 0.0, 1.0)
-            left = {
-                "constant": jnp.ones_like(p),
-                "cosine": (1 + jnp.cos(jnp.pi * p)) / 2,
-                "linear": 1 - p,
-            }[self.shape]
-            return jnp.where(s < rise, rising, self.floor + (1 - self.floor) * left)
+            return 1 - p if self.shape == "linear" else (1 + jnp.cos(jnp.pi * p)) / 2
 
         return share
 

@@ -167,7 +167,8 @@ class Built:
     def identity(self) -> dict[str, str | int | float]:
         """What a checkpoint must agree on with whoever reads its weights."""
         family = type(self.run.model).__module__.rpartition(".")[2]
-        fields = ", ".join(f"{name} {value}" for name, value in tree(self.run.model).items())
+        given = {name: x for name, x in tree(self.run.model).items() if x is not None}
+        fields = ", ".join(f"{name} {value}" for name, value in given.items())
         trained = " ".join(self.run.train.trainable)
         return {"model": f"{family} ({fields})", "trainable": trained}
 
