@@ -263,6 +263,19 @@ def test_a_folder_that_cannot_be_written_is_told(opened, place, identity, tmp_pa
     )
 
 
+def test_frozen_arrays_of_a_start_that_saved_no_step_give_way_to_those_made_anew(
+    opened, place, abstract, identity, same_bits
+):
+    killed = opened()
+    killed.save_frozen(place(8, (2, 2, 2)).model, identity)
+    killed.wait()
+    state = place(9, (2, 2, 2))
+    store = opened()
+    assert store.restore(abstract(state), identity) is None
+    assert store.save_frozen(state.model, identity)
+    assert same_bits(store.restore_frozen(abstract(state.model), identity), state.model)
+
+
 def test_frozen_arrays_are_stored_once_and_checked(
     opened, place, abstract, identity, same_bits, tmp_path
 ):

@@ -98,18 +98,19 @@ def test_on_a_terminal_what_goes_is_shown_and_asked_for(copied, tmp_path):
     (run / "notes.md").write_text("Mine.")
     held = size(size_of(run))
     asked = f"{copied}, {held}, finished at step 4\ndelete it? [y/N] "
-    assert answered("n", tmp_path) == f"{asked}nothing was deleted\n"
+    assert answered("n\n", tmp_path) == f"{asked}nothing was deleted\n"
+    assert answered("\4", tmp_path) == f"{asked}\nnothing was deleted\n"
     assert (run / "recipe.yaml").is_file()
     left = f"left, since the run did not write it: {copied}/notes.md\n"
-    assert answered("y", tmp_path) == f"{asked}deleted {copied}, {held}\n{left}"
+    assert answered("y\n", tmp_path) == f"{asked}deleted {copied}, {held}\n{left}"
     assert os.listdir(run) == ["notes.md"]
 
 
-def answered(answer: str, folder: Path) -> str:
-    """What the program says to somebody who answers at a terminal."""
+def answered(keys: str, folder: Path) -> str:
+    """What the program says to somebody who presses keys at a terminal; named twice is once."""
     ours, theirs = pty.openpty()
-    os.write(ours, f"{answer}\n".encode())
-    words = [sys.executable, "-m", "windlass", "runs", "--delete", "tiny"]
+    os.write(ours, keys.encode())
+    words = [sys.executable, "-m", "windlass", "runs", "--delete", "tiny", "tiny"]
     done = subprocess.run(
         words, cwd=folder, env=trained.environment(), stdin=theirs, capture_output=True, text=True
     )

@@ -1,12 +1,14 @@
 """How batches are made changes no bit of them."""
 
 import gc
+import multiprocessing
 import os
 import pickle
 import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
 
@@ -98,6 +100,24 @@ def test_what_is_sent_to_a_worker_is_shorter_than_a_pipe(mixed: Prepared):
     sent = pickle.dumps(rows)
     assert len(sent) < 2**12
     assert same(pickle.loads(sent).batch(range(len(rows))), rows.batch(range(len(rows))))
+
+
+class Plain:
+    """Rows that are their own numbers."""
+
+    def batch(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        return {"tokens": numbers}
+
+
+@pytest.mark.parametrize("heard", [signal.SIGINT, signal.SIGTERM])
+def test_a_worker_that_is_still_starting_does_not_hear_what_ends_a_run(heard: signal.Signals):
+    with making(Plain(), 1) as make, ThreadPoolExecutor(1) as thread:
+        made = thread.submit(make, np.arange(2))
+        while not (started := multiprocessing.active_children()):
+            time.sleep(0.001)
+        assert started[0].pid is not None
+        os.kill(started[0].pid, heard)
+        assert made.result()["tokens"].tolist() == [0, 1]
 
 
 class Deadly:

@@ -79,6 +79,12 @@ def test_what_a_kill_left_half_written_is_removed_so_that_it_can_be_kept_again(p
     assert whole.exists() and not half.exists() and not empty.exists()
 
 
+def test_a_program_that_another_process_removes_meanwhile_counts_for_nothing(place):
+    whole = entry(place, "whole", used=1)
+    (place / "gone-cache").symlink_to(place / "nowhere")
+    assert keep() == (place, None) and keep().size == whole.stat().st_size
+
+
 def test_above_the_limit_the_longest_unused_go(place, monkeypatch):
     entries = [entry(place, f"jit_{used}", used, os.urandom(1000)) for used in (3, 1, 2)]
     monkeypatch.setattr(kept, "LIMIT", 2500)

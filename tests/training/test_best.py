@@ -69,6 +69,15 @@ def test_the_same_command_says_that_the_run_is_finished_and_how_to_go_on(stopped
     ) in again.text
 
 
+def test_a_run_that_lost_its_patience_at_its_last_step_says_that_it_needs_more_of_both(
+    stopped, here
+):
+    run = Path(shutil.copytree(stopped[0], here / "run"))
+    _, last = steps_in(folder_of(run))
+    again = Told(f"run.dir={run}", *KEYS, "train.patience=2", f"train.steps={last}")
+    assert f"; train.steps={2 * last} train.patience=4 would go on\n" in again.text
+
+
 def test_a_run_taken_up_again_and_given_more_patience_ends_with_the_same_bits(stopped, here):
     run = Path(shutil.copytree(stopped[0], here / "run"))
     best, last = steps_in(folder_of(run))

@@ -110,6 +110,9 @@ class Store:
                 seal.extend(folder, archive.LATE)  # a kill right after the commit left this undone
                 return Restored(step, found, manifest["metrics"])
         _refuse_if_only_damaged(self.folder)
+        # Those of a start that ended before it saved a step: what is made anew may differ.
+        if (self.folder / FROZEN).is_dir():
+            _remove(self.folder / FROZEN)
         return None
 
     def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:

@@ -395,7 +395,7 @@ def _delete(names: list[str], yes: bool) -> None:
 
     if not names:
         raise UserError("which runs? windlass runs lists them, windlass runs --delete RUN deletes")
-    found = [calls.standing(name) for name in names]
+    found = [calls.standing(folder) for folder in dict.fromkeys(map(calls.find, names))]
     for one in found:
         calls.check_deletable(one.folder)
     if not yes:
@@ -403,7 +403,7 @@ def _delete(names: list[str], yes: bool) -> None:
             raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
         for one in found:
             _say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
-        if input(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] ").lower() != "y":
+        if not _agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
             _say(Text("nothing was deleted"))
             return
     for one in found:
@@ -411,6 +411,14 @@ def _delete(names: list[str], yes: bool) -> None:
         _say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
         if left:
             _say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
+
+
+def _agrees(question: str) -> bool:
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False
 
 
 def _list_recipes() -> None:

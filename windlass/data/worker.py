@@ -33,7 +33,9 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
 
     def make(numbers: np.ndarray) -> dict[str, np.ndarray]:
         try:
-            return pool.submit(_batch, numbers).result()
+            with _deaf():  # it may start a worker
+                made = pool.submit(_batch, numbers)
+            return made.result()
         except BrokenProcessPool:
             raise UserError(
                 f"data.workers is {workers}, and one of these processes ended. A script that "
@@ -48,12 +50,21 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
         pool.shutdown(cancel_futures=True)
 
 
+@contextmanager
+def _deaf() -> Iterator[None]:
+    """In this block the thread hears no signal to stop, nor does a process that it starts, ever."""
+    # Ctrl-C reaches every process of a terminal, one that still imports too; when to stop is for
+    # the one that trains to say.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 def _begin(rows: Any) -> None:
     global _rows
     _rows = rows
-    # Ctrl-C reaches every process of a terminal; when to stop is for the one that trains to say.
-    for one in (signal.SIGINT, signal.SIGTERM):
-        signal.signal(one, signal.SIG_IGN)
     threading.Thread(target=_end_with_parent, daemon=True).start()
 
 

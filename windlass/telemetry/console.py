@@ -121,8 +121,9 @@ class Report:
             TextColumn("{task.fields[speeds]}", markup=False),
             TextColumn("{task.fields[doing]}", markup=False, style="dim"),
         )
-        self._bar = Progress(*columns, console=self.console, refresh_per_second=4)
-        self._bar.add_task("", total=total, completed=first, speeds="", doing="")
+        bar = Progress(*columns, console=self.console, refresh_per_second=4)
+        bar.add_task("", total=total, completed=first, speeds="", doing="")
+        self._bar = bar  # not before it has its task, which the heartbeat writes to
         self._end_status()  # a terminal has one line that is drawn in place
         self._bar.start()
 

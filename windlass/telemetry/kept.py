@@ -3,6 +3,7 @@
 import os
 import stat
 import zlib
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,8 +22,7 @@ class Kept(NamedTuple):
     @property
     def size(self) -> int:
         """Bytes of all programs there, of this run and of others."""
-        entries = self.folder.glob(ENTRY) if self.folder else []
-        return sum(path.stat().st_size for path in entries)
+        return sum(about.st_size for _, about in _entries(self.folder)) if self.folder else 0
 
 
 def keep() -> Kept:
@@ -65,7 +65,7 @@ def _tidy(folder: Path) -> None:
     """Remove what a killed process left half written, and the longest unused above the limit."""
     checked = folder / CHECKED
     since = checked.stat().st_mtime if checked.exists() else 0.0
-    entries = [(path, path.stat()) for path in folder.glob(ENTRY)]
+    entries = _entries(folder)
     for path, about in entries:
         if about.st_mtime >= since and not _is_whole(path):
             path.unlink(missing_ok=True)
@@ -80,6 +80,15 @@ def _tidy(folder: Path) -> None:
         total += about.st_size
         if total > LIMIT:
             path.unlink(missing_ok=True)
+
+
+def _entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
+    """The programs in a folder; one that another process removes meanwhile is none."""
+    found = []
+    for path in folder.glob(ENTRY):
+        with suppress(FileNotFoundError):
+            found.append((path, path.stat()))
+    return found
 
 
 def _is_whole(path: Path) -> bool:

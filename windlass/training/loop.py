@@ -10,6 +10,7 @@ from jaxtyping import Array
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import Due
+from windlass.data.cache import write_whole
 from windlass.data.load import Loader
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
@@ -120,7 +121,8 @@ class Loop:
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
         folders.store(self.folder, self.session.run)
-        self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
+        # Whole: it may be the only copy, and what was just read.
+        write_whole(self.folder / folders.TOKENIZER, self.session.prepared.tokeniser.text)
         self.records.truncate(first)
         self.about.begin(step=first, **self.session.built.described.facts)
         if self.writer is not None:
@@ -224,9 +226,11 @@ class Loop:
             self.report.note(fate(self.session.run.optim.rate, before, self.steps, done))
 
     def is_finished(self, state: State) -> bool:
+        return self.gives_up(state) or int(state.step) >= self.steps
+
+    def gives_up(self, state: State) -> bool:
         patience = self.train.patience
-        gives_up = patience is not None and int(state.progress.since) >= patience
-        return gives_up or int(state.step) >= self.steps
+        return patience is not None and int(state.progress.since) >= patience
 
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
@@ -307,12 +311,15 @@ class Loop:
 
     def already_finished(self, state: State) -> Trained:
         done = int(state.step)
-        how, more = "", f"train.steps={2 * self.steps}"
-        if done < self.steps:
-            how, more = f", {self.why_early(state)}", f"train.patience={2 * state.progress.since}"
+        how, more = "", []
+        if done >= self.steps:
+            more.append(f"train.steps={2 * self.steps}")
+        if self.gives_up(state):
+            how = f", {self.why_early(state)}"
+            more.append(f"train.patience={2 * state.progress.since}")
         self.report.note(
             f"this run is finished: step {done} of {self.steps} in {self.folder}{how}; "
-            f"{more} would go on"
+            f"{' '.join(more)} would go on"
         )
         return Trained(self.folder, done, True, self.records.last() or {}, None)
 

@@ -15,11 +15,13 @@ from windlass.errors import UserError
 from windlass.telemetry import about, metrics, tensorboard
 from windlass.training import folder as folders
 
+LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
-    *(folders.METRICS, folders.SAMPLES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
-    *("checkpoints", folders.COMPILES, f"{tensorboard.NAME}*"),
-    *("about.new", "recipe.new", "metrics.jsonl.partial", "samples.txt.partial"),  # left by a kill
+    *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
+    *("checkpoints", f"{tensorboard.NAME}*"),
+    # Left by a kill.
+    *("about.new", "recipe.new", *(f"{name}.partial" for name in LINES), f"{folders.TOKENIZER}.*"),
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 
