@@ -182,6 +182,13 @@ def test_nothing_is_noted_when_no_watch_is_open(tmp_path):
     assert not watched.file.exists() and Watch.current is None
 
 
+def test_what_another_run_wrote_of_its_compilations_may_be_spoilt(tmp_path):
+    spoilt, good = tmp_path / "spoilt.jsonl", tmp_path / "good.jsonl"
+    spoilt.write_bytes(b"\0" * 64 + b"\n")
+    good.write_text('{"program": "step", "cached": false, "seconds": 65.5}\n')
+    assert Watched(tmp_path, former=[spoilt, good]).watch.last("step") == 65.5
+
+
 def test_records_are_written_once_the_run_is_known_to_be_right(tmp_path):
     watch = Watch(Report(Console(file=io.StringIO())), strict=False, kept=Kept(None))
     with watch:

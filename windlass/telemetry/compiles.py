@@ -175,7 +175,11 @@ class Watch:
     def last(self, program: str) -> float | None:
         """The seconds it took to compile a program the last time, in this run or one before it."""
         for path in self._former:
-            for record in reversed(read(path) if path.exists() else []):
+            try:
+                records = read(path) if path.exists() else []
+            except UserError:  # somebody spoilt it, and it is no reason not to train
+                continue
+            for record in reversed(records):
                 if record["program"] == program and not record["cached"]:
                     return record["seconds"]
         return None
