@@ -59,7 +59,7 @@ def test_without_a_terminal_everything_is_a_plain_line():
         "compiling the step took 8.2 s",
         "step   11/1000  loss 3.2146  12.3k tok/s  41.2% MFU  4m07s left",
         "step   20/1000  loss 3.2146  12.3k tok/s  41.2% MFU  4m05s left",
-        "step 20  validation loss 3.1000  validation perplexity 22.1980",
+        "step 20  validation loss 3.1000  perplexity 22.1980",
         "  Ada saw a [red] :cat: " + "that ran and ran " * 10,
         "  The end.",
         "saving took 1m15s",

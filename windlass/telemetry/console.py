@@ -13,6 +13,7 @@ from rich.text import Text
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
 
 NAME_WIDTH = 12  # of the left column of facts
+EVALUATED = ("validation_ema_", "validation_")  # said before the first of several such numbers
 STARVED = 0.1  # of a step spent waiting for data, from which on it is worth saying
 
 
@@ -75,10 +76,13 @@ class Report:
         self._print(Text(", ".join([took, *remarks])))
 
     @contextmanager
-    def doing(self, name: str, last: float | None = None) -> Iterator[None]:
-        """What goes on now, and how many seconds it took last time, should it be asked for."""
+    def doing(self, name: str, last: float | None = None, patience: float = 0) -> Iterator[None]:
+        """What goes on now, and how many seconds it took last time, should it be asked for.
+
+        With patience, it may be silent for so many seconds, where others are asked sooner.
+        """
         with self._lock:
-            self._doing.append(Doing(name, self._clock(), last))
+            self._doing.append(Doing(name, self._clock(), last, patience))
         is_alone = self._is_live and self._bar is None and self._status is None
         status = self.console.status(Text(f"{name} ...")) if is_alone else None
         try:
@@ -102,7 +106,7 @@ class Report:
                 return
             now, doing = self._clock(), self._doing[-1]
             quiet = now - max(doing.began, self._spoke)
-            if quiet < self._patience:
+            if quiet < max(self._patience, doing.patience):
                 return
             if self._is_live:
                 self._show(doing.after(quiet))
@@ -140,7 +144,12 @@ class Report:
         self._warn_of_waiting(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        found = (f"{name.replace('_', ' ')} {number(value)}" for name, value in metrics.items())
+        found, before = [], None
+        for name, value in metrics.items():
+            of_what = next((group for group in EVALUATED if name.startswith(group)), "")
+            title = name.removeprefix(of_what) if of_what == before else name
+            found.append(f"{title.replace('_', ' ')} {number(value)}")
+            before = of_what
         self._print(Text.assemble(f"step {step}  ", ("  ".join(found), "bold")))
 
     def sample(self, text: str) -> None:

@@ -35,6 +35,7 @@ class Doing:
     name: str
     began: int | float
     last: int | float | None
+    patience: int | float = 0  # seconds in which it need not be spoken of
     told: int | float = 0  # when it was last spoken of
 
     def after(self, seconds: int | float) -> str:

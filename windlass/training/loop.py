@@ -29,6 +29,8 @@ from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
 from windlass.training.step import Frozen, State
 
+BETWEEN_STEPS = 30  # seconds without a line that are no silence: `telemetry.every` says how many
+
 
 class Trained(NamedTuple):
     """How a run ended."""
@@ -134,7 +136,7 @@ class Loop:
         if first == 0:
             self.store.save(0, state, self.session.identity)
         with self.signals.waits():
-            with self.report.doing("training"):
+            with self.report.doing("training", patience=BETWEEN_STEPS):
                 state, latest = self.go(step, state, frozen, first)
             with self.report.doing("saving"):
                 self.store.wait()
