@@ -228,3 +228,11 @@ def test_a_reading_without_steps_says_nothing():
     speeds = meter(clock)
     clock.now += 2
     assert speeds.read() == {}
+
+
+def test_the_last_record_is_refused_where_somebody_spoilt_it(tmp_path):
+    path = tmp_path / "metrics.jsonl"
+    path.write_text('{"step": 1, "loss": 2.0}\n{"step": 2, "loss": }\n')
+    with pytest.raises(UserError) as refusal:
+        last(path, "loss")
+    assert str(refusal.value) == f"{path} is not JSON: Expecting value: line 1 column 21 (char 20)"

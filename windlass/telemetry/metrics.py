@@ -85,13 +85,8 @@ class Metrics:
 
 def read(path: str | Path) -> list[dict[str, Any]]:
     """The records of a file, but for a last line that is not finished."""
-    records = []
-    for number, line in enumerate(_finished(Path(path)), start=1):
-        try:
-            records.append(_record(line))
-        except ValueError as error:  # neither JSON nor UTF-8
-            raise UserError(f"{path}, line {number}, is not JSON: {error}") from error
-    return records
+    lines = enumerate(_finished(Path(path)), start=1)
+    return [_record(line, f"{path}, line {number},") for number, line in lines]
 
 
 def last(path: str | Path, name: str = "step") -> dict[str, Any] | None:
@@ -99,8 +94,10 @@ def last(path: str | Path, name: str = "step") -> dict[str, Any] | None:
     path, key = Path(path), json.dumps(name).encode()
     lines = reversed(_finished(path)) if path.exists() else ()
     # Only those lines are parsed that may have it: a long run has a million of them.
-    records = (_record(line) for line in lines if key in line)
-    return next((record for record in records if name in record), None)
+    for line in lines:
+        if key in line and name in (record := _record(line, path)):
+            return record
+    return None
 
 
 def truncate(path: str | Path, step: int | None = None) -> None:
@@ -196,8 +193,11 @@ class Meter:
         return round(self._tokens * steps)
 
 
-def _record(line: bytes) -> dict[str, Any]:
-    return {name: _number(value) for name, value in json.loads(line).items()}
+def _record(line: bytes, where: str | Path) -> dict[str, Any]:
+    try:
+        return {name: _number(value) for name, value in json.loads(line).items()}
+    except ValueError as error:  # neither JSON nor UTF-8
+        raise UserError(f"{where} is not JSON: {error}") from error
 
 
 def _finished(path: Path) -> list[bytes]:
