@@ -183,8 +183,13 @@ def test_rows_too_long_for_attention_without_a_flash_kernel_are_refused():
 
 
 def test_a_flash_kernel_takes_longer_rows_and_float32_has_none_on_a_gpu():
-    on_gpu = dict(kind="gpu", name="NVIDIA H200")
-    assert read("data.length=65536", "model.head_dim=64", **on_gpu)
-    assert read("data.length=65536", kind="tpu", name="TPU v5 lite")
-    exact = refused("data.length=65536", "model.head_dim=64", "precision.compute=float32", **on_gpu)
-    assert "cuDNN has no flash kernel for float32 matrices" in exact
+    keys = ("data.length=65536", "model.head_dim=64")
+    assert read(*keys, kind="gpu", name="NVIDIA H200")
+    assert read(*keys, kind="tpu", name="TPU v5 lite")
+    exact = refused(*keys, "precision.compute=float32", kind="gpu", name="NVIDIA H200")
+    assert exact == (
+        "1 problem in the recipe and the command line:\n"
+        "  data.length  is 65536; attention here is plain XLA: cuDNN has no flash kernel for "
+        "float32 matrices, and a row takes length × length numbers in each head: up to 8192 "
+        "would do"
+    )
