@@ -29,7 +29,7 @@ from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
 from windlass.training.step import Frozen, State
 
-BETWEEN_STEPS = 30  # seconds without a line that are no silence: `telemetry.every` says how many
+BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many
 
 
 class Trained(NamedTuple):
