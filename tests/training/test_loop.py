@@ -489,7 +489,9 @@ def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeyp
     monkeypatch.setattr(loop, "Loader", OtherBatches)
     told = Told(f"run.dir={here / 'run'}", "train.steps=5")
     assert f"warning: {CHANGED}\n" in told.text and told.trained.is_finished
-    assert told.text.count("compiled again") == 1
+    # A machine that is slow just then is also told that it waits for data.
+    warned = [line for line in told.text.splitlines() if line.startswith("warning:")]
+    assert [line for line in warned if "waiting for data" not in line] == [f"warning: {CHANGED}"]
 
 
 def test_when_strict_a_step_that_is_compiled_again_ends_the_run_and_loses_nothing(
