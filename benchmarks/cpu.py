@@ -50,7 +50,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray], int]:
     import jax.numpy as jnp
 
     from windlass.devices import mesh
-    from windlass.export.names import to_tensors
+    from windlass.hub.names import to_tensors
     from windlass.layers.stack import arrange
     from windlass.models import qwen3
     from windlass.objectives import Carry

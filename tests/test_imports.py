@@ -9,12 +9,15 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors config devices layers models adapters sources data objectives optim checkpoint "
-    "telemetry run evaluation training plan export launch calls cli"
+    "errors config devices layers models adapters hub sources formats data objectives optim "
+    "checkpoint telemetry run evaluation training plan export launch calls cli"
 ).split()
+MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")
+FILES_OF_MODELS = tuple(f"windlass.hub.{name}" for name in ("config", "names", "peft", "weights"))
 NEVER = {
-    "sources": {"windlass.layers", "windlass.models", "windlass.adapters"},
-    "data": {"windlass.layers", "windlass.models", "windlass.adapters"},
+    "sources": {*MODELLING, *FILES_OF_MODELS},
+    "formats": {*MODELLING, *FILES_OF_MODELS},
+    "data": {*MODELLING, *FILES_OF_MODELS},
     "models": {"windlass.devices.mesh", "windlass.devices.selection"},
 }
 ROOT = Path(windlass.__file__).parent

@@ -27,10 +27,32 @@ Weights = Literal["last", "best", "ema"]
 
 @section
 class Start:
-    """Another run, whose weights this one starts from at step 0."""
+    """What this run starts from at step 0: a model of the hub, one in a folder, or another run."""
 
-    run: str  # its folder, or a recipe with one run in ./runs
-    weights: Weights = "last"  # best: of the lowest validation loss; ema: the average of train.ema
+    hub: str | None = None  # a model of the Hugging Face hub, OWNER/NAME
+    # of hub: a branch, tag or commit; null: the newest, or what this recipe's runs here began with
+    revision: str | None = None
+    path: str | None = None  # a folder with config.json, safetensors files and a tokenizer
+    run: str | None = None  # the folder of a run, or a recipe with one run in ./runs
+    # of run: last (where it is null), best (of the lowest validation loss) or ema (the average of
+    # train.ema)
+    weights: Weights | None = None
+
+    def __post_init__(self):
+        given = [name for name in ("hub", "path", "run") if getattr(self, name) is not None]
+        if len(given) != 1:
+            raise ValueError(
+                f"{listing(given, 'and')} says where weights are; name one of the three"
+            )
+        for name, of in (("revision", "hub"), ("weights", "run")):
+            if getattr(self, name) is not None and given != [of]:
+                value = getattr(self, name)
+                raise ValueError(f"{name} is {value}; it belongs to {of}, and this is {given[0]}")
+
+    @property
+    def which(self) -> Weights:
+        """Which weights of the other run."""
+        return self.weights or "last"
 
 
 FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Start)
@@ -99,7 +121,7 @@ class Run:
     """A recipe, read."""
 
     model: Annotated[Any, FAMILIES]
-    start: Start | None = None  # what model.run and model.weights are written out as
+    start: Start | None = None  # what model.hub, model.path or model.run is written out as
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))

@@ -16,7 +16,7 @@ import numpy as np
 
 from tests.tiny import documents
 from windlass.config import tree
-from windlass.export.names import to_tensors
+from windlass.hub.names import to_tensors
 from windlass.layers.rotary import Scaling
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "parity.npz"

@@ -17,7 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tests import tiny
 from windlass.config import section
 from windlass.devices.axes import cast
-from windlass.export.names import from_tensors, to_tensors
+from windlass.hub.names import from_tensors, to_tensors
 from windlass.layers.context import Memory
 
 # No dead fields

@@ -13,7 +13,7 @@ import pytest
 
 from tests import tiny
 from tests.models import reference
-from windlass.export.names import from_tensors, to_tensors
+from windlass.hub.names import from_tensors, to_tensors
 from windlass.layers.rotary import READS
 
 cases = pytest.mark.parametrize("case", reference.CASES)

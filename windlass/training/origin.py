@@ -59,7 +59,7 @@ def _base(start: Start, layers: Layers) -> dict[str, Any]:
     tokenizer = folders.vocabulary(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
-    written_out = {"run": str(folder), "weights": start.weights}
+    written_out = {"run": str(folder), "weights": start.which}
     return {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
 
 
@@ -78,7 +78,7 @@ def _descendant(start: Start, layers: Layers) -> dict[str, Any] | None:
 
 
 def _is_of(written: dict[str, Any] | None, start: Start) -> bool:
-    if not written or written["weights"] != start.weights:
+    if not written or not written.get("run") or written["weights"] != start.which:
         return False
     folder = Path(written["run"])
     return start.run in (str(folder), folder.name, folder.name.rpartition("-")[0])
@@ -96,7 +96,7 @@ def check(start: Start) -> tuple[Path, folders.Place]:
     folder = runs.find(start.run)
     if not store.steps_in(store.folder_of(folder)):
         raise UserError(f"model.run is {start.run}, which has no checkpoint yet")
-    return folder, folders.place_of(folder, start.weights)
+    return folder, folders.place_of(folder, start.which)
 
 
 def take(start: Start, model: PyTree, vocabulary: str, say: Callable[[str], None]) -> Taken:
@@ -131,7 +131,7 @@ def take(start: Start, model: PyTree, vocabulary: str, say: Callable[[str], None
     arrays = dict(restored.state[part])
     if kept := wanted(frozen):
         arrays |= store.load_frozen(folder, {"model": kept}, {}, part=True)["model"]
-    source = ("start", f"{folder} at step {restored.step}, {start.weights} weights")
+    source = ("start", f"{folder} at step {restored.step}, {start.which} weights")
     return Taken(arrays, [source, *_listed(fits, here, known)])
 
 

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests import tiny
 from windlass.devices.axes import placements
 from windlass.errors import UserError
-from windlass.export.names import from_tensors, to_tensors
+from windlass.hub.names import from_tensors, to_tensors
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.stack import Stack, stacked

@@ -1,0 +1,1 @@
+"""Files of Hugging Face and PEFT, in and out."""
