@@ -1,0 +1,111 @@
+"""Safetensors files, written a tensor at a time; how large they are is known before a byte is."""
+
+import json
+import math
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import ml_dtypes
+import numpy as np
+
+INDEX = "model.safetensors.index.json"
+WORDS = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "bfloat16": "BF16",
+    "int64": "I64",
+    "int32": "I32",
+    "int16": "I16",
+    "int8": "I8",
+    "uint32": "U32",
+    "uint16": "U16",
+    "uint8": "U8",
+    "bool": "BOOL",
+}
+FLOATS = ("float64", "float32", "float16", "bfloat16")
+
+
+class Tensor(NamedTuple):
+    """What is to be written under a name; it is read when it is its turn, and cast."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    read: Callable[[], np.ndarray]
+
+    @property
+    def size(self) -> int:
+        return math.prod(self.shape) * self.dtype.itemsize
+
+    def typed(self, dtype: str) -> "Tensor":
+        """The same in another type; what is no floating-point number stays as it is."""
+        new = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
+        return self._replace(dtype=new) if self.dtype.name in FLOATS else self
+
+
+class Shard(NamedTuple):
+    """A file of some tensors, one after the other."""
+
+    file: str
+    tensors: Sequence[Tensor]
+
+    @property
+    def size(self) -> int:
+        return len(self._header()) + self.payload
+
+    @property
+    def payload(self) -> int:
+        return sum(tensor.size for tensor in self.tensors)
+
+    def write(self, folder: Path, tell: Callable[[int], None] = lambda size: None) -> None:
+        """Write the file; `tell` hears of the bytes of each tensor when they are written."""
+        with (folder / self.file).open("wb") as out:
+            out.write(self._header())
+            for tensor in self.tensors:
+                value = tensor.read().astype(tensor.dtype, copy=False)
+                # As bytes: the buffer protocol does not know bfloat16.
+                out.write(value.reshape(-1).view(np.uint8).data)
+                tell(value.nbytes)
+
+    def _header(self) -> bytes:
+        about: dict[str, object] = {"__metadata__": {"format": "pt"}}
+        end = 0
+        for tensor in self.tensors:
+            begin, end = end, end + tensor.size
+            about[tensor.name] = {
+                "dtype": WORDS[tensor.dtype.name],
+                "shape": list(tensor.shape),
+                "data_offsets": [begin, end],
+            }
+        text = json.dumps(about, separators=(",", ":")).encode()
+        text += b" " * (-len(text) % 8)  # so that what follows is aligned
+        return len(text).to_bytes(8, "little") + text
+
+
+def divided(tensors: Iterable[Tensor], largest: int) -> list[Shard]:
+    """Tensors in files of at most so many bytes, unless one alone is larger."""
+    groups: list[list[Tensor]] = [[]]
+    filled = 0
+    for tensor in tensors:
+        if groups[-1] and filled + tensor.size > largest:
+            groups.append([])
+            filled = 0
+        groups[-1].append(tensor)
+        filled += tensor.size
+    if len(groups) == 1:
+        return [Shard("model.safetensors", groups[0])]
+    last = len(groups)
+    return [
+        Shard(f"model-{number:05}-of-{last:05}.safetensors", group)
+        for number, group in enumerate(groups, start=1)
+    ]
+
+
+def index(shards: Sequence[Shard]) -> str:
+    """The text of the file that says where each tensor is, where there are several files."""
+    total = sum(shard.payload for shard in shards)
+    places = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
+    about = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}
+    return json.dumps(about, indent=2) + "\n"
