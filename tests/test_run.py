@@ -67,6 +67,28 @@ def test_a_run_without_a_batch_is_refused():
     )
 
 
+@pytest.mark.parametrize(
+    ("keys", "said"),
+    [
+        (
+            ["train.steps=null"],
+            "train.steps  is required: a whole number; or epochs, times over the data",
+        ),
+        (
+            ["train.epochs=2.5"],
+            "train.steps  is {steps}, and epochs is 2.5; train.epochs=null or train.steps=null "
+            "leaves one of them out",
+        ),
+        (["train.steps=null", "train.epochs=0"], "train.epochs  is 0; it must be above 0"),
+    ],
+)
+def test_a_run_is_as_long_as_its_steps_or_its_epochs_say(keys, said):
+    steps = read().train.steps
+    assert refused(*keys) == (
+        f"1 problem in the recipe and the command line:\n  {said.format(steps=steps)}"
+    )
+
+
 def test_numbers_that_are_too_small_are_refused_together():
     assert refused("train.steps=0", "train.accumulation=0", "train.seed=-1") == (
         "3 problems in the recipe and the command line:\n"
@@ -112,6 +134,7 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "mesh.fsdp=1",
     )
     assert digest(same) == digest(read())
+    assert digest(read("train.steps=null", "train.epochs=2")) == digest(read())
 
 
 @pytest.mark.parametrize(
@@ -121,6 +144,7 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "tokenizer=bpe tokenizer.vocab=300",
         "data.length=32",
         "data.stride=32",
+        "data.split_seed=42",
         "data.source.limit=9",
         "data.source=null data.mixture=[stories]",
         "objective.z_loss=1e-4",

@@ -28,6 +28,7 @@ from windlass.training import folder as folders
 from windlass.training import origin
 from windlass.training import runs as standings
 from windlass.training.folder import Place
+from windlass.training.length import Length
 from windlass.training.loop import Trained, train
 from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Built, Evaluator, Session, describe
@@ -66,7 +67,10 @@ def prepare(
     layers = origin.load(recipe, overrides)
     run = layers.read(Run, _kind(layers))
     prepared = data.prepare(run.data, run.tokenizer, console=console)
-    drawn = run.train.batch and run.train.batch * run.train.steps
+    drawn = None
+    if run.train.batch:
+        per_epoch = len(prepared.split("train")) // run.train.batch
+        drawn = run.train.batch * Length.of(run.train, per_epoch).steps
     return dataclasses.replace(prepared, drawn=drawn)
 
 

@@ -62,7 +62,8 @@ FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Sta
 class Train:
     """How long, in what batches, and what is trained."""
 
-    steps: int  # optimiser steps
+    steps: int | None = None  # optimiser steps
+    epochs: float | None = None  # in place of steps: times over the data, in full batches
     batch: int | None = None  # sequences in an optimiser step, over all devices
     batch_per_device: int | None = None  # in place of batch: on each device, in one microbatch
     accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
@@ -91,12 +92,24 @@ class Train:
             for name, smallest in least.items()
             if getattr(self, name) is not None and getattr(self, name) < smallest
         ]
+        if (self.steps is None) == (self.epochs is None):
+            low.append(self._wrong_length())
+        elif self.epochs is not None and self.epochs <= 0:
+            low.append(f"epochs is {self.epochs:g}; it must be above 0")
         if self.batch is None and self.batch_per_device is None:
             low.append("batch is required, or batch_per_device in its place")
         if self.ema is not None and not 0 < self.ema < 1:
             low.append(f"ema is {self.ema}; it is a share, above 0 and below 1")
         if low:
             raise ValueError(*low)
+
+    def _wrong_length(self) -> str:
+        if self.steps is None:
+            return "steps is required: a whole number; or epochs, times over the data"
+        return (
+            f"steps is {self.steps}, and epochs is {self.epochs:g}; train.epochs=null or "
+            "train.steps=null leaves one of them out"
+        )
 
     @property
     def watched(self) -> str:
@@ -247,7 +260,7 @@ _OURS = ("model", "start", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
-        *("steps", "patience", "evaluate_every", "sample"),
+        *("steps", "epochs", "patience", "evaluate_every", "sample"),
         *("remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }

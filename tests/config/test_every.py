@@ -29,6 +29,8 @@ class Saving:
         ("15min", Every(15, "min"), "15min"),
         (" 1.5 hours ", Every(1.5, "h"), "1.5h"),
         ("30 s", Every(30, "s"), "30s"),
+        ([50, "1 epoch"], Every(50, "steps", (Every(1, "epochs"),)), [50, "1 epochs"]),
+        (["15min"], Every(15, "min"), "15min"),
     ],
 )
 def test_what_is_written_is_read_and_written_down_again(written, meant, again):
@@ -49,7 +51,9 @@ def test_what_is_written_is_read_and_written_down_again(written, meant, again):
         ("-5 epochs", 'is "-5 epochs"; it must be {words}'),
         (True, "is true; it must be {words}"),
         (None, "is null; it must be {words}"),
-        ([5], "is [5]; it must be {words}"),
+        ([], "is []; it must be {words}"),
+        ([5, [6]], "is [5, [6]]; it must be {words}"),
+        ([5, "1 epocs"], 'is [5, "1 epocs"]; did you mean 1 epochs?'),
         (float("inf"), "is Infinity; it must be {words}"),
         (0, "is 0; a number of steps is whole, 1 or more"),
         (2.5, "is 2.5; a number of steps is whole, 1 or more"),
@@ -58,7 +62,7 @@ def test_what_is_written_is_read_and_written_down_again(written, meant, again):
     ],
 )
 def test_what_cannot_be_meant_is_refused(refusal, written, said):
-    words = "a number of steps, or text such as 5 epochs, 15min or 2h"
+    words = "a number of steps, or text such as 5 epochs, 15min or 2h, or a list of these"
     assert refusal(read, Saving, {"every": written}) == (
         f"1 problem in the recipe:\n  every  {said.format(words=words)}"
     )
@@ -69,7 +73,7 @@ def test_an_editor_and_the_reference_are_told_what_may_be_written():
     assert properties["every"] == {**Every.schema, "default": 500, "description": "between saves"}
     assert properties["other"]["anyOf"] == [Every.schema, {"type": "null"}]
     assert describe(Every | None) == (
-        "a number of steps, or text such as 5 epochs, 15min or 2h, or null"
+        "a number of steps, or text such as 5 epochs, 15min or 2h, or a list of these, or null"
     )
 
 
@@ -82,6 +86,7 @@ def test_an_editor_and_the_reference_are_told_what_may_be_written():
         ("0.25 epochs", [2, 3, 5, 6, 8, 9, 11, 12]),  # 1.5 steps: at the first after each of them
         ("0.1 epochs", list(range(1, 14))),
         ("2 epochs", [12]),
+        ([4, "1 epoch"], [4, 6, 8, 12]),
     ],
 )
 def test_steps_and_epochs_are_due_by_the_number_of_the_step_alone(written, times):
@@ -106,6 +111,17 @@ def test_minutes_are_counted_from_the_start_and_then_from_the_last_time():
         if due(step):
             times.append(clock[0])
     assert times == [70, 255]  # 70 + 55 is too early, and so is 255 + 59
+
+
+def test_the_minutes_of_a_list_go_on_while_its_steps_are_due():
+    clock = [0.0]
+    due = Due(Every.read([2, "1min"]), 6, clock=lambda: clock[0])
+    times = []
+    for step, clock[0] in enumerate([50, 100, 130, 165, 170], start=1):
+        if due(step):
+            times.append(step)
+    # The second step took the minute's turn too, and the third comes 30 seconds after it.
+    assert times == [2, 4]
 
 
 def test_what_is_never_to_happen_is_never_due():

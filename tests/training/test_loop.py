@@ -122,8 +122,8 @@ def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):
     # (1 + cos(pi * 5/6)) / 2 of 3e-3 at the sixth of 6 steps, and of 8 steps 6/8 at the seventh.
     assert (
         f"going on from step 6 of 8 in {run}\n"
-        "train.steps was 6 and is 8: the learning rate was 0.000201 at step 6 and is 0.000439 at "
-        "step 7, so it rises again; it ends at 0.000114 at step 8\n"
+        "the run had 6 steps and has 8: the learning rate was 0.000201 at step 6 and is 0.000439 "
+        "at step 7, so it rises again; it ends at 0.000114 at step 8\n"
         "compiling the step"
     ) in more.text
     assert more.trained.metrics["learning_rate"] == pytest.approx(0.000114, rel=1e-2)
@@ -136,6 +136,28 @@ def test_a_run_is_not_made_shorter_than_it_is(finished, here):
         "more goes on, and run.dir starts another run"
     )
     assert folders.stored(run)["train"]["steps"] == 6
+
+
+def test_a_run_in_epochs_is_saved_at_the_end_of_each_and_extended_by_more(here):
+    run = here / "run"
+    keys = [f"run.dir={run}", "train.steps=null", "data.source.count=10", "checkpoint.keep=9"]
+    keys += ["checkpoint.every=[2, 1 epoch]", "optim.schedule.shape=constant"]
+    told = Told(*keys, "train.epochs=1.5")
+    assert "length       4 steps, 1.5 epochs of 3\n" in told.text
+    assert steps_in(folder_of(run)) == [0, 2, 3, 4]
+    assert calls.standing(run).steps == 4
+    assert folders.stored(run)["checkpoint"]["every"] == [2, "1 epochs"]
+    assert (
+        f"step 4 of 4 in {run}; train.epochs=2.666667 would go on"
+        in Told(*keys, "train.epochs=1.5").text
+    )
+    assert refused(*keys, "train.epochs=1") == (
+        f"train.epochs is 1, which is 3 steps, and the run in {run} has done 4; "
+        "train.epochs=1.333334 leaves it as it is, more goes on, and run.dir starts another run"
+    )
+    more = Told(*keys, "train.epochs=2")
+    assert more.trained.step == 6
+    assert "the run had 4 steps and has 6: the learning rate goes on at 0.003; " in more.text
 
 
 def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished, here):
@@ -294,6 +316,7 @@ def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
         ("data.shuffle", "true", "false"),
         ("data.validation", "0.1", "0.2"),
         ("data.test", "0.0", "0.1"),
+        ("data.split_seed", "0", "42"),
     ],
 )
 def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(

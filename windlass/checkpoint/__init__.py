@@ -7,7 +7,7 @@ from windlass.config import Every, section
 class Checkpoint:
     """When a run saves itself; the end of a run and a stop by signal always do."""
 
-    every: Every = Every(500)  # how often, beside those
+    every: Every = Every(500)  # how often, beside those; also a list, such as [50, 1 epoch]
     keep: int = 3  # the newest ones; the one with the lowest validation loss stays beside them
 
     def __post_init__(self):

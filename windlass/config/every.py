@@ -4,7 +4,7 @@ import math
 import re
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from typing import Any, ClassVar
 
@@ -22,25 +22,41 @@ _UNITS = {
 _NAMES = {name: unit for unit, more in _UNITS.items() for name in (unit, *more)}
 _SECONDS = {"s": 1, "min": 60, "h": 3600}
 _NUMBER = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
+_ONE = [
+    {"type": "integer", "minimum": 1},
+    {"type": "string", "pattern": rf"^({_NUMBER}) *({'|'.join(_NAMES)})?$"},
+]
 
 
 @dataclass(frozen=True)
 class Every(Spelled):
-    """An interval as a recipe has it: `50`, `50 steps`, `0.5 epochs`, `15min`."""
+    """An interval as a recipe has it: `50`, `50 steps`, `0.5 epochs`, `15min`, or a list of some.
 
-    words: ClassVar[str] = "a number of steps, or text such as 5 epochs, 15min or 2h"
+    Of a list, such as `[50, 1 epoch]`, each counts for itself.
+    """
+
+    words: ClassVar[str] = (
+        "a number of steps, or text such as 5 epochs, 15min or 2h, or a list of these"
+    )
     schema: ClassVar[dict[str, Any]] = {
-        "anyOf": [
-            {"type": "integer", "minimum": 1},
-            {"type": "string", "pattern": rf"^({_NUMBER}) *({'|'.join(_NAMES)})?$"},
-        ]
+        "anyOf": [*_ONE, {"type": "array", "items": {"anyOf": _ONE}, "minItems": 1}]
     }
 
     number: int | float
     unit: str = "steps"
+    also: tuple["Every", ...] = ()  # the others of a list
 
     @classmethod
     def read(cls, value: Any) -> "Every":
+        if not isinstance(value, list | tuple):
+            return cls._one(value)
+        if not value:
+            raise ValueError(f"it must be {cls.words}")
+        first, *others = (cls._one(item) for item in value)
+        return replace(first, also=tuple(others))
+
+    @classmethod
+    def _one(cls, value: Any) -> "Every":
         parts = re.fullmatch(rf"\s*({_NUMBER})\s*([^\W\d]*)\s*", str(value))
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
         if is_number and math.isfinite(value):
@@ -60,8 +76,9 @@ class Every(Spelled):
             raise ValueError("it must be above 0")
         return cls(int(number) if number == int(number) else number, unit)
 
-    def written(self) -> int | float | str:
-        return self.number if self.unit == "steps" else _joined(self.number, self.unit)
+    def written(self) -> int | float | str | list[int | float | str]:
+        own = self.number if self.unit == "steps" else _joined(self.number, self.unit)
+        return [own, *(other.written() for other in self.also)] if self.also else own
 
 
 class Due:
@@ -78,6 +95,8 @@ class Due:
         clock: Callable[[], float] = time.monotonic,
     ):
         self._clock, self._since = clock, clock()
+        also = () if every is None else every.also
+        self._others = [Due(other, steps_per_epoch, clock) for other in also]
         self._steps = self._seconds = None
         if every is not None and every.unit in _SECONDS:
             self._seconds = every.number * _SECONDS[every.unit]
@@ -87,6 +106,11 @@ class Due:
             self._steps = Fraction(str(every.number)) * unit
 
     def __call__(self, done: int) -> bool:
+        # Each is asked, whatever the others say: minutes are counted from the last time.
+        others = [other(done) for other in self._others]
+        return self._is_own(done) or any(others)
+
+    def _is_own(self, done: int) -> bool:
         if self._steps is not None:
             return done // self._steps > (done - 1) // self._steps
         if self._seconds is None or self._clock() - self._since < self._seconds:

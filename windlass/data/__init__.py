@@ -38,6 +38,7 @@ class Data:
     shuffle: bool = True  # anew in every epoch
     validation: float = 0.0  # the share of documents held out, of every source
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
+    split_seed: int = 0  # of which documents those are; another seed, other ones
     workers: int = 0  # processes that make batches; 0: a thread of this one does
     # batches made ahead of their use, at least one by each worker; 0: each when it is needed
     prefetch: int = 4
@@ -96,7 +97,7 @@ class Data:
                 f"stride is {self.stride}; it is 1 to length ({self.length}), beyond which tokens "
                 "would be left out"
             )
-        for name in ("workers", "prefetch"):
+        for name in ("workers", "prefetch", "split_seed"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
         shares = {name: getattr(self, name) for name in ("validation", "test")}
@@ -176,7 +177,8 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
 
 def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
     """The rows of each split of a source."""
-    parts = split(tokens.documents, validation=data.validation, test=data.test)
+    shares = {"validation": data.validation, "test": data.test}
+    parts = split(tokens.documents, **shares, seed=data.split_seed)
     splits: dict[str, Rows] = {}
     for name in SPLITS:
         if name != "train" and not getattr(data, name):

@@ -30,6 +30,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
         f"× {batches.shards} shards, of {session.run.data.length} tokens",
     )
+    if session.length.epochs is not None:
+        yield "length", str(session.length)
     moment = getattr(session.run.optim, "moment", "float32")
     stored = "float32 weights and optimiser"
     if moment != "float32":

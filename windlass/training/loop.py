@@ -21,7 +21,7 @@ from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import folder as folders
-from windlass.training import origin
+from windlass.training import origin, runs
 from windlass.training.banner import banner
 from windlass.training.length import fate
 from windlass.training.samples import Writer
@@ -89,7 +89,7 @@ class Loop:
         run = session.run
         self.watch = watch
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
-        self.train, self.steps = run.train, run.train.steps
+        self.train, self.steps = run.train, session.length.steps
         self.abstract = session.abstract_state()
         self.loader = Loader(
             session.prepared.split("train"),
@@ -126,7 +126,7 @@ class Loop:
         # Whole: it may be the only copy, and what was just read.
         write_whole(self.folder / folders.TOKENIZER, self.session.prepared.tokeniser.text)
         self.records.truncate(first)
-        self.about.begin(step=first, **self.session.built.described.facts)
+        self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
         if self.writer is not None:
             self.writer.truncate(first)
         self.watch.open(self.folder / folders.COMPILES, first)
@@ -201,9 +201,10 @@ class Loop:
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
         if restored.step > self.steps:
+            length = self.session.length
             raise UserError(
-                f"train.steps is {self.steps}, and the run in {self.folder} has done "
-                f"{restored.step}; train.steps={restored.step} leaves it as it is, more goes on, "
+                f"{length.asked}, and the run in {self.folder} has done {restored.step}; "
+                f"{length.key(restored.step)} leaves it as it is, more goes on, "
                 "and run.dir starts another run"
             )
         if not self.is_finished(restored.state):
@@ -223,8 +224,8 @@ class Loop:
         return found.arrays
 
     def note_another_length(self, done: int) -> None:
-        before = folders.stored(self.folder)["train"]["steps"]
-        if done and before != self.steps:
+        before = runs.steps_of(self.folder)
+        if done and before is not None and before != self.steps:
             self.report.note(fate(self.session.run.optim.rate, before, self.steps, done))
 
     def is_finished(self, state: State) -> bool:
@@ -315,7 +316,7 @@ class Loop:
         done = int(state.step)
         how, more = "", []
         if done >= self.steps:
-            more.append(f"train.steps={2 * self.steps}")
+            more.append(self.session.length.key(2 * self.steps))
         if self.gives_up(state):
             how = f", {self.why_early(state)}"
             more.append(f"train.patience={2 * state.progress.since}")

@@ -103,7 +103,7 @@ def standing(folder: Path) -> Standing:
         recipe=starts[0]["recipe"] if starts else re.sub("-[0-9a-f]{8}$", "", folder.name),
         state=state,
         step=at,
-        steps=_steps(folder),
+        steps=steps_of(folder),
         loss=(metrics.last(records, "loss") or {}).get("loss"),
         validation_loss=(metrics.last(records, "validation_loss") or {}).get("validation_loss"),
         size_bytes=size_of(folder),
@@ -161,8 +161,11 @@ def delete(folder: Path) -> list[Path]:
     return left
 
 
-def _steps(folder: Path) -> int | None:
+def steps_of(folder: Path) -> int | None:
+    """How long a run is to be; of one in epochs, as it was counted when it last started."""
     try:
-        return folders.stored(folder).get("train", {}).get("steps")
+        asked = folders.stored(folder).get("train", {}).get("steps")
+        starts = about.read(folder / folders.ABOUT)
+        return starts[-1].get("steps") if asked is None and starts else asked
     except UserError:  # somebody edited it: the others are listed all the same
         return None

@@ -35,13 +35,14 @@ from windlass.telemetry.compiles import Program
 from windlass.telemetry.kept import Kept, keep
 from windlass.training import folder as folders
 from windlass.training import origin, trainable
+from windlass.training.length import Length
 from windlass.training.step import Frozen, State, make_step, start
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
 RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
 
 # What decides, of given documents, which rows a step has.
-ROWS = ("stride", "packing", "shuffle", "validation", "test")
+ROWS = ("stride", "packing", "shuffle", "validation", "test", "split_seed")
 
 
 @dataclass(frozen=True)
@@ -187,7 +188,8 @@ class Session:
         self.mesh, self.batches = built.mesh, built.described.batches
         trained, _ = built.parted(built.abstract)
         self.optimizer: optax.GradientTransformationExtraArgs
-        self.optimizer = run.optim.build(run.train.steps, trained)
+        self.length = Length.of(run.train, len(prepared.split("train")) // self.batches.rows)
+        self.optimizer = run.optim.build(self.length.steps, trained)
 
     @property
     def identity(self) -> dict[str, str | int | float]:
