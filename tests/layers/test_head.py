@@ -4,6 +4,7 @@ import dataclasses
 import math
 import re
 from collections.abc import Iterator
+from functools import partial
 
 import equinox as eqx
 import jax
@@ -131,6 +132,36 @@ def test_a_few_candidates_for_each_token_go_through_the_same_tiles(vocab):
         "share": jnp.asarray(rng.uniform(size=(ROWS, LENGTH, 5)).astype(np.float32)),
     }
     check(several, plain_several, hidden, weight, columns)
+
+
+@pytest.mark.parametrize("vocab", [3_000, 3_001])
+def test_log_probabilities_of_targets_and_their_gradients_are_those_of_a_log_softmax(vocab):
+    hidden, weight, columns = example(vocab)
+    targets, scale = columns["targets"], columns["weight"]
+
+    def squares(log_p):
+        """Something whose gradient is another one at every token."""
+        return jnp.sum(scale * log_p**2), log_p
+
+    def plain(hidden, weight):
+        every = jax.nn.log_softmax(jnp.einsum("bse,ve->bsv", hidden, weight))
+        return squares(jnp.take_along_axis(every, targets[..., None], axis=-1)[..., 0])
+
+    def by_head(hidden, weight, *, rows: int):
+        head = Head(weight)
+        return squares(head.log_probabilities(hidden, targets, tile_tokens=3 * rows))
+
+    def gradient(function, *given):
+        return jax.jit(jax.grad(function, (0, 1), has_aux=True))(*given)
+
+    expected = gradient(plain, hidden, weight)
+    assert tiny.apart(gradient(partial(by_head, rows=ROWS), hidden, weight), expected) < 1e-5
+    with tiny.on(MESH) as mesh:
+        head, given = tiny.placed(Head(weight), (hidden, targets, scale), mesh)
+        hidden, targets, scale = given
+        found = gradient(partial(by_head, rows=1), hidden, head.weight)
+        assert tiny.apart(found, expected) < 1e-5
+        assert found[0][1].sharding == head.weight.sharding
 
 
 # What is never held

@@ -79,8 +79,8 @@ def tensors(config) -> dict[str, np.ndarray]:
     return {name: draw(blank[name]) for name in sorted(blank)}
 
 
-def computed(case: str) -> Answers:
-    """Each document by itself, so that nothing of the reference's masking is relied upon."""
+def module(case: str) -> Any:
+    """The reference's model with the weights of a case."""
     import torch
 
     c = config(case)
@@ -88,7 +88,14 @@ def computed(case: str) -> Answers:
     state = {name: torch.from_numpy(x) for name, x in weights.items()}
     missing, unknown = model.load_state_dict(state, strict=False)
     assert not unknown and missing == ([] if "lm_head.weight" in weights else ["lm_head.weight"])
+    return model
 
+
+def computed(case: str) -> Answers:
+    """Each document by itself, so that nothing of the reference's masking is relied upon."""
+    import torch
+
+    c, model = config(case), module(case)
     logits, total, count = [], torch.zeros(()), 0
     for text in texts(c.vocab):
         tokens = torch.from_numpy(text).long()

@@ -126,6 +126,42 @@ class Head(Placed):
         summed, others = total(hidden, weight, columns)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
+    def log_probabilities(
+        self,
+        hidden: Float[Array, "batch seq embed"],
+        targets: Int[Array, "batch seq"],
+        *,
+        tile_tokens: int = TILE_TOKENS,
+    ) -> Float[Array, "batch seq"]:
+        """The log-probability of one word per token, in float32.
+
+        Whoever sums these over an answer before a loss knows the gradient of each only afterwards,
+        so the backward pass computes every tile again, with that gradient as the tokens' weight.
+        """
+
+        def values(hidden, weight, targets):
+            weight = gathered(weight.astype(hidden.dtype), self.axes["weight"])
+            tiles = _Tiles(hidden.shape, tile_tokens)
+
+            def one(_, tile):
+                return None, _log_probability(_logits(tile[0], weight), tile[1])
+
+            cut = tiles.cut(hidden), tiles.cut(targets)
+            return tiles.join(jax.lax.scan(one, None, cut)[1])
+
+        def backward(saved, cotangent):
+            hidden, weight, targets = saved
+            columns = {"targets": targets, "weight": cotangent}
+
+            def weighted(hidden, weight):
+                return Head(weight).reduce(_weighted, hidden, columns, tile_tokens=tile_tokens)[0]
+
+            return *jax.grad(weighted, (0, 1))(hidden, weight), None
+
+        found = jax.custom_vjp(values)
+        found.defvjp(lambda *given: (values(*given), given), backward)
+        return found(hidden, self.weight, targets)
+
 
 class _Tiles:
     """How a batch is cut along its rows, so that every device works on every tile.
@@ -204,6 +240,14 @@ def _logits(h, weight):
     shape = (*h.shape[:3], weight.shape[0])
     out = layout(("batch", "", "", "vocab"), shape)
     return jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out).astype(jnp.float32)
+
+
+def _log_probability(logits, targets):
+    return pick(logits, targets) - log_z(logits)
+
+
+def _weighted(logits, columns):
+    return columns["weight"] * _log_probability(logits, columns["targets"]), {}
 
 
 def _gradient(loss, logits, columns):

@@ -42,6 +42,7 @@ class Contract:
     """The parts of an objective that most leave as they are."""
 
     columns: ClassVar[tuple[str, ...]]  # what a batch must hold
+    unit: ClassVar[str] = "token"  # what its loss is an average over
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
         return Carry()

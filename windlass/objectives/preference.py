@@ -1,0 +1,90 @@
+"""Prefer one answer to another: direct preference optimisation on pairs."""
+
+from typing import ClassVar
+
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Bool, Float, Int
+
+from windlass.config import section
+from windlass.objectives import Contract, Tally
+
+
+@section
+class Objective(Contract):
+    """Direct preference optimisation, of chosen answers over rejected ones.
+
+    A pair is two documents of a row, one behind the other, numbered 2i and 2i + 1: the first was
+    chosen. `reference` has the log-probability of every target under the weights that the run
+    started from, so that only one model is ever in memory.
+    """
+
+    beta: float = 0.1  # what a nat of log-probability is worth; the larger, the nearer to the start
+    label_smoothing: float = 0.0  # the share of pairs that are taken to be the wrong way round
+
+    columns: ClassVar[tuple[str, ...]] = (
+        *("tokens", "targets", "weight", "position", "document", "reference"),
+    )
+    unit: ClassVar[str] = "pair"
+
+    def __post_init__(self):
+        wrong = []
+        if self.beta <= 0:
+            wrong.append(f"beta is {self.beta}; it is a factor, above 0")
+        if not 0 <= self.label_smoothing < 0.5:
+            wrong.append(
+                f"label_smoothing is {self.label_smoothing}; it is a share, 0 or more and below 0.5"
+            )
+        if wrong:
+            raise ValueError(*wrong)
+
+    def __call__(self, model, batch, *, key, carry, helpers):
+        hidden, auxiliary, _ = model(batch)
+        log_p = batch["weight"] * model.head.log_probabilities(hidden, batch["targets"])
+        gain = log_p - batch["weight"] * batch["reference"]
+
+        is_chosen = batch["document"] % 2 == 0
+        of_each = [
+            jnp.where(which, x, 0.0) for x in (log_p, gain) for which in (is_chosen, ~is_chosen)
+        ]
+        sums, is_pair = _sums(jnp.stack(of_each, axis=-1), batch["document"] // 2)
+        chosen, rejected, more, less = (sums[..., i] for i in range(4))
+        margin = self.beta * (more - less)
+        loss = -(1 - self.label_smoothing) * jax.nn.log_sigmoid(margin)
+        if self.label_smoothing:
+            loss -= self.label_smoothing * jax.nn.log_sigmoid(-margin)
+
+        def total(x):
+            return jnp.sum(jnp.where(is_pair, x, 0.0))
+
+        weight = total(1.0)
+        found = {
+            "rewards_chosen": total(self.beta * more),
+            "rewards_rejected": total(self.beta * less),
+            "margin": total(margin),
+            "accuracy": total((margin > 0).astype(jnp.float32)),
+            "logps_chosen": total(chosen),
+            "logps_rejected": total(rejected),
+        }
+        means = {name: (value, weight) for name, value in (found | auxiliary).items()}
+        return Tally(total(loss), weight, means, {}), carry
+
+
+def _sums(
+    values: Float[Array, "batch seq k"], pair: Int[Array, "batch seq"]
+) -> tuple[Float[Array, "batch seq k"], Bool[Array, "batch seq"]]:
+    """The sums over each pair, at its last place; and where these places are.
+
+    A running sum that begins anew with each pair: any number of them may share a row, and nothing
+    is read or written by an index, which could not be split over devices.
+    """
+    changes = pair[:, 1:] != pair[:, :-1]
+    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
+    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+
+    def join(left, right):
+        (before, any_before), (after, any_after) = left, right
+        return jnp.where(any_after[..., None], after, before + after), any_before | any_after
+
+    sums, _ = jax.lax.associative_scan(join, (values, begins), axis=1)
+    return sums, ends & (pair >= 0)
