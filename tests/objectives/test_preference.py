@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.models import reference
-from windlass.export.names import from_tensors, to_tensors
+from windlass.hub.names import from_tensors, to_tensors
 from windlass.objectives import Carry, Tally
 from windlass.objectives.preference import Objective
 
