@@ -19,6 +19,7 @@ from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.telemetry import Telemetry
 
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
+ADAPTERS = Open("windlass.adapters", tag="kind", attribute="Adapter", usual="lora")
 OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
 # Which weights of a run: the newest, those of the lowest validation loss, or their average.
@@ -68,7 +69,8 @@ class Train:
     batch_per_device: int | None = None  # in place of batch: on each device, in one microbatch
     accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
     seed: int = 0  # of the weights, the order of the data and all that is random
-    trainable: tuple[str, ...] = ("*",)  # patterns of weights to train, such as blocks.mlp.*
+    # patterns of weights to train, such as blocks.mlp.*; null: all, or the adapter's alone
+    trainable: tuple[str, ...] | None = None
     remat: Literal["none", "saved", "full"] = "saved"  # computed again in the backward pass
     layers_per_loop: int = 1  # more: faster on GPUs, and longer to compile
     deterministic: bool = False  # the same bits in every run on a GPU, which is slower there
@@ -135,6 +137,7 @@ class Run:
 
     model: Annotated[Any, FAMILIES]
     start: Start | None = None  # what model.hub, model.path or model.run is written out as
+    adapter: Annotated[Any, ADAPTERS] | None = None  # what is trained beside a model; null: itself
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
@@ -256,7 +259,7 @@ def widths(run: Run) -> dict[str, int]:
 
 
 # What makes two runs different runs; where and how fast they go does not.
-_OURS = ("model", "start", "tokenizer", "data", "objective", "optim", "train")
+_OURS = ("model", "start", "adapter", "tokenizer", "data", "objective", "optim", "train")
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (

@@ -74,14 +74,14 @@ def test_what_does_not_divide_is_whole_and_is_said():
         assert undivided(model, mesh) == []
 
 
-def test_only_matrices_are_cast_and_only_from_float32():
+def test_only_matrices_are_cast_and_only_those_of_fractions():
     linear = Linear("embed", "mlp", dict(embed=4, mlp=6), bias=True, key=jax.random.key(0))
     tree = {"linear": linear, "head": Head(jnp.ones((3, 4), jnp.float16)), "count": jnp.int32(1)}
-    found = jax.tree.map(lambda x: str(x.dtype), cast(tree, "bfloat16"))
-    assert found["linear"].weight == "bfloat16"
-    assert found["linear"].bias == "float32"
-    assert found["head"].weight == "float16"
-    assert found["count"] == "int32"
+    for dtype in ("bfloat16", "float32"):
+        found = jax.tree.map(lambda x: str(x.dtype), cast(tree, dtype))
+        assert found["linear"].weight == found["head"].weight == dtype
+        assert found["linear"].bias == "float32"
+        assert found["count"] == "int32"
     assert jax.tree.leaves(matrices(tree)) == [False, True, True, False]
 
 

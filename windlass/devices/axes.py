@@ -84,16 +84,18 @@ def matrices(tree: PyTree) -> PyTree:
 
 
 def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
-    """The model as it computes: float32 matrices in `dtype`, everything else as it is.
+    """The model as it computes: matrices in `dtype`, everything else as it is.
 
     Activations take their precision from the embedding they come from, so this alone decides what
     a model computes in.
     """
 
-    def lower(x, about):
-        return x.astype(dtype) if about.is_matrix and x.dtype == jnp.float32 else x
+    return annotate(tree, lambda x, about: x.astype(dtype) if is_cast(x, about) else x)
 
-    return annotate(tree, lower)
+
+def is_cast(x: Any, about: About) -> bool:
+    """Whether an array is of the precision of the computation: a matrix, and not of integers."""
+    return about.is_matrix and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:

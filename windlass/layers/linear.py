@@ -49,6 +49,13 @@ class Linear(Placed):
         return {"weight": len(self.reads)}
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        y = self.product(x)
+        if self.bias is None:
+            return y
+        return y + gathered(self.bias, self.writes).astype(x.dtype)
+
+    def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """What the map computes, without its bias."""
         weight = gathered(self.weight.astype(x.dtype), self.axes["weight"])
         contracted = len(self.reads)
         leading = x.shape[: x.ndim - contracted]
@@ -56,7 +63,4 @@ class Linear(Placed):
             ("batch", "seq", "")[: len(leading)] + self.writes,
             leading + weight.shape[contracted:],
         )
-        y = jnp.tensordot(x, weight, axes=contracted, out_sharding=out)
-        if self.bias is None:
-            return y
-        return y + gathered(self.bias, self.writes).astype(x.dtype)
+        return jnp.tensordot(x, weight, axes=contracted, out_sharding=out)

@@ -7,6 +7,7 @@ from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.devices.axes import undivided
 from windlass.training.session import Session
+from windlass.training.trainable import Chosen
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
@@ -22,7 +23,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         yield "by_device", f"on {kind}: {keys}"
     shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
     yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
-    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}"
+    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
     for line in session.run.optim.lines(built.parted(built.abstract)[0]):
         yield "optimiser", line
     yield (
@@ -49,3 +50,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     )
     yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
     yield "run", str(folder)
+
+
+def _share(chosen: Chosen) -> str:
+    return "" if chosen.trained == chosen.total else f" ({chosen.trained / chosen.total:.4%})"

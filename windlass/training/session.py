@@ -1,10 +1,11 @@
 """A run made real: its devices, data, model and compiled functions."""
 
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 from rich.console import Console
 
+from windlass import adapters
 from windlass import run as runs
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, tree
@@ -24,7 +26,7 @@ from windlass.data import Prepared, prepare
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import COLUMNS
 from windlass.devices import alignment, chips, mesh, precision, selection
-from windlass.devices.axes import cast, layout, placements
+from windlass.devices.axes import annotate, cast, is_cast, layout, placements
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
@@ -40,6 +42,8 @@ from windlass.training.step import Frozen, State, make_step, start
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
 RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
+
+ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
 # What decides, of given documents, which rows a step has.
 ROWS = ("stride", "packing", "shuffle", "validation", "test", "split_seed")
@@ -143,18 +147,44 @@ class Built:
 
     def __init__(self, described: Described):
         self.described, self.run, self.mesh = described, described.run, described.mesh
-        abstract = eqx.filter_eval_shape(self.init, jax.random.key(0))
-        arrays, self.static = eqx.partition(abstract, _is_shape)
+        self.base: PyTree = None  # the shapes are known before the types
+        self.abstract: PyTree = None
+        whole = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        arrays, self.static = eqx.partition(whole, _is_shape)
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
+        # What is not trained need not be more precise than what it is multiplied in.
+        lowered = annotate(
+            arrays, lambda x, about: described.compute if is_cast(x, about) else x.dtype
+        )
         self.abstract = jax.tree.map(
-            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            lambda x, low, is_trained, place: jax.ShapeDtypeStruct(
+                x.shape, x.dtype if is_trained else low, sharding=place
+            ),
             arrays,
+            lowered,
+            self.trainable.mask,
             placements(arrays, self.mesh),
         )
+        self.base = adapters.plain(self.abstract)  # the model as its family has it
 
-    def init(self, key: PRNGKeyArray) -> Any:
-        train = self.run.train
-        return arrange(self.run.model.init(key), remat=train.remat, unroll=train.layers_per_loop)
+    def init(self, key: PRNGKeyArray, taken: dict[str, Array] | None = None) -> Any:
+        """The model with random weights, but for arrays that are `taken`, by path.
+
+        A path is one of the family's own model, or of the adapted one.
+        """
+        train, taken = self.run.train, taken or {}
+        model = arrange(self.run.model.init(key), remat=train.remat, unroll=train.layers_per_loop)
+        model = _filled(model, taken, self.base)
+        if self.run.adapter is None:
+            return model
+        own_key = jax.random.fold_in(key, ADAPTER_KEY)
+        adapted = self.run.adapter.adapt(model, names=self.names, key=own_key)
+        return _filled(adapted, taken, self.abstract)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The family's table of names elsewhere; of a family that has none it is empty."""
+        return getattr(import_module(type(self.run.model).__module__), "NAMES", {})
 
     def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
         """What is trained, and what is not."""
@@ -170,8 +200,14 @@ class Built:
         family = type(self.run.model).__module__.rpartition(".")[2]
         given = {name: x for name, x in tree(self.run.model).items() if x is not None}
         fields = ", ".join(f"{name} {value}" for name, value in given.items())
-        trained = " ".join(self.run.train.trainable)
-        return {"model": f"{family} ({fields})", "trainable": trained}
+        identity = {"model": f"{family} ({fields})"}
+        adapter, patterns = self.run.adapter, self.run.train.trainable
+        if adapter is not None:
+            kind = type(adapter).__module__.rpartition(".")[2]
+            said = {name: x for name, x in tree(adapter).items() if name != "path"}
+            identity["adapter"] = f"{kind} ({', '.join(f'{k} {v}' for k, v in said.items())})"
+        trained = "*" if adapter is None else "the adapter"
+        return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
 
 
 class Session:
@@ -265,12 +301,11 @@ class Session:
 
     def _start(self, key: PRNGKeyArray, taken: dict[str, Array]) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
-        model = eqx.filter(self.built.init(weights_key), eqx.is_array)
-        own = named(model)
-        arrays = [jnp.asarray(taken.get(path, x), x.dtype) for path, x in own.items()]
-        model = jax.tree.unflatten(jax.tree.structure(model), arrays)
-        places = jax.tree.map(lambda x: x.sharding, self.built.abstract)
-        weights, frozen = self.built.parted(jax.tree.map(jax.sharding.reshard, model, places))
+        model = eqx.filter(self.built.init(weights_key, taken), eqx.is_array)
+        model = jax.tree.map(
+            lambda x, to: jax.sharding.reshard(x, to.sharding), model, self.built.abstract
+        )
+        weights, frozen = self.built.parted(model)
         batch = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding.spec),
             self.abstract_batch(),
@@ -313,6 +348,15 @@ class Evaluator:
 
 def _shown(value: Any) -> str:
     return "null" if value is None else str(value).lower()
+
+
+def _filled(model: Any, taken: dict[str, Array], like: PyTree) -> Any:
+    """The model with the arrays that are taken, by path, and of the types of another, if given."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    types = [x.dtype for x in jax.tree.leaves(arrays if like is None else like)]
+    found = [taken.get(path, x) for path, x in named(arrays).items()]
+    values = [jnp.asarray(x, dtype) for x, dtype in zip(found, types, strict=True)]
+    return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), values), static)
 
 
 def _is_shape(x: Any) -> bool:

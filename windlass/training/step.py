@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
+from windlass.layers.dropout import keyed
 from windlass.objectives import Carry, Objective, Tally
 from windlass.training.scale import LossScale
 
@@ -105,7 +106,7 @@ def make_step(
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            whole = model(weights, frozen.model)
+            whole = keyed(model(weights, frozen.model), key)
             tally, carry = objective(whole, rows, key=key, carry=carry, helpers=frozen.helpers)
             return tally.total, (tally, carry)
 
