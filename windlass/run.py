@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal, NamedTuple
 from windlass.checkpoint import Checkpoint
 from windlass.config import Every, Open, Problem, listing, section, tree
 from windlass.data import Data
-from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import chips, mesh, precision
 from windlass.devices.mesh import Mesh
@@ -226,10 +225,10 @@ def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
 
 
 def _columns(run: Run) -> list[Problem]:
-    missing = [name for name in run.objective.columns if name not in COLUMNS]
+    missing = [name for name in run.objective.columns if name not in run.data.columns]
     if not missing:
         return []
-    has = ", ".join(COLUMNS)
+    has = ", ".join(run.data.columns)
     return [("objective", f"needs the columns {', '.join(missing)}; the data has {has}")]
 
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from windlass.config import Open, listing, section
 from windlass.data.cache import Corpus, Part, corpus, under, vocabulary
 from windlass.data.mix import CYCLE, Mixture
-from windlass.data.pack import Packing, Rows, rows
+from windlass.data.pack import COLUMNS, Packing, Rows, rows
 from windlass.data.split import SPLITS, split
 from windlass.data.tokenizer import Tokeniser, Tokenizer
 from windlass.errors import UserError
@@ -48,6 +48,11 @@ class Data:
         wrong = [*self._wrong_sources(), *self._wrong_numbers()]
         if wrong:
             raise ValueError(*wrong)
+
+    @property
+    def columns(self) -> dict[str, type[np.generic]]:
+        """What a batch of it has, by name."""
+        return COLUMNS
 
     @property
     def parts(self) -> list[Part]:

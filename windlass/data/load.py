@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import Sharding
 
 from windlass.data.mix import Mixture
-from windlass.data.pack import COLUMNS, Rows
+from windlass.data.pack import Rows
 from windlass.data.shuffle import permuted
 from windlass.data.worker import Make, making
 from windlass.devices.alone import ALONE
@@ -81,11 +81,11 @@ class Loader:
     def iterate(self, start: int, placement: Placement) -> Iterator[Batch]:
         """Batches from step `start` on, made ahead of their use."""
         with making(self.rows, self.workers) as make:
-            shape = (self.size, self.rows.length)
+            wanted = dict.fromkeys(self.rows.columns, (self.size, self.rows.length))
             threads = max(1, self.workers) if self.prefetch else 0
             ahead = max(self.prefetch, threads)  # a worker that makes nothing ahead would be idle
             options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-            yield from _made(self._order[start:], shape, make, placement, options)
+            yield from _made(self._order[start:], wanted, make, placement, options)
 
 
 def evaluation_batches(
@@ -96,25 +96,30 @@ def evaluation_batches(
     numbers[numbers >= len(rows)] = -1
     options = grain.ReadOptions(num_threads=int(prefetch > 0), prefetch_buffer_size=prefetch)
     source = grain.MapDataset.source(list(numbers))
-    return _made(source, (batch, rows.length), rows.batch, placement, options)
+    wanted = dict.fromkeys(rows.columns, (batch, rows.length))
+    return _made(source, wanted, rows.batch, placement, options)
 
 
 def _made(
     numbers: grain.MapDataset,
-    shape: tuple[int, int],
+    wanted: dict[str, tuple[int, int]],
     make: Make,
     placement: Placement,
     options: grain.ReadOptions,
 ) -> Iterator[Batch]:
-    batches = numbers.map(lambda some: _placed(some, shape, make, placement))
+    batches = numbers.map(lambda some: _placed(some, wanted, make, placement))
     return iter(batches.to_iter_dataset(options))
 
 
-def _placed(numbers: np.ndarray, shape: tuple[int, int], make: Make, placement: Placement) -> Batch:
+def _placed(
+    numbers: np.ndarray, wanted: dict[str, tuple[int, int]], make: Make, placement: Placement
+) -> Batch:
     """The rows that the devices of this process hold, made once for all columns and devices."""
-    places = {name: placement(shape, name) for name in COLUMNS}
+    places = {name: placement(shape, name) for name, shape in wanted.items()}
     indices = [
-        x for p in places.values() for x in p.addressable_devices_indices_map(shape).values()
+        index
+        for name, place in places.items()
+        for index in place.addressable_devices_indices_map(wanted[name]).values()
     ]
     mine = held(indices, len(numbers))
     columns = make(numbers[mine])
@@ -126,7 +131,7 @@ def _placed(numbers: np.ndarray, shape: tuple[int, int], make: Make, placement: 
 
     with ALONE:
         placed = {
-            name: jax.make_array_from_callback(shape, place, functools.partial(part, name))
+            name: jax.make_array_from_callback(wanted[name], place, functools.partial(part, name))
             for name, place in places.items()
         }
         return jax.block_until_ready(placed)

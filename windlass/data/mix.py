@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from windlass.data.pack import COLUMNS, Piece, Rows
+from windlass.data.pack import Piece, Rows
 from windlass.data.shuffle import mix, permuted
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE
@@ -36,6 +36,10 @@ class Mixture:
         return {name: column[0] for name, column in self.batch([number]).items()}
 
     @property
+    def columns(self) -> dict[str, type[np.generic]]:
+        return self.parts[0].columns
+
+    @property
     def tokens(self) -> int:
         return sum(part.tokens for part in self.parts)
 
@@ -63,7 +67,7 @@ class Mixture:
         numbers = np.asarray(numbers, np.int64)
         whose = np.searchsorted(self._ends, numbers, side="right")
         shape = (len(numbers), self.length)
-        found = {name: np.empty(shape, dtype) for name, dtype in COLUMNS.items()}
+        found = {name: np.empty(shape, dtype) for name, dtype in self.columns.items()}
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(whose == number)
             before = int(self._ends[number]) - len(part)

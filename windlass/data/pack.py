@@ -2,7 +2,8 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -15,8 +16,8 @@ FORMAT = 2  # raised whenever the same documents would be packed differently
 
 Packing = Literal["documents", "none"]
 
-# What a row has, one entry for each of its places.
-COLUMNS = {
+# What every row has, one entry for each of its places.
+COLUMNS: dict[str, type[np.generic]] = {
     "tokens": np.int32,
     "targets": np.int32,
     "weight": np.float32,  # 1 where the target is trained on
@@ -49,17 +50,26 @@ class Rows:
     the first is a target. Where pieces overlap, what a piece has in common with the one before it
     counts again, unless the number of these places is given as `seen`: then each target counts
     once, in the first piece that has it. What is left of a row is known by `document` -1 and
-    `weight` 0, never by the token that stands there, which ends documents too.
+    `weight` 0, never by the token that stands there, which ends documents too. Columns `beside`
+    these are files of float32, a line for each row, which need not be there before they are read.
     """
 
-    def __init__(self, corpus: Corpus, folder: Path, length: int, seen: int = 0):
+    def __init__(
+        self,
+        corpus: Corpus,
+        folder: Path,
+        length: int,
+        seen: int = 0,
+        beside: Mapping[str, Path] | None = None,
+    ):
         self.corpus, self.folder, self.length, self.seen = corpus, folder, length, seen
+        self.beside = dict(beside or {})
         mapped = [np.load(folder / f"{field}.npy", mmap_mode="r") for field in Index._fields]
         self.index = Index(*(array.view(np.ndarray) for array in mapped))
 
     def __reduce__(self):
         # Another process maps the same files; nothing of what they hold is sent.
-        return _reopened, (self.corpus.folder, self.folder, self.length, self.seen)
+        return _reopened, (self.corpus.folder, self.folder, self.length, self.seen, self.beside)
 
     def __len__(self) -> int:
         return len(self.index.first) - 1
@@ -68,6 +78,23 @@ class Rows:
         if not 0 <= number < len(self):
             raise IndexError(f"row {number} of {len(self)}")
         return {name: column[0] for name, column in self.batch([number]).items()}
+
+    @property
+    def columns(self) -> dict[str, type[np.generic]]:
+        return COLUMNS | dict.fromkeys(self.beside, np.float32)
+
+    def with_beside(self, beside: Mapping[str, Path]) -> "Rows":
+        """The same rows with further columns."""
+        return Rows(self.corpus, self.folder, self.length, self.seen, beside)
+
+    @property
+    def fingerprint(self) -> str:
+        """Of what is in every row: the same documents in the same places give the same one."""
+        content = hashlib.sha256(f"{self.corpus.fingerprint} {self.length} {self.seen}".encode())
+        content.update(self.corpus.tokeniser.fingerprint.encode())
+        for values in self.index:
+            content.update(np.ascontiguousarray(values).tobytes())
+        return content.hexdigest()
 
     @property
     def tokens(self) -> int:
@@ -125,7 +152,11 @@ class Rows:
             return flat.reshape(len(numbers), self.length)
 
         padding = self.corpus.tokeniser.eos
-        return {
+        further = {
+            name: np.where(is_row[:, None], values[numbers], np.float32(0))
+            for name, values in self._further.items()
+        }
+        return further | {
             "tokens": column("tokens", self.corpus.tokens[source], padding),
             "targets": column("targets", self.corpus.tokens[source + 1], padding),
             "weight": column("weight", weight, 0),
@@ -133,15 +164,20 @@ class Rows:
             "document": column("document", np.repeat(_count(pieces), size), -1),
         }
 
+    @cached_property
+    def _further(self) -> dict[str, np.ndarray]:
+        mapped = {name: np.load(file, mmap_mode="r") for name, file in self.beside.items()}
+        return {name: array.view(np.ndarray) for name, array in mapped.items()}
+
     def _is_later(self, which: np.ndarray | slice) -> np.ndarray:
         """Whether a piece is not the first of its document."""
         return self.index.begin[which] > self.corpus.offsets[self.index.document[which]]
 
 
-def _reopened(corpus: Path, folder: Path, length: int, seen: int) -> Rows:
+def _reopened(corpus: Path, folder: Path, length: int, seen: int, beside: dict[str, Path]) -> Rows:
     found = opened(corpus)
     assert found is not None
-    return Rows(found, folder, length, seen)
+    return Rows(found, folder, length, seen, beside)
 
 
 def rows(
@@ -153,16 +189,20 @@ def rows(
     packing: Packing,
     is_once: bool,
     console: Console,
+    together: int = 1,
 ) -> Rows:
-    """The rows of some documents, by an index that is kept with the corpus."""
-    described = f"{FORMAT} {length} {stride} {packing} ".encode()
+    """The rows of some documents, by an index that is kept with the corpus.
+
+    Of documents that belong `together` so many follow each other, and stay in one row.
+    """
+    described = f"{FORMAT} {length} {stride} {packing} {together} ".encode()
     described += documents.astype(np.int64).tobytes()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
     if not folder.is_dir():
         with claimed(corpus.folder / "building" / name, console) as partial:
             if not folder.is_dir():
-                index = arrange(corpus.offsets, documents, length, stride, packing)
+                index = arrange(corpus.offsets, documents, length, stride, packing, together)
                 with room(corpus.folder, sum(values.nbytes for values in index)):
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
@@ -171,11 +211,18 @@ def rows(
 
 
 def arrange(
-    offsets: np.ndarray, documents: np.ndarray, length: int, stride: int, packing: Packing
+    offsets: np.ndarray,
+    documents: np.ndarray,
+    length: int,
+    stride: int,
+    packing: Packing,
+    together: int = 1,
 ) -> Index:
     """Puts the pieces of documents into rows."""
     # A document of n tokens has n - 1 to read and n - 1 to predict.
     readable = np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
+    if together > 1:
+        return _together(offsets, documents, readable, length, packing, together)
     pieces = np.where(readable > 0, 1 - (-np.maximum(readable - length, 0) // stride), 0)
     start = _count(pieces) * stride
     size = np.minimum(np.repeat(readable, pieces) - start, length)
@@ -183,6 +230,27 @@ def arrange(
     document = np.repeat(documents, pieces)
 
     row = best_fit(size, length) if packing == "documents" else np.arange(len(size))
+    return _index(row, begin, size, document)
+
+
+def _together(
+    offsets: np.ndarray,
+    documents: np.ndarray,
+    readable: np.ndarray,
+    length: int,
+    packing: Packing,
+    together: int,
+) -> Index:
+    """Groups of whole documents; those that a row cannot hold, or that lack one, are left out."""
+    groups = readable.reshape(-1, together)
+    fits = (groups > 0).all(axis=1) & (groups.sum(axis=1) <= length)
+    documents, size = documents.reshape(-1, together)[fits].ravel(), groups[fits]
+    whole = size.sum(axis=1)
+    row = best_fit(whole, length) if packing == "documents" else np.arange(len(whole))
+    return _index(np.repeat(row, together), offsets[documents], size.ravel(), documents)
+
+
+def _index(row: np.ndarray, begin: np.ndarray, size: np.ndarray, document: np.ndarray) -> Index:
     order = np.argsort(row, kind="stable")
     first = np.concatenate([[0], np.cumsum(np.bincount(row))])
     return Index(begin[order], size[order].astype(np.int32), document[order], first)

@@ -24,7 +24,6 @@ from windlass.config import Layers, tree
 from windlass.config.sections import flat
 from windlass.data import Prepared, prepare
 from windlass.data.load import evaluation_batches
-from windlass.data.pack import COLUMNS
 from windlass.devices import alignment, chips, mesh, precision, selection
 from windlass.devices.axes import annotate, cast, is_cast, layout, placements
 from windlass.devices.selection import Chosen, Device
@@ -267,7 +266,7 @@ class Session:
         shape = (self.batches.rows, self.run.data.length)
         return {
             name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(shape, name))
-            for name, dtype in COLUMNS.items()
+            for name, dtype in self.run.data.columns.items()
         }
 
     def place(self, shape: Sequence[int], name: str) -> NamedSharding:

@@ -1,0 +1,68 @@
+"""Documents that belong together: they stay in one row, and columns beside rows follow them."""
+
+import pickle
+from pathlib import Path
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from windlass.data import Prepared
+from windlass.data.pack import COLUMNS, Rows, rows
+
+LENGTH = 16
+# Of each pair the bytes of both texts; with a beginning and an end, one more is to be read of each.
+SIZES = [(3, 4), (9, 8), (2, 6), (1, 1), (0, 3), (7, 7), (5, 2)]
+TOO_LONG, LACKING = 1, 4
+
+
+@pytest.fixture
+def prepared(documents) -> Prepared:
+    return documents(["x" * size for pair in SIZES for size in pair])
+
+
+def of(prepared: Prepared, console: Console, packing="documents") -> Rows:
+    corpus = prepared.corpora[0]
+    every = np.arange(corpus.documents)
+    how = dict(stride=LENGTH, packing=packing, is_once=False, console=console)
+    return rows(corpus, every, length=LENGTH, together=2, **how)
+
+
+def test_each_pair_is_whole_in_one_row_its_first_document_of_an_even_number(prepared, console):
+    found = of(prepared, console)
+    pieces = [found.pieces(number) for number in range(len(found))]
+    for row in pieces:
+        assert all(piece.start == 0 for piece in row)
+        numbers = [piece.document for piece in row]
+        assert all(first % 2 == 0 and second == first + 1 for first, second in pairs(numbers))
+    held = sorted(piece.document // 2 for row in pieces for piece in row)
+    whole = [number for number in range(len(SIZES)) if number not in (TOO_LONG, LACKING)]
+    assert held == sorted([*whole, *whole])
+    assert len(found) == 4  # of 16 tokens, 10 + 4, 9 and 9
+
+
+def pairs(numbers: list[int]) -> list[tuple[int, int]]:
+    return list(zip(numbers[::2], numbers[1::2], strict=True))
+
+
+def test_without_packing_a_row_is_a_pair(prepared, console):
+    found = of(prepared, console, packing="none")
+    assert [len(found.pieces(number)) for number in range(len(found))] == [2] * 5
+
+
+def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
+    prepared, console, tmp_path: Path
+):
+    plain = of(prepared, console)
+    file = tmp_path / "reference.npy"
+    beside = plain.with_beside({"reference": file})  # which is not there yet
+    assert plain.columns == COLUMNS
+    assert beside.columns == {**COLUMNS, "reference": np.float32}
+    values = np.arange(len(plain) * LENGTH, dtype=np.float32).reshape(len(plain), LENGTH)
+    np.save(file, values)
+    for rows_of in (beside, pickle.loads(pickle.dumps(beside))):
+        found = rows_of.batch([2, -1, 0])
+        np.testing.assert_array_equal(found["reference"], [values[2], 0 * values[0], values[0]])
+        assert {name: column.dtype for name, column in found.items()} == beside.columns
+    assert beside.fingerprint == plain.fingerprint
+    assert beside.fingerprint != of(prepared, console, packing="none").fingerprint
