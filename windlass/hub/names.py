@@ -7,7 +7,8 @@ the pairing of its rotary positions, which is half-split in every checkpoint els
 
 import math
 from collections.abc import Iterator, Mapping
-from typing import Any, NamedTuple, TypeVar
+from functools import partial
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -21,8 +22,23 @@ from windlass.layers.rotary import halves, interleaved
 from windlass.layers.stack import Stack
 
 Model = TypeVar("Model")
+Index = tuple[slice, ...]
 
 TURNED = ("query", "key", "query_norm", "key_norm")  # parts of attention that rotary pairs order
+HEAD = "output.weight"  # absent where the head shares the embedding's weight
+EMBEDDING = "embedding.weight"
+
+_layer = jax.jit(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
+
+
+@runtime_checkable
+class Tensor(Protocol):
+    """A tensor of a checkpoint, of which a part can be had: an array, or a part of a file."""
+
+    @property
+    def shape(self) -> tuple[int, ...]: ...
+
+    def __getitem__(self, index: Any, /) -> Any: ...
 
 
 def to_tensors(model: Any, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
@@ -30,67 +46,137 @@ def to_tensors(model: Any, names: Mapping[str, str] | None) -> dict[str, np.ndar
 
     Without a table of names each has its own path, with the number of its layer.
     """
-    tensors = {}
-    for array in _arrays(model, names):
-        value = np.asarray(array.value)
-        for index, name in array.tensors():
-            # In one piece: safetensors writes memory as it lies.
-            tensors[name] = np.ascontiguousarray(array.outward(value[index]))
-    return tensors
+    whole = [one._replace(value=np.asarray(one.value)) for one in arrays(model, names)]
+    return {name: bring() for array in whole for name, bring in array.out()}
 
 
 def from_tensors(
-    model: Model, names: Mapping[str, str] | None, tensors: Mapping[str, np.ndarray]
+    model: Model, names: Mapping[str, str] | None, tensors: Mapping[str, Tensor]
 ) -> Model:
     """The model with values from `tensors`, each of the type and placement of the array it fills.
 
     The model may be abstract, so that no first set of weights is ever made.
     """
-    leaves, problems, used = [], {}, set()
-    for array in _arrays(model, names):
-        value = np.empty(array.value.shape, array.value.dtype)
-        for index, name in array.tensors():
+    leaves = list(placed(model, names, tensors, "the tensors").values())
+    shapes, rest = eqx.partition(model, _is_array)
+    return eqx.combine(jax.tree.structure(shapes).unflatten(leaves), rest)
+
+
+def placed(
+    model: Any, names: Mapping[str, str] | None, tensors: Mapping[str, Tensor], origin: str
+) -> dict[str, jax.Array]:
+    """The arrays of an abstract model by their paths in it, each device's part read on its own."""
+    wanted = list(arrays(model, names))
+    problems, used = {}, set()
+    for array in wanted:
+        for name in array.names():
             used.add(name)
-            tensor, shape = tensors.get(name), array.outward(value[index]).shape
-            if tensor is None:
+            if name not in tensors:
                 problems[name] = "is missing"
-            elif tensor.shape != shape:
-                problems[name] = f"is {list(tensor.shape)}; this model's is {list(shape)}"
-            else:
-                value[index] = array.inward(tensor, value[index].shape)
-        leaves.append(jax.device_put(value, array.value.sharding))
+            elif tuple(tensors[name].shape) != array.shape:
+                there, here = list(tensors[name].shape), list(array.shape)
+                problems[name] = f"is {there}; this model's is {here}"
     problems |= {name: "is nothing of this model's" for name in tensors if name not in used}
     if problems:
-        raise UserError(report(list(problems.items()), "the tensors"))
-    arrays, rest = eqx.partition(model, _is_array)
-    return eqx.combine(jax.tree.structure(arrays).unflatten(leaves), rest)
+        raise UserError(report(list(problems.items()), origin))
+    return {array.path: array.filled(tensors) for array in wanted}
 
 
-class _Array(NamedTuple):
-    """An array of a model, and how it is written elsewhere."""
+class Layout(NamedTuple):
+    """How an array, one layer of it, is written elsewhere.
 
-    name: str  # with `{layer}` where it is stacked
-    value: Any
-    flat: tuple[int, ...] | None  # of a linear map: what it reads, what it writes; else None
+    Every group of axes is one axis there, and the groups stand in this order.
+    """
+
+    sizes: tuple[int, ...]
+    groups: tuple[tuple[int, ...], ...]
     paired: bool  # interleaved pairs along the last axis, which are half-split elsewhere
-    layers: range | None  # along the first axis; None: it is not stacked
 
-    def tensors(self) -> Iterator[tuple[Any, str]]:
-        if self.layers is None:
-            yield ..., self.name
-        else:
-            yield from ((i, self.name.format(layer=layer)) for i, layer in enumerate(self.layers))
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(math.prod(self.sizes[axis] for axis in group) for group in self.groups)
 
     def outward(self, x: np.ndarray) -> np.ndarray:
         x = halves(x) if self.paired else x
-        return x if self.flat is None else x.reshape(self.flat).T
+        return x.transpose([axis for group in self.groups for axis in group]).reshape(self.shape)
 
-    def inward(self, x: np.ndarray, shape: tuple[int, ...]) -> np.ndarray:
-        x = x if self.flat is None else x.T.reshape(shape)
-        return interleaved(x) if self.paired else x
+    def part(self, tensor: Tensor, index: Index) -> np.ndarray:
+        """What a tensor has for a part of the array."""
+        there, sizes, cut = [], list(self.sizes), list(index)
+        for group in self.groups:
+            first, *inner = group
+            start, stop, _ = index[first].indices(self.sizes[first])
+            width = math.prod(self.sizes[axis] for axis in inner)
+            # A part of an axis inside a group lies scattered there, as does a part of pairs.
+            if any(_is_cut(index[axis], self.sizes[axis]) for axis in inner) or (
+                self.paired and first == len(self.sizes) - 1
+            ):
+                there.append(slice(None))
+            else:
+                there.append(slice(start * width, stop * width))
+                sizes[first], cut[first] = stop - start, slice(None)
+        order = [axis for group in self.groups for axis in group]
+        x = np.asarray(tensor[tuple(there)]).reshape([sizes[axis] for axis in order])
+        x = x.transpose(np.argsort(order))
+        return (interleaved(x) if self.paired else x)[tuple(cut)]
 
 
-def _arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[_Array]:
+class Array(NamedTuple):
+    """An array of a model, and how it is written elsewhere."""
+
+    path: str  # in the model
+    name: str  # elsewhere, with `{layer}` where it is stacked
+    value: Any
+    layers: range | None  # along the first axis; None: it is not stacked
+    layout: Layout
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """That of its tensor, or of each of its tensors."""
+        return self.layout.shape
+
+    def names(self) -> list[str]:
+        if self.layers is None:
+            return [self.name]
+        return [self.name.format(layer=layer) for layer in self.layers]
+
+    def out(self) -> Iterator[tuple[str, Any]]:
+        """Each of its tensors by name, brought to the host when it is called."""
+
+        def tensor(number: int):
+            whole = self.value
+            if self.layers is not None:
+                whole = _layer(whole, number) if isinstance(whole, jax.Array) else whole[number]
+            # In one piece: safetensors writes memory as it lies.
+            return np.ascontiguousarray(self.layout.outward(np.asarray(whole)))
+
+        for number, name in enumerate(self.names()):
+            yield name, lambda number=number: tensor(number)
+
+    def filled(self, tensors: Mapping[str, Tensor]) -> jax.Array:
+        read: dict[tuple, np.ndarray] = {}  # devices that hold the same part share one reading
+        shape, dtype = self.value.shape, self.value.dtype
+
+        def part(index: Index | None) -> np.ndarray:
+            index = index or (slice(None),) * len(shape)
+            key = tuple(one.indices(size) for one, size in zip(index, shape, strict=True))
+            if key not in read:
+                read[key] = self._part(tensors, index).astype(dtype)
+            return read[key]
+
+        place = self.value.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
+        return jax.make_array_from_callback(shape, place, part, dtype=dtype)
+
+    def _part(self, tensors: Mapping[str, Tensor], index: Index) -> np.ndarray:
+        names = self.names()
+        if self.layers is None:
+            return self.layout.part(tensors[names[0]], index)
+        some = names[index[0]]
+        return np.stack([self.layout.part(tensors[name], index[1:]) for name in some])
+
+
+def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
+    """Every array of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
         node, owner, layers, paired, words = model, None, None, False, []
         steps = iter(path)
@@ -105,9 +191,10 @@ def _arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[_Array]:
                 if isinstance(node, Attention) and words[-1] in TURNED:
                     paired = names is not None and node.rotary.pairing == "interleaved"
                 owner, node = node, _child(node, step)
-        shape = value.shape if layers is None else value.shape[1:]
-        flat = _flat(owner, words[-1], shape)
-        yield _Array(_name(words, names), value, flat, paired, layers)
+        sizes = value.shape if layers is None else value.shape[1:]
+        layout = Layout(tuple(sizes), _groups(owner, words[-1], len(sizes)), paired)
+        own = jax.tree_util.keystr(path, simple=True, separator=".")
+        yield Array(own, _name(words, names), value, layers, layout)
 
 
 def _name(path: list[str], names: Mapping[str, str] | None) -> str:
@@ -128,12 +215,17 @@ def _child(node: Any, step: Any) -> Any:
     return node[step.key if isinstance(step, jax.tree_util.DictKey) else step.idx]
 
 
-def _flat(owner: Any, field: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def _groups(owner: Any, field: str, axes: int) -> tuple[tuple[int, ...], ...]:
     if not isinstance(owner, Linear):
-        return None
+        return tuple((axis,) for axis in range(axes))
+    # A matrix is written with what it writes first; a bias is only that.
     reads = len(owner.reads) if field == "weight" else 0
-    parts = (shape[:reads], shape[reads:]) if reads else (shape,)
-    return tuple(math.prod(part) for part in parts)
+    groups = (tuple(range(reads, axes)), tuple(range(reads)))
+    return groups if reads else groups[:1]
+
+
+def _is_cut(part: slice, size: int) -> bool:
+    return part.indices(size)[:2] != (0, size)
 
 
 def _is_array(x: Any) -> bool:

@@ -6,13 +6,15 @@ A family's file defines
   `init(key) -> model` and `tiny()` (a config in which no field has its default). Every field must
   make another model when it is doubled, negated if it is a statement, exchanged if it is a word and
   left out if it is a section; `other(field)` gives the second value of one that cannot be;
-- `NAMES`, from our paths to the names in a Hugging Face checkpoint, where there is one.
+- where Hugging Face has such models: `NAMES`, from our paths to the names in a checkpoint, and
+  `HUGGING_FACE`, how its config.json tells of one.
 
 The model is called as `model(batch, memory=None) -> (hidden, auxiliary, memory)`, and `model.head`
 alone turns hidden states into logits.
 """
 
-from typing import Protocol, runtime_checkable
+from collections.abc import Mapping
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
@@ -44,3 +46,17 @@ class Config(Protocol):
 
     @classmethod
     def tiny(cls) -> "Config": ...
+
+
+class HuggingFace(NamedTuple):
+    """How a config.json tells of a model of a family, but for its rotary positions.
+
+    A key that `absent` has no value for must be there. One of `fixed` changes what is computed, and
+    only these values of it are computed here; where it is left out, the first of them is meant.
+    """
+
+    architecture: str
+    model_type: str
+    fields: Mapping[str, str]  # from ours to the key there
+    absent: Mapping[str, Any]
+    fixed: Mapping[str, tuple]

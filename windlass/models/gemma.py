@@ -14,11 +14,12 @@ from windlass.layers.mlp import Gated
 from windlass.layers.norm import OffsetRMSNorm
 from windlass.layers.residual import Plain
 from windlass.layers.rotary import Pairing, Rotary, Scaling
-from windlass.models import llama
+from windlass.models import HuggingFace, llama
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
     "norm.offset": "model.norm.weight",
+    "output.weight": "lm_head.weight",
     "blocks.attention_norm.offset": "model.layers.{layer}.input_layernorm.weight",
     "blocks.attention.query": "model.layers.{layer}.self_attn.q_proj",
     "blocks.attention.key": "model.layers.{layer}.self_attn.k_proj",
@@ -33,6 +34,27 @@ NAMES = {
     "blocks.mlp.down": "model.layers.{layer}.mlp.down_proj",
     "blocks.written_norm.offset": "model.layers.{layer}.post_feedforward_layernorm.weight",
 }
+HUGGING_FACE = HuggingFace(
+    architecture="Gemma3ForCausalLM",
+    model_type="gemma3_text",
+    fields={name: key for name, key in llama.FIELDS.items() if name != "tied"}
+    | {"window": "sliding_window", "query_width": "query_pre_attn_scalar"},
+    absent={
+        "num_key_value_heads": 4,
+        "head_dim": 256,
+        "rms_norm_eps": 1e-6,
+        "sliding_window": 4096,
+        "query_pre_attn_scalar": 256,
+    },
+    fixed={
+        "hidden_activation": ("gelu_pytorch_tanh",),
+        "tie_word_embeddings": (True,),
+        "attention_bias": (False,),
+        "attn_logit_softcapping": (None,),
+        "final_logit_softcapping": (None,),
+        "use_bidirectional_attention": (False, None),
+    },
+)
 
 
 @section

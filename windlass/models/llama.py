@@ -9,6 +9,7 @@ from windlass.layers.decoder import Block, Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Pairing, Rotary, Scaling
+from windlass.models import HuggingFace
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",
@@ -24,6 +25,35 @@ NAMES = {
     "blocks.mlp.up": "model.layers.{layer}.mlp.up_proj",
     "blocks.mlp.down": "model.layers.{layer}.mlp.down_proj",
 }
+# The keys of a config.json that all families like it have.
+FIELDS = {
+    "vocab": "vocab_size",
+    "embed": "hidden_size",
+    "mlp": "intermediate_size",
+    "layers": "num_hidden_layers",
+    "heads": "num_attention_heads",
+    "kv_heads": "num_key_value_heads",  # null: as many as heads
+    "head_dim": "head_dim",  # null: the width of the stream, divided by heads
+    "eps": "rms_norm_eps",
+    "tied": "tie_word_embeddings",
+}
+ABSENT = {
+    "num_key_value_heads": None,
+    "head_dim": None,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": False,
+}
+HUGGING_FACE = HuggingFace(
+    architecture="LlamaForCausalLM",
+    model_type="llama",
+    fields=FIELDS | {"attention_bias": "attention_bias", "mlp_bias": "mlp_bias"},
+    absent=ABSENT | {"attention_bias": False, "mlp_bias": False},
+    fixed={
+        "hidden_act": ("silu", "swish"),
+        "rope_interleaved": (False,),
+        "sliding_window": (None,),
+    },
+)
 
 
 @section

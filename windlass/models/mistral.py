@@ -5,9 +5,16 @@ from jaxtyping import PRNGKeyArray
 from windlass.config import section
 from windlass.layers.decoder import Decoder
 from windlass.layers.rotary import Pairing, Scaling
-from windlass.models import llama
+from windlass.models import HuggingFace, llama
 
 NAMES = llama.NAMES
+HUGGING_FACE = HuggingFace(
+    architecture="MistralForCausalLM",
+    model_type="mistral",
+    fields=llama.FIELDS | {"window": "sliding_window"},
+    absent=llama.ABSENT | {"num_key_value_heads": 8, "sliding_window": 4096},
+    fixed={"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+)
 
 
 @section

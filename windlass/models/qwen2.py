@@ -5,9 +5,20 @@ from jaxtyping import PRNGKeyArray
 from windlass.config import section
 from windlass.layers.decoder import Decoder
 from windlass.layers.rotary import Pairing, Scaling
-from windlass.models import llama
+from windlass.models import HuggingFace, llama
 
 NAMES = llama.NAMES
+HUGGING_FACE = HuggingFace(
+    architecture="Qwen2ForCausalLM",
+    model_type="qwen2",
+    fields=llama.FIELDS,
+    absent=llama.ABSENT | {"num_key_value_heads": 32},
+    fixed={
+        "hidden_act": ("silu", "swish"),
+        "attention_bias": (True,),  # on queries, keys and values
+        "use_sliding_window": (False,),
+    },
+)
 
 
 @section

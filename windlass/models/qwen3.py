@@ -6,12 +6,19 @@ from windlass.config import section
 from windlass.layers.decoder import Decoder
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Pairing, Scaling
-from windlass.models import llama
+from windlass.models import HuggingFace, llama
 
 NAMES = llama.NAMES | {
     "blocks.attention.query_norm.scale": "model.layers.{layer}.self_attn.q_norm.weight",
     "blocks.attention.key_norm.scale": "model.layers.{layer}.self_attn.k_norm.weight",
 }
+HUGGING_FACE = HuggingFace(
+    architecture="Qwen3ForCausalLM",
+    model_type="qwen3",
+    fields=llama.FIELDS | {"attention_bias": "attention_bias"},
+    absent=llama.ABSENT | {"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False},
+    fixed={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+)
 
 
 @section

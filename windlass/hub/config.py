@@ -1,0 +1,191 @@
+"""config.json to a family's section and back, by the table that each family has."""
+
+import importlib
+import json
+import pkgutil
+from collections.abc import Collection, Mapping
+from dataclasses import fields
+from pathlib import Path
+from typing import Any
+
+from windlass import models
+from windlass.config.reading import Problem, attempt, listing, report, show
+from windlass.errors import UserError
+from windlass.hub import rope
+from windlass.models import HuggingFace
+
+FILE = "config.json"
+# Keys that change what is computed, whatever the family, unless they have one of these values.
+# Where a family has a field or a value of its own for one, that counts.
+NEUTRAL: dict[str, tuple] = {
+    "attention_bias": (False,),
+    "attention_dropout": (0.0,),
+    "attn_logit_softcapping": (None,),
+    "final_logit_softcapping": (None,),
+    "mlp_bias": (False,),
+    "n_routed_experts": (None,),
+    "num_experts": (None,),
+    "num_local_experts": (None,),
+    "partial_rotary_factor": (1.0,),
+    "quantization_config": (None,),
+}
+EVERY = 6  # layers to each that sees the whole document, where a config.json does not say
+
+
+def families() -> dict[str, HuggingFace]:
+    """The families that Hugging Face has, with how it tells of them."""
+    found = {}
+    for module in pkgutil.iter_modules(models.__path__):
+        family = importlib.import_module(f"{models.__name__}.{module.name}")
+        if hasattr(family, "HUGGING_FACE"):
+            found[module.name] = family.HUGGING_FACE
+    return dict(sorted(found.items()))
+
+
+def load(folder: Path) -> dict[str, Any]:
+    """The config.json of a folder, as it is."""
+    file = folder / FILE
+    if not file.is_file():
+        raise UserError(f"{folder} has no {FILE}; a model of Hugging Face has one in its folder")
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError as error:
+        raise UserError(f"{file} is not JSON: {error}") from None
+    if not isinstance(config, dict):
+        raise UserError(f"{file} holds {show(config)}; it must be a mapping")
+    return config
+
+
+def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """The `model` section of a recipe that a config.json stands for, but for the fields `given`.
+
+    What would change the model and cannot be computed here is refused, all in one error.
+    """
+    name, table = _family(config, origin)
+    section = importlib.import_module(f"{models.__name__}.{name}").Config
+    own = {field.name for field in fields(section)}
+    problems = _fixed(config, table)
+    found: dict[str, Any] = {}
+    for field, key in table.fields.items():
+        if key in config or key in table.absent:
+            found[field] = config.get(key, table.absent.get(key))
+        elif field not in given:
+            problems.append((key, "is missing"))
+    _derive(found)
+    positions, wrong = rope.read(config, "full_attention")
+    found |= positions
+    problems += [] if "theta" in given else wrong
+    if "local_theta" in own:
+        near, wrong = rope.read(config, "sliding_attention")
+        found["local_theta"] = near["theta"]
+        if near["scaling"] is not None:
+            kind = show(near["scaling"]["kind"])
+            what = f"is {kind}; positions in layers that see a window are not scaled here"
+            wrong.append(("rope_parameters.sliding_attention.rope_type", what))
+        problems += [] if "local_theta" in given else wrong
+    if "global_every" in own:
+        found["global_every"] = _pattern(config, problems)
+    elif set(config.get("layer_types") or ()) - {"full_attention"}:
+        problems.append(("layer_types", "has layers that see a window; here every layer sees all"))
+    if not problems and not given:  # else what is wrong is found in the whole section, later
+        wrong = attempt(section, found)[1]
+        problems = [(table.fields.get(key, key), what) for key, what in wrong]
+    if problems:
+        raise UserError(report(problems, origin))
+    return {"family": name, **found}
+
+
+def written(
+    config: Any, *, length: int, dtype: str, like: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """The config.json of a family's section, such that transformers 4 and 5 read the same.
+
+    `like` is the one that the model came with: what it says beside is kept. Without it, `length` is
+    how many positions the model was trained on; `dtype` is the type of the numbers in its files.
+    """
+    name = type(config).__module__.rpartition(".")[2]
+    table = families().get(name)
+    if table is None:
+        raise UserError(f"Hugging Face has no models like {name}; it has {_known()}")
+    found: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
+    found |= {key: values[0] for key, values in table.fixed.items()}
+    found |= {key: getattr(config, field) for field, key in table.fields.items()}
+    if getattr(config, "query_width", 0) is None:
+        found[table.fields["query_width"]] = config.head_dim
+    found |= rope.written(config.theta, config.scaling, getattr(config, "local_theta", None))
+    if hasattr(config, "global_every"):
+        found["sliding_window_pattern"] = config.global_every
+        found["layer_types"] = _types(config.layers, config.global_every)
+    found |= {"dtype": dtype, "torch_dtype": dtype}
+    if config.scaling is not None and config.scaling.original_length is not None:
+        # Some releases take the factor from these two lengths.
+        length = round(config.scaling.factor * config.scaling.original_length)
+    kept = {key: x for key, x in (like or {}).items() if key not in ("auto_map", "_name_or_path")}
+    return {"max_position_embeddings": length, **kept, **found}
+
+
+def _family(config: Mapping[str, Any], origin: str) -> tuple[str, HuggingFace]:
+    kind, said = config.get("model_type"), config.get("architectures") or []
+    for name, table in families().items():
+        if kind == table.model_type and said in ([], [table.architecture]):
+            return name, table
+    what = f"model_type {show(kind)}"
+    if said:
+        what = f"architectures {listing(said, 'and')} with {what}"
+    raise UserError(f"{origin} has {what}, which is not known here; there are {_known()}")
+
+
+def _known() -> str:
+    return listing(
+        [f"{one.architecture} with {one.model_type} ({name})" for name, one in families().items()],
+        "and",
+    )
+
+
+def _fixed(config: Mapping[str, Any], table: HuggingFace) -> list[Problem]:
+    computed = {key: x for key, x in NEUTRAL.items() if key not in table.fields.values()}
+
+    def what(key: str, values: tuple) -> str:
+        said, known = _shown(config[key]), listing(map(show, values))
+        return f"is {said}; {table.architecture} is computed here with {known}"
+
+    return [
+        (key, what(key, values))
+        for key, values in (computed | dict(table.fixed)).items()
+        if config.get(key) is not None and config[key] not in values
+    ]
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Mapping):
+        value = value.get("quant_method", value)
+    return show(value)
+
+
+def _derive(found: dict[str, Any]) -> None:
+    """Fill in what follows from the other sizes where a config.json leaves it null."""
+    if found.get("kv_heads", 0) is None and "heads" in found:
+        found["kv_heads"] = found["heads"]
+    if found.get("head_dim", 0) is None and found.get("heads") and "embed" in found:
+        found["head_dim"] = found["embed"] // found["heads"]
+
+
+def _pattern(config: Mapping[str, Any], problems: list[Problem]) -> int:
+    """One layer in how many sees the whole document."""
+    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
+    types = config.get("layer_types")
+    if not types:
+        return pattern or EVERY
+    if "full_attention" in types:
+        every = types.index("full_attention") + 1
+    else:
+        every = max(pattern or EVERY, len(types) + 1)
+    if types != _types(len(types), every):
+        what = f"is not one full_attention in every {every}, as the first of them has it"
+        problems.append(("layer_types", what))
+    return every
+
+
+def _types(layers: int, every: int) -> list[str]:
+    kinds = ("full_attention", "sliding_attention")
+    return [kinds[(layer + 1) % every != 0] for layer in range(layers)]

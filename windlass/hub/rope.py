@@ -1,0 +1,128 @@
+"""Rotary positions in a config.json, in both of its spellings.
+
+The current one is `rope_parameters`, by kind of layer where there are two; the older one has
+`rope_theta`, `rope_local_base_freq` and `rope_scaling`. Both are read, must agree where both are
+there, and are written.
+"""
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from windlass.config.reading import Problem, listing, show
+from windlass.layers.rotary import FAST, Scaling
+
+Layer = Literal["full_attention", "sliding_attention"]
+
+# From the fields of a scaling to the words for them there.
+WORDS = {
+    "linear": {"factor": "factor"},
+    "llama3": {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "slow": "low_freq_factor",
+        "fast": "high_freq_factor",
+    },
+    "yarn": {
+        "factor": "factor",
+        "original_length": "original_max_position_embeddings",
+        "slow": "beta_slow",
+        "fast": "beta_fast",
+        "attention_factor": "attention_factor",
+        "truncate": "truncate",
+    },
+}
+BASES: dict[Layer, str] = {
+    "full_attention": "rope_theta",
+    "sliding_attention": "rope_local_base_freq",
+}
+KNOWN = {word for words in WORDS.values() for word in words.values()} | {
+    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim")
+}
+
+
+def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[Problem]]:
+    """`theta` and `scaling` of one kind of layer, as a recipe has them, and what is wrong."""
+    problems: list[Problem] = []
+    current = config.get("rope_parameters") or {}
+    at = "rope_parameters"
+    if any(isinstance(value, Mapping) for value in current.values()):
+        at, current = f"{at}.{layer}", current.get(layer) or {}
+    former = (config.get("rope_scaling") or {}) if layer == "full_attention" else {}
+    base = BASES[layer]
+    bases = {
+        f"{at}.rope_theta": current.get("rope_theta"),
+        "rope_scaling.rope_theta": former.get("rope_theta"),
+        base: config.get(base),
+    }
+    said = {key: value for key, value in bases.items() if value is not None}
+    if not said:
+        problems.append((base, "is missing: the base of rotary positions has no usual value"))
+    elif len(set(said.values())) > 1:
+        both = listing([f"{key} {show(value)}" for key, value in said.items()], "and")
+        problems.append((base, f"is said in two ways that differ: {both}"))
+    one, other = (
+        _scaling(given, where, config, problems)
+        for given, where in ((current, at), (former, "rope_scaling"))
+    )
+    if current and former and one != other and not problems:
+        problems.append(("rope_scaling", f"is another scaling than {at} has"))
+    return {"theta": next(iter(said.values()), None), "scaling": one or other}, problems
+
+
+def _scaling(
+    given: Mapping[str, Any], at: str, config: Mapping[str, Any], problems: list[Problem]
+) -> dict[str, Any] | None:
+    kind = given.get("rope_type") or given.get("type") or "default"
+    strange = [key for key in given if key not in KNOWN]
+    if kind not in ("default", *WORDS):
+        there = listing(["default", *WORDS], "and")
+        problems.append((f"{at}.rope_type", f"is {show(kind)}; there are {there}"))
+        return None
+    problems += [(f"{at}.{key}", f"is {show(given[key])}; it is not known") for key in strange]
+    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
+        share = given["partial_rotary_factor"]
+        problems.append((f"{at}.partial_rotary_factor", f"is {share}; only 1 is computed here"))
+    if kind == "default":
+        return None
+    found = {field: given.get(word) for field, word in WORDS[kind].items()}
+    if "original_length" in found:
+        usual = found["original_length"] or config.get("max_position_embeddings")
+        found["original_length"] = config.get("original_max_position_embeddings") or usual
+    if kind == "yarn":
+        if found["factor"] is None and found["original_length"]:
+            longest = config.get("max_position_embeddings") or found["original_length"]
+            found["factor"] = longest / found["original_length"]
+        both = given.get("mscale"), given.get("mscale_all_dim")
+        if found["attention_factor"] is None and all(both) and found["factor"]:
+            above, below = (0.1 * scale * math.log(found["factor"]) + 1 for scale in both)
+            found["attention_factor"] = above / below
+    if found["factor"] is None:
+        problems.append((f"{at}.factor", f"is missing: {kind} scaling needs it"))
+    return {"kind": kind, **{name: value for name, value in found.items() if value is not None}}
+
+
+def written(
+    theta: float, scaling: Scaling | None, local_theta: float | None = None
+) -> dict[str, Any]:
+    """The same in both spellings; `local_theta` is that of layers that see a window."""
+    scaled = None if scaling is None else _written(scaling)
+    here: dict[str, Any] = {"rope_theta": theta, **(scaled or {"rope_type": "default"})}
+    if local_theta is None:
+        return {"rope_theta": theta, "rope_scaling": scaled, "rope_parameters": here}
+    near = {"rope_theta": local_theta, "rope_type": "default"}
+    return {
+        "rope_theta": theta,
+        "rope_local_base_freq": local_theta,
+        "rope_scaling": scaled,
+        "rope_parameters": {"full_attention": here, "sliding_attention": near},
+    }
+
+
+def _written(scaling: Scaling) -> dict[str, Any]:
+    if scaling.kind in FAST:  # not everyone has the same usual values
+        slow, fast = scaling.bounds
+        scaling = dataclasses.replace(scaling, slow=slow, fast=fast)
+    values = {word: getattr(scaling, field) for field, word in WORDS[scaling.kind].items()}
+    return {"rope_type": scaling.kind, **{w: x for w, x in values.items() if x is not None}}

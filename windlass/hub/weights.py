@@ -1,0 +1,209 @@
+"""Weights in safetensors files: read straight into place on the mesh, and written in shards."""
+
+import json
+import struct
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from windlass.config.reading import report
+from windlass.errors import UserError
+from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
+
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
+PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
+SHARD_BYTES = 5_000_000_000
+ROWS = 4096  # of two heads that are compared, at a time
+# What old checkpoints hold beside weights: numbers that follow from config.json.
+DERIVED = ".rotary_emb.inv_freq"
+
+
+def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Array]:
+    """Every array of an abstract model, by its path in it, from the files of a folder.
+
+    Each is made where it lives: a device reads its own part of each tensor, one layer after the
+    other. What is missing, too much or of another shape is named in one error.
+    """
+    with _opened(folder) as tensors:
+        origin = f"the weights in {folder}"
+        odd = [
+            (name, f"is of {one.type}; weights are of {', '.join(TYPES)} here")
+            for name, one in tensors.items()
+            if one.type not in TYPES and not name.endswith(DERIVED)
+        ]
+        if odd:
+            raise UserError(report(odd, origin))
+        wanted = {name for array in arrays(model, names) for name in array.names()}
+        kept = {
+            name: one
+            for name, one in tensors.items()
+            if not name.endswith(DERIVED) and not _is_tied(name, wanted, names)
+        }
+        for name in tensors.keys() - kept.keys():
+            if not name.endswith(DERIVED):
+                _check_tied(name, names[EMBEDDING], tensors, origin)
+        return placed(model, names, kept, origin)
+
+
+def files(folder: Path) -> list[Path]:
+    """The files that hold the weights of a folder."""
+    if (folder / INDEX).is_file():
+        try:
+            mapped = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
+        except (ValueError, KeyError, TypeError):
+            raise UserError(f"{folder / INDEX} is not the index of safetensors files") from None
+        # Of this folder, whatever an index says.
+        found = [folder / Path(name).name for name in dict.fromkeys(mapped.values())]
+        if gone := [path.name for path in found if not path.is_file()]:
+            raise UserError(f"{folder / INDEX} names files that are not there: {', '.join(gone)}")
+        return found
+    if (folder / SINGLE).is_file():
+        return [folder / SINGLE]
+    pickled = [path.name for path in sorted(folder.glob("*")) if path.suffix in PICKLED]
+    has = f"has its weights in {', '.join(pickled)}" if pickled else "has no weights"
+    raise UserError(
+        f"{folder} {has}; they are read from {SINGLE}, or from several such files with {INDEX}. "
+        "Pickled files are not read, since that can run any program. In a place that may run it, "
+        "AutoModelForCausalLM.from_pretrained(...).save_pretrained(FOLDER) of transformers writes "
+        "the folder that model.path can name"
+    )
+
+
+class Stored:
+    """A tensor of a file, read a part at a time."""
+
+    def __init__(self, part: Any):
+        self._part = part
+        self.type = str(part.get_dtype())
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self._part.get_shape())
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        return self._part[index]
+
+
+@contextmanager
+def _opened(folder: Path) -> Iterator[dict[str, Stored]]:
+    from safetensors import SafetensorError, safe_open
+
+    with ExitStack() as stack:
+        found = {}
+        for file in files(folder):
+            try:
+                opened = stack.enter_context(safe_open(file, framework="numpy"))
+            except SafetensorError as error:
+                raise UserError(f"{file} is not a whole safetensors file: {error}") from None
+            found |= {name: Stored(opened.get_slice(name)) for name in opened.keys()}
+        yield found
+
+
+def _is_tied(name: str, wanted: set[str], names: Mapping[str, str]) -> bool:
+    return name == names.get(HEAD) and name not in wanted
+
+
+def _check_tied(head: str, embedding: str, tensors: Mapping[str, Stored], origin: str) -> None:
+    """A head that shares the embedding's weight may be stored, if it is the same."""
+    one, other = tensors[head], tensors.get(embedding)
+    if other is None:
+        return
+    if one.shape == other.shape and all(
+        np.array_equal(one[first : first + ROWS], other[first : first + ROWS])
+        for first in range(0, one.shape[0], ROWS)
+    ):
+        return
+    what = f"differs from {embedding}, and tie_word_embeddings says that they are one"
+    raise UserError(report([(head, f"{what}; model.tied=false takes both as they are")], origin))
+
+
+class Written(NamedTuple):
+    """The files of a model's weights, and the bytes of all its tensors."""
+
+    files: list[Path]
+    size_bytes: int
+
+
+def write(
+    folder: Path,
+    model: Any,
+    names: Mapping[str, str] | None,
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = SHARD_BYTES,
+) -> Written:
+    """Write a model's arrays as safetensors files that transformers, peft and vLLM read.
+
+    One tensor at a time comes to the host. `dtype` is what floating-point numbers are written in,
+    where it is not their own. With several files there is an index of them.
+    """
+    tensors = sorted(_tensors(model, names, dtype), key=lambda one: _in_order(one.name))
+    shards: list[list[Tensor]] = [[]]
+    for one in tensors:
+        if shards[-1] and sum(x.size_bytes for x in shards[-1]) + one.size_bytes > shard_bytes:
+            shards.append([])
+        shards[-1].append(one)
+    count, total = len(shards), sum(one.size_bytes for one in tensors)
+    written, mapped = [], {}
+    for number, shard in enumerate(shards, 1):
+        name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
+        _write(folder / name, shard)
+        written.append(folder / name)
+        mapped |= {one.name: name for one in shard}
+    if count > 1:
+        index = {"metadata": {"total_size": total}, "weight_map": mapped}
+        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+        written.append(folder / INDEX)
+    return Written(written, total)
+
+
+class Tensor(NamedTuple):
+    """A tensor that is to be written: brought to the host when it is called for."""
+
+    name: str
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    bring: Callable[[], np.ndarray]
+
+    @property
+    def size_bytes(self) -> int:
+        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
+
+
+def _tensors(model: Any, names: Mapping[str, str] | None, dtype: str | None) -> Iterator[Tensor]:
+    for array in arrays(model, names):
+        floats = jnp.issubdtype(array.value.dtype, jnp.floating)
+        kind = jnp.dtype(dtype) if dtype is not None and floats else array.value.dtype
+        for name, bring in array.out():
+            yield Tensor(name, array.shape, np.dtype(kind), bring)
+
+
+CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "int8": "I8"}
+
+
+def _write(path: Path, tensors: list[Tensor]) -> None:
+    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
+    end = 0
+    for one in tensors:
+        start, end = end, end + one.size_bytes
+        about = {"dtype": CODES[one.dtype.name], "shape": one.shape, "data_offsets": [start, end]}
+        header[one.name] = about
+    text = json.dumps(header, separators=(",", ":")).encode()
+    text += b" " * (-len(text) % 8)  # so that the numbers begin at a multiple of eight
+    with open(path, "wb") as file:
+        file.write(struct.pack("<Q", len(text)) + text)
+        for one in tensors:
+            # In pieces of the tensor's own memory, whatever type that is.
+            whole = np.ascontiguousarray(one.bring().astype(one.dtype, copy=False))
+            file.write(whole.reshape(-1).view(np.uint8).data)
+
+
+def _in_order(name: str) -> list:
+    """Layers by number, as people count."""
+    return [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in name.split(".")]
