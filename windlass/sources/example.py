@@ -17,6 +17,7 @@ class Source(Documents):
     """Questions of an invented law, chats, or pairs of answers: all of it fiction."""
 
     yields: ClassVar[str] = "text"
+    has_rows: ClassVar[bool] = True
 
     name: Literal["legal", "chats", "pairs"]  # which of them
     column: str = "text"  # for data.format text: the one that is read
