@@ -22,7 +22,8 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
-from windlass.evaluation.generate import Generator, Sampling
+from windlass.evaluation.generate import Generator
+from windlass.evaluation.sampling import Sampling
 from windlass.run import Run
 from windlass.training import folder as folders
 from windlass.training import origin
@@ -40,6 +41,7 @@ __all__ = [
     "Trained",
     "check_deletable",
     "delete",
+    "each",
     "evaluate",
     "find",
     "generate",
@@ -115,15 +117,34 @@ def generate(
     *,
     weights: str = "last",
     step: int | None = None,
+    batch: int = 16,
     **sampling: Any,
 ) -> list[str]:
     """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`."""
+    every = [prompts] if isinstance(prompts, str) else prompts
+    asked = {"weights": weights, "step": step, "batch": batch}
+    return list(each(run, every, overrides, **asked, **sampling))
+
+
+def each(
+    run: str | Path | None,
+    prompts: Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    weights: str = "last",
+    step: int | None = None,
+    batch: int = 16,
+    **sampling: Any,
+) -> Iterator[str]:
+    """The same one after the other, as they come; so many prompts are written on from at a time."""
+    if batch < 1:
+        raise UserError(f"batch is {batch}; it must be 1 or more")
     how = read(Sampling, sampling, origin="the call")
     folder = find(run)
     place = folders.place_of(folder, weights, step)
     built = _built(folder, overrides)
     with built.described.scope():
-        return _generator(folder, built, place).generate(prompts, how)
+        yield from _generator(folder, built, place).each(prompts, how, batch)
 
 
 def stream(

@@ -17,7 +17,7 @@ import windlass
 from tests import trained
 from windlass.cli.commands import app
 from windlass.config import read, shipped
-from windlass.evaluation.generate import Sampling
+from windlass.evaluation.sampling import Sampling
 
 COMMANDS = ["train", "data", "evaluate", "generate", "verify", "runs", "schema"]
 
@@ -134,6 +134,38 @@ def test_a_text_in_a_pipe_is_the_prompt_and_what_follows_it(program, place):
     assert (code, err) == (0, "")
     (text,) = windlass.generate("tiny", "Once", tokens=9, seed=2)
     assert out == f"Once{text}\n"
+
+
+def test_every_prompt_of_a_file_is_a_line_of_json_as_the_call_gives_it(program, place, tmp_path):
+    file, out = tmp_path / "prompts.jsonl", tmp_path / "texts.jsonl"
+    rows = [{"id": number, "prompt": word} for number, word in enumerate(("Once", "Ada", "Tom"))]
+    file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    words = ["generate", "tiny", "--file", str(file), "--batch", "2", "--tokens", "9"]
+    code, printed, err = program(*words, cwd=place)
+    assert (code, err) == (0, "")
+    lines = [json.loads(line) for line in printed.splitlines()]
+    texts = windlass.generate("tiny", [row["prompt"] for row in rows], tokens=9, batch=2)
+    assert lines == [row | {"text": text} for row, text in zip(rows, texts, strict=True)]
+    assert program(*words, "--out", str(out), cwd=place) == (0, "", "")
+    assert out.read_text() == printed
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("Once --file p.txt", "--file is p.txt, and a prompt is given too; leave one of them out"),
+        ("--out o.jsonl", "--out is o.jsonl; it goes with --file, and > is for one prompt"),
+        ("--file p.txt --batch 0", "--batch is 0; it must be 1 or more"),
+        (
+            "--file p.txt --out no/o.jsonl",
+            "--out is no/o.jsonl, which cannot be written: No such file or directory",
+        ),
+        ("--file q.txt", "--file is q.txt, which cannot be read: No such file or directory"),
+    ],
+)
+def test_prompts_that_cannot_be_read_or_written_on_from_are_refused(program, tmp_path, words, said):
+    (tmp_path / "p.txt").write_text("Once")
+    assert program("generate", "nowhere", *words.split()) == (2, "", f"{said}\n")
 
 
 def test_the_options_of_generate_default_to_those_of_a_call():

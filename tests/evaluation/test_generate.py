@@ -12,7 +12,8 @@ from tokenizers import decoders, models, pre_tokenizers
 
 from windlass.data.tokenizer import Tokeniser, byte
 from windlass.devices.axes import placements
-from windlass.evaluation.generate import Generator, Sampling, Settings, adjust, draw, until
+from windlass.evaluation.generate import Generator, until
+from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
 from windlass.layers.context import Memory
 from windlass.layers.head import Head
 from windlass.models import qwen3
@@ -139,6 +140,28 @@ def test_rows_and_seeds_draw_differently(generator):
     other = generator.generate(["Ada", "Ada"], dataclasses.replace(EVERYTHING, seed=1))
     assert first == again
     assert len({*first, *other}) == 4
+
+
+def test_prompts_in_batches_are_written_on_from_as_they_are_together(generator, caplog):
+    prompts = ["Ada", "Tom and his cat", "", "The sea", "Ada"]
+    together = generator.generate(prompts, EVERYTHING)
+    assert together[0] != together[4]
+    with jax.log_compiles(), caplog.at_level(logging.WARNING):
+        assert list(generator.each(prompts, EVERYTHING, 3)) == together
+        assert compiled(caplog) == 2  # the last two prompts take the programs of the first three
+
+
+def test_the_tokens_of_a_prompt_are_written_on_from_as_its_text_is(generator, tokeniser):
+    tokens = np.concatenate([[tokeniser.bos], tokeniser.encode("Ada saw")])
+    assert "".join(generator.stream(tokens, EVERYTHING)) == "".join(
+        generator.stream("Ada saw", EVERYTHING)
+    )
+
+
+def test_a_text_ends_at_any_token_that_ends_one(tokeniser):
+    generator = Generator(Reciter("The sea was calm."), tokeniser, ends=[ord("w")])
+    assert generator.generate("The", Sampling()) == [" sea "]
+    assert "".join(generator.stream("The", Sampling())) == " sea "
 
 
 def test_no_prompts_give_no_texts(generator):

@@ -1,24 +1,30 @@
 """The commands."""
 
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
-from itertools import chain
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 from rich.text import Text
 
 import windlass
+from windlass.cli import writing
+from windlass.cli.options import (
+    WITH_KEYS,
+    Chosen,
+    RunName,
+    Step,
+    WhichWeights,
+    options,
+    say,
+    waiting,
+)
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
-from windlass.config.reading import attempt
 from windlass.errors import UserError
 from windlass.training.signals import Signals
 
-T = TypeVar("T")
 LONG = 1000  # columns of a line that nothing may break
 app = typer.Typer(
     name="windlass",
@@ -29,21 +35,8 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-# Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
-WITH_KEYS = {"allow_extra_args": True}
 A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
 Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
-RunName = Annotated[
-    str | None,
-    typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),
-]
-Step = Annotated[
-    str | None, typer.Option(metavar="N", help="the checkpoint of this step, not the newest")
-]
-WhichWeights = Annotated[
-    str,
-    typer.Option("--weights", metavar="NAME", help="last, best (validation loss) or ema (average)"),
-]
 
 
 def run(words: list[str], signals: Signals) -> int:
@@ -118,7 +111,7 @@ def data(
     windlass data mine.yaml --rows 10 --split validation
     windlass data mine.yaml data.length=4096
     """
-    shown = _options(Shown, rows=rows, split=split)
+    shown = options(Shown, rows=rows, split=split)
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     with ctx.obj.phase("preparing the data"):
@@ -148,71 +141,22 @@ def evaluate(
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     """
-    measured = _options(Measured, split=split, weights=weights, step=step)
+    measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
         from windlass.calls import evaluate as call
         from windlass.calls import find
         from windlass.telemetry.console import number
 
         folder = find(run)
-        with _waiting("evaluating"):
+        with waiting("evaluating"):
             found = call(folder, ctx.args, **vars(measured))
     facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
     facts |= {name.replace("_", " "): number(value) for name, value in found.items()}
     for name, value in facts.items():
-        _say(Text.assemble((f"{name:<14}", "bold"), value))
+        say(Text.assemble((f"{name:<14}", "bold"), value))
 
 
-@app.command(cls=Command, context_settings=WITH_KEYS)
-def generate(
-    ctx: typer.Context,
-    run: RunName = None,
-    prompt: Annotated[
-        str, typer.Argument(metavar="[PROMPT]", help="the text to write on from")
-    ] = "",
-    temperature: Annotated[
-        str, typer.Option(metavar="X", help="0: always the likeliest token")
-    ] = "0.8",
-    top_k: Annotated[
-        str | None, typer.Option(metavar="N", help="choose among so many tokens")
-    ] = None,
-    top_p: Annotated[
-        str | None, typer.Option(metavar="X", help="choose among this share of probability")
-    ] = None,
-    repetition_penalty: Annotated[
-        str, typer.Option(metavar="X", help="above 1: fewer repetitions")
-    ] = "1",
-    tokens: Annotated[str, typer.Option(metavar="N", help="at most so many new ones")] = "200",
-    stop: Annotated[
-        list[str] | None, typer.Option(metavar="TEXT", help="end before this; may be given twice")
-    ] = None,
-    seed: Annotated[str, typer.Option(metavar="N", help="another seed, another text")] = "0",
-    weights: WhichWeights = "last",
-    step: Step = None,
-) -> None:
-    """Write on from a prompt, printed as it comes.
-
-    windlass generate quickstart "Once upon a time"
-    windlass generate quickstart "One day" --temperature 0.5 --top-k 40
-    windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
-    """
-    chosen = _options(Chosen, weights=weights, step=step)
-    with ctx.obj.phase("generating"):
-        from windlass.calls import stream
-        from windlass.evaluation.generate import Sampling
-
-        sampling = _options(
-            Sampling,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            tokens=tokens,
-            stop=stop or [],
-            seed=seed,
-        )
-        pieces = stream(run, prompt, ctx.args, **vars(chosen), **vars(sampling))
-        _write(prompt, pieces)
+app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)
 
 
 @app.command(cls=Command)
@@ -227,9 +171,9 @@ def verify(ctx: typer.Context, run: RunName = None) -> int:
     with ctx.obj.phase("verifying"):
         from windlass.calls import verify as call
 
-        with _waiting("reading every byte"):
+        with waiting("reading every byte"):
             report = call(run)
-    _say(Text(str(report), "" if report.good else "red"))
+    say(Text(str(report), "" if report.good else "red"))
     return 0 if report.good else 1
 
 
@@ -274,7 +218,7 @@ def runs(
         for number, one in enumerate(found):
             print(end="\n" if number else "")
             for name, value in shown.facts(one):
-                _say(Text.assemble((f"{name:<13}", "bold"), value))
+                say(Text.assemble((f"{name:<13}", "bold"), value))
 
 
 @app.command(cls=Command)
@@ -310,26 +254,10 @@ class Shown:
 
 
 @section
-class Chosen:
-    """Which weights of a run."""
-
-    weights: Literal["last", "best", "ema"]
-    step: int | None
-
-
-@section
 class Measured(Chosen):
     """The options of `evaluate`."""
 
     split: Split
-
-
-def _options(schema: type[T], **values: Any) -> T:
-    found, problems = attempt(schema, values)
-    if problems:
-        lines = [f"--{key.replace('_', '-')} {what}" for key, what in problems]
-        raise UserError("\n".join(lines))
-    return found
 
 
 def _refuse(what: str) -> int:
@@ -338,51 +266,11 @@ def _refuse(what: str) -> int:
     return 2
 
 
-def _say(text: Text) -> None:
-    Console(highlight=False, soft_wrap=True).print(text)
-
-
-def _write(prompt: str, pieces: Iterator[str]) -> None:
-    """The text as it comes; on a terminal with the prompt in bold, and nothing that moves it."""
-    on_terminal = sys.stdout.isatty()
-    with _waiting("loading the model"):
-        first = next(pieces, "")  # what is refused is refused before anything is written
-    if on_terminal:
-        Console(highlight=False, soft_wrap=True).print(Text(prompt, "bold"), end="")
-    else:
-        sys.stdout.write(prompt)
-    for piece in chain([first], pieces):
-        sys.stdout.write(_harmless(piece) if on_terminal else piece)
-        sys.stdout.flush()
-    print()
-
-
-def _harmless(text: str) -> str:
-    """What an untrained model writes may hold any byte, those that command a terminal too."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
-
-
-@contextmanager
-def _waiting(what: str) -> Iterator[None]:
-    """A sign of life on a terminal, and nothing elsewhere."""
-    # Not one of Rich's spinners: they hide the cursor, and a signal would leave it hidden.
-    if not sys.stderr.isatty():
-        yield
-        return
-    sys.stderr.write(f"{what} ...")
-    sys.stderr.flush()
-    try:
-        yield
-    finally:
-        sys.stderr.write("\r\x1b[K")
-        sys.stderr.flush()
-
-
 def _list_runs(found: list[Any], folder: Path) -> None:
     from windlass.cli.runs import table
 
     if not found:
-        _say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
+        say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
         return
     console = Console(highlight=False)
     # Whoever reads it with other tools wants a run to be a line, however long.
@@ -402,15 +290,15 @@ def _delete(names: list[str], yes: bool) -> None:
         if not sys.stdin.isatty():
             raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
         for one in found:
-            _say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
+            say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
         if not _agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
-            _say(Text("nothing was deleted"))
+            say(Text("nothing was deleted"))
             return
     for one in found:
         left = calls.delete(one.folder)
-        _say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
+        say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
         if left:
-            _say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
+            say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
 
 
 def _agrees(question: str) -> bool:
@@ -422,12 +310,12 @@ def _agrees(question: str) -> bool:
 
 
 def _list_recipes() -> None:
-    _say(Text("windlass train RECIPE, where RECIPE is a YAML file or one of"))
+    say(Text("windlass train RECIPE, where RECIPE is a YAML file or one of"))
     names = shipped()
     width = max(len(name) for name in names)
     for name, path in names.items():
         first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        _say(Text.assemble((f"  {name:<{width}}", "bold"), f"  {first}"))
+        say(Text.assemble((f"  {name:<{width}}", "bold"), f"  {first}"))
 
 
 def _print_version() -> None:

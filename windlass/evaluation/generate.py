@@ -2,82 +2,21 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
-from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.typing import ArrayLike
-from jaxtyping import Array, Bool, Float, Int
 
-from windlass.config import section
 from windlass.data.tokenizer import Tokeniser
 from windlass.devices.axes import shard
+from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
 from windlass.layers.context import Memory
 from windlass.models import Model
 from windlass.telemetry.compiles import Program
 
+Prompt = str | np.ndarray  # text, or the tokens of one
 SMALLEST_BUCKET = 32  # tokens; shorter prompts are padded to it
-
-
-@section
-class Sampling:
-    """How the next token is chosen, and when a text ends."""
-
-    temperature: float = 0.8  # 0: always the most likely token
-    top_k: int | None = None  # choose among so many tokens; None: among all
-    top_p: float | None = None  # choose among the likeliest that make up this share; None: all
-    repetition_penalty: float = 1.0  # above 1, tokens that have occurred become less likely
-    tokens: int = 200  # at most so many new ones
-    stop: tuple[str, ...] = ()  # a text ends before the first of these
-    seed: int = 0
-
-    def __post_init__(self):
-        if not self.temperature >= 0:
-            raise ValueError(f"temperature is {self.temperature}; it is 0 or more")
-        if self.top_k is not None and self.top_k < 1:
-            raise ValueError(f"top_k is {self.top_k}; it is a number of tokens, 1 or more")
-        if self.top_p is not None and not 0 < self.top_p <= 1:
-            raise ValueError(f"top_p is {self.top_p}; it is a share, above 0 and at most 1")
-        if not self.repetition_penalty > 0:
-            raise ValueError(
-                f"repetition_penalty is {self.repetition_penalty}; it is above 0, and 1 is none"
-            )
-        if self.tokens < 1:
-            raise ValueError(f"tokens is {self.tokens}; it is 1 or more")
-        if isinstance(self.stop, str):
-            raise ValueError(f"stop is {self.stop!r}; it is a list of texts")
-        if "" in self.stop:
-            raise ValueError("stop holds an empty text, which is found everywhere")
-        if not 0 <= self.seed < 2**32:
-            raise ValueError(f"seed is {self.seed}; it is 0 or more and below 2^32")
-
-
-class Settings(NamedTuple):
-    """A `Sampling` as the compiled step sees it.
-
-    Values are arguments of the step; only what is None changes the program.
-    """
-
-    seed: ArrayLike
-    temperature: ArrayLike | None  # None: the most likely token
-    top_k: ArrayLike | None
-    top_p: ArrayLike | None
-    repetition_penalty: ArrayLike
-
-    @staticmethod
-    def of(sampling: Sampling) -> "Settings":
-        def unless(absent, value):
-            return None if value in (None, absent) else np.float32(value)
-
-        return Settings(
-            seed=np.uint32(sampling.seed),
-            temperature=unless(0, sampling.temperature),
-            top_k=None if sampling.top_k is None else np.int32(sampling.top_k),
-            top_p=unless(1, sampling.top_p),
-            repetition_penalty=np.float32(sampling.repetition_penalty),
-        )
 
 
 class Generator:
@@ -87,8 +26,9 @@ class Generator:
     writes a token for all prompts of about the same length.
     """
 
-    def __init__(self, model: Model, tokeniser: Tokeniser):
+    def __init__(self, model: Model, tokeniser: Tokeniser, ends: Iterable[int] = ()):
         self.tokeniser = tokeniser
+        self.ends = frozenset({tokeniser.eos, *ends})  # tokens that end a text
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
         self._read = Program(self._one_token, "prompt reader", donate_argnames="memory")
         self._write = Program(self._one_token, "token writer", donate_argnames="memory")
@@ -101,16 +41,43 @@ class Generator:
         self._weights = weights
 
     def generate(self, prompts: str | Sequence[str], sampling: Sampling) -> list[str]:
-        """The text that follows each prompt, without the prompt.
+        """The text that follows each prompt, without the prompt."""
+        every = [prompts] if isinstance(prompts, str) else prompts
+        return list(self.each(every, sampling, max(1, len(every))))
 
-        The text of row i depends on its prompt, the seed and i, and not on the other rows.
+    def each(self, prompts: Sequence[Prompt], sampling: Sampling, batch: int) -> Iterator[str]:
+        """The text that follows each prompt, in order, of so many at a time.
+
+        The text of prompt i depends on it, the seed and i, and not on the others.
         """
-        starts = self._encode([prompts] if isinstance(prompts, str) else prompts)
+        starts = self.encoded(prompts)
+        for first in range(0, len(starts), batch):
+            some = starts[first : first + batch]
+            # A last batch that is not full is filled up: it needs no program of its own.
+            blank = [np.array([self.tokeniser.eos])] * (batch - len(some) if first else 0)
+            yield from self._batch(some, blank, sampling, first)
+
+    def stream(self, prompt: Prompt, sampling: Sampling) -> Iterator[str]:
+        """The text that follows a prompt, in pieces that can be printed as they come."""
+        (start,) = starts = self.encoded([prompt])
+        tokens = (int(column[0]) for column in self._columns(starts, sampling))
+        written = takewhile(lambda token: token not in self.ends, tokens)
+        return until(self._text(start, written), sampling.stop)
+
+    def encoded(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
+        """The tokens that the model reads of each prompt."""
+        texts = [prompt for prompt in prompts if isinstance(prompt, str)]
+        known = iter(self._encode(texts))
+        return [next(known) if isinstance(prompt, str) else prompt for prompt in prompts]
+
+    def _batch(
+        self, starts: list[np.ndarray], blank: list[np.ndarray], sampling: Sampling, first: int
+    ) -> Iterator[str]:
         written: list[list[int]] = [[] for _ in starts]
         writing = set(range(len(starts)))
-        for column in self._columns(starts, sampling):
+        for column in self._columns([*starts, *blank], sampling, first):
             for row in list(writing):
-                if column[row] == self.tokeniser.eos:
+                if column[row] in self.ends:
                     writing.remove(row)
                     continue
                 written[row].append(int(column[row]))
@@ -118,17 +85,8 @@ class Generator:
                     writing.remove(row)
             if not writing:
                 break
-        return [
-            "".join(until(self._text(start, tokens), sampling.stop))
-            for start, tokens in zip(starts, written, strict=True)
-        ]
-
-    def stream(self, prompt: str, sampling: Sampling) -> Iterator[str]:
-        """The text that follows a prompt, in pieces that can be printed as they come."""
-        (start,) = starts = self._encode([prompt])
-        tokens = (int(column[0]) for column in self._columns(starts, sampling))
-        written = takewhile(lambda token: token != self.tokeniser.eos, tokens)
-        return until(self._text(start, written), sampling.stop)
+        for start, tokens in zip(starts, written, strict=True):
+            yield "".join(until(self._text(start, tokens), sampling.stop))
 
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
         tokeniser = self.tokeniser
@@ -151,14 +109,16 @@ class Generator:
 
         return (piece for piece in self.tokeniser.stream(whole()) if has_begun)
 
-    def _columns(self, starts: list[np.ndarray], sampling: Sampling) -> Iterator[np.ndarray]:
+    def _columns(
+        self, starts: list[np.ndarray], sampling: Sampling, first: int = 0
+    ) -> Iterator[np.ndarray]:
         """The next token of every row, over and over, whatever it is."""
         if not starts:
             return
         batch = _left_padded(starts, bucket(max(len(tokens) for tokens in starts)))
         capacity = batch["tokens"].shape[1] + bucket(sampling.tokens)
         memory = Memory.empty(len(starts), capacity)
-        settings = Settings.of(sampling)
+        settings = Settings.of(sampling, first)
         seen = None
         if sampling.repetition_penalty != 1:
             seen = np.zeros((len(starts), self.tokeniser.size), bool)
@@ -199,51 +159,6 @@ class Generator:
 def bucket(tokens: int) -> int:
     """The next power of two, and not a small one."""
     return max(SMALLEST_BUCKET, 1 << (tokens - 1).bit_length())
-
-
-def adjust(
-    logits: Float[Array, "batch vocab"],
-    seen: Bool[Array, "batch vocab"] | None,  # what the penalty is for; None: for nothing
-    settings: Settings,
-) -> Float[Array, "batch vocab"]:
-    """The logits to choose by, in float32; minus infinity for what is not to be chosen."""
-    s = settings
-    if seen is not None:
-        fewer = jnp.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
-        logits = jnp.where(seen, fewer, logits)
-    if s.temperature is None:
-        return logits
-    logits = logits / s.temperature
-    if s.top_k is None and s.top_p is None:
-        return logits
-    ordered = jnp.sort(logits, axis=-1, descending=True)
-    if s.top_k is not None:
-        last = jnp.minimum(s.top_k, logits.shape[-1]) - 1
-        least = jax.lax.dynamic_index_in_dim(ordered, last, axis=-1)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-        ordered = jnp.where(ordered < least, -jnp.inf, ordered)
-    if s.top_p is not None:
-        share = jax.nn.softmax(ordered, axis=-1)
-        # The token that crosses the threshold is kept: what counts is the share of those before.
-        is_kept = jnp.cumsum(share, axis=-1) - share < s.top_p
-        least = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
-        logits = jnp.where(logits < least, -jnp.inf, logits)
-    return logits
-
-
-def draw(
-    logits: Float[Array, "batch vocab"], index: Int[Array, ""], settings: Settings
-) -> Int[Array, " batch"]:
-    """A token for each row, by chance that depends on the seed, the row and the token's index."""
-    if settings.temperature is None:
-        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
-
-    def one(row, logits):
-        key = jax.random.key(settings.seed)
-        key = jax.random.fold_in(jax.random.fold_in(key, row), index)
-        return jax.random.categorical(key, logits).astype(jnp.int32)
-
-    return jax.vmap(one)(jnp.arange(logits.shape[0]), logits)
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:

@@ -4,7 +4,8 @@ import os
 import re
 from pathlib import Path
 
-from windlass.evaluation.generate import Generator, Sampling
+from windlass.evaluation.generate import Generator
+from windlass.evaluation.sampling import Sampling
 from windlass.training import folder as folders
 from windlass.training.session import Session
 from windlass.training.step import Frozen, State

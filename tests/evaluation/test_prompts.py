@@ -1,0 +1,56 @@
+"""Files of prompts: what is read of them, and which line is refused."""
+
+import json
+
+import pytest
+
+from windlass.errors import UserError
+from windlass.evaluation.prompts import read
+
+
+def test_a_text_has_a_prompt_in_each_line_that_is_not_empty(tmp_path):
+    file = tmp_path / "prompts.txt"
+    file.write_bytes("One day\r\n\n  \nZoë said\u2028 {\n".encode())
+    assert read(file) == [{"prompt": "One day"}, {"prompt": "Zoë said\u2028 {"}]
+
+
+def test_json_lines_keep_the_keys_beside_their_prompt(tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    rows = [{"id": 7, "prompt": "One\nday"}, {"messages": [{"role": "user", "content": "Hi"}]}]
+    file.write_text("\n".join(map(json.dumps, rows)))
+    assert read(str(file)) == rows
+
+
+@pytest.mark.parametrize(
+    ("line", "said"),
+    [
+        ("{", "is not JSON: Expecting property name enclosed in double quotes: line 1 column 2 "),
+        ('"Once"', 'is no JSON object; it must be like {"prompt": "..."}'),
+        (
+            '{"id": 1, "text": "Once"}',
+            "has no prompt that is text and no messages that are a list; it has id and text",
+        ),
+        ("{}", "has no prompt that is text and no messages that are a list; it is empty"),
+        ('{"prompt": 3}', "has no prompt that is text and no messages that are a list; it has "),
+    ],
+)
+def test_a_line_that_is_no_prompt_is_refused_by_its_number(tmp_path, line, said):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text(f'{{"prompt": "Once"}}\n\n{line}\n')
+    with pytest.raises(UserError) as refusal:
+        read(file)
+    assert str(refusal.value).startswith(f"{file} line 3 {said}")
+
+
+def test_a_file_that_is_not_there_or_empty_or_no_text_is_refused(tmp_path):
+    file = tmp_path / "prompts.txt"
+    for content, said in [
+        (None, f"--file is {file}, which cannot be read: No such file or directory"),
+        (b"\n \n", f"{file} has no prompts: it is empty"),
+        (b"ab\xff", f"{file} is not UTF-8 text: byte 2"),
+    ]:
+        if content is not None:
+            file.write_bytes(content)
+        with pytest.raises(UserError) as refusal:
+            read(file)
+        assert str(refusal.value) == said

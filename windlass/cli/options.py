@@ -1,0 +1,67 @@
+"""What several commands take, how it is read, and how they speak."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, TypeVar
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from windlass.config import section
+from windlass.config.reading import attempt
+from windlass.errors import UserError
+
+T = TypeVar("T")
+# Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
+WITH_KEYS = {"allow_extra_args": True}
+RunName = Annotated[
+    str | None,
+    typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),
+]
+Step = Annotated[
+    str | None, typer.Option(metavar="N", help="the checkpoint of this step, not the newest")
+]
+WhichWeights = Annotated[
+    str,
+    typer.Option("--weights", metavar="NAME", help="last, best (validation loss) or ema (average)"),
+]
+
+
+@section
+class Chosen:
+    """Which weights of a run."""
+
+    weights: Literal["last", "best", "ema"]
+    step: int | None
+
+
+def options(schema: type[T], names: dict[str, str] | None = None, /, **values: Any) -> T:
+    """Options read as a section; `names` are those that are written otherwise than its fields."""
+    found, problems = attempt(schema, values)
+    if problems:
+        written = {key: key.replace("_", "-") for key in values} | (names or {})
+        lines = [f"--{written[key]} {what}" for key, what in problems]
+        raise UserError("\n".join(lines))
+    return found
+
+
+def say(text: Text) -> None:
+    Console(highlight=False, soft_wrap=True).print(text)
+
+
+@contextmanager
+def waiting(what: str) -> Iterator[None]:
+    """A sign of life on a terminal, and nothing elsewhere."""
+    # Not one of Rich's spinners: they hide the cursor, and a signal would leave it hidden.
+    if not sys.stderr.isatty():
+        yield
+        return
+    sys.stderr.write(f"{what} ...")
+    sys.stderr.flush()
+    try:
+        yield
+    finally:
+        sys.stderr.write("\r\x1b[K")
+        sys.stderr.flush()

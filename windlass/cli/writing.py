@@ -1,0 +1,152 @@
+"""The commands that have a run's model write."""
+
+import json
+import sys
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import chain
+from typing import Annotated, Any, TextIO
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from windlass.cli.options import Chosen, RunName, Step, WhichWeights, options, waiting
+from windlass.config import section
+from windlass.errors import UserError
+
+Temperature = Annotated[str, typer.Option(metavar="X", help="0: always the likeliest token")]
+TopK = Annotated[str | None, typer.Option(metavar="N", help="choose among so many tokens")]
+TopP = Annotated[
+    str | None, typer.Option(metavar="X", help="choose among this share of probability")
+]
+Penalty = Annotated[str, typer.Option(metavar="X", help="above 1: fewer repetitions")]
+Tokens = Annotated[str, typer.Option(metavar="N", help="at most so many new ones")]
+Stop = Annotated[
+    list[str] | None, typer.Option(metavar="TEXT", help="end before this; may be given twice")
+]
+Seed = Annotated[str, typer.Option(metavar="N", help="another seed, another text")]
+
+
+def generate(
+    ctx: typer.Context,
+    run: RunName = None,
+    prompt: Annotated[
+        str | None, typer.Argument(metavar="[PROMPT]", help="the text to write on from")
+    ] = None,
+    file: Annotated[
+        str | None,
+        typer.Option(metavar="FILE", help="prompts: one in a line, or JSON lines with a prompt"),
+    ] = None,
+    out: Annotated[
+        str | None, typer.Option(metavar="FILE", help="with --file: where the JSON lines go")
+    ] = None,
+    batch: Annotated[
+        str, typer.Option(metavar="N", help="with --file: so many prompts at a time")
+    ] = "16",
+    temperature: Temperature = "0.8",
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: Penalty = "1",
+    tokens: Tokens = "200",
+    stop: Stop = None,
+    seed: Seed = "0",
+    weights: WhichWeights = "last",
+    step: Step = None,
+) -> None:
+    """Write on from a prompt, printed as it comes, or from every prompt of a file.
+
+    Of a file, each prompt gives a line of JSON: its own keys, and text. A .jsonl file has an object
+    with a prompt in each line; any other is plain text with a prompt in each line.
+
+    windlass generate quickstart "Once upon a time"
+    windlass generate quickstart "One day" --temperature 0.5 --top-k 40
+    windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
+    windlass generate quickstart --file prompts.txt --out stories.jsonl
+    """
+    chosen = options(Chosen, weights=weights, step=step)
+    with ctx.obj.phase("generating"):
+        from windlass import calls
+        from windlass.evaluation.sampling import Sampling
+
+        sampling = options(
+            Sampling,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            tokens=tokens,
+            stop=stop or [],
+            seed=seed,
+        )
+        asked: dict[str, Any] = {**vars(chosen), **vars(sampling)}
+        if file is None:
+            if out is not None:
+                raise UserError(f"--out is {out}; it goes with --file, and > is for one prompt")
+            _write(prompt or "", calls.stream(run, prompt or "", ctx.args, **asked))
+            return
+        if prompt is not None:
+            raise UserError(f"--file is {file}, and a prompt is given too; leave one of them out")
+        from windlass.evaluation import prompts
+
+        rows, size = prompts.read(file), options(Batch, batch=batch).batch
+        texts = calls.each(run, [row["prompt"] for row in rows], ctx.args, batch=size, **asked)
+        _write_lines(rows, texts, out)
+
+
+@section
+class Batch:
+    """How many prompts at a time."""
+
+    batch: int
+
+    def __post_init__(self):
+        if self.batch < 1:
+            raise ValueError(f"batch is {self.batch}; it must be 1 or more")
+
+
+def _write_lines(rows: list[dict[str, Any]], texts: Iterable[str], out: str | None) -> None:
+    """A line of JSON for each row, as soon as its text is there."""
+    from windlass.data.progress import progress
+
+    with (
+        progress(Console(stderr=True), "generating", len(rows)) as tell,
+        _opened(out) as file,
+    ):
+        for number, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
+            file.write(json.dumps(row | {"text": text}, ensure_ascii=False) + "\n")
+            file.flush()
+            tell(number, "")
+
+
+@contextmanager
+def _opened(out: str | None) -> Iterator[TextIO]:
+    if out is None:
+        yield sys.stdout
+        return
+    try:
+        file = open(out, "w", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--out is {out}, which cannot be written: {error.strerror}") from None
+    with file:
+        yield file
+
+
+def _write(prompt: str, pieces: Iterator[str]) -> None:
+    """The text as it comes; on a terminal with the prompt in bold, and nothing that moves it."""
+    on_terminal = sys.stdout.isatty()
+    with waiting("loading the model"):
+        first = next(pieces, "")  # what is refused is refused before anything is written
+    if on_terminal:
+        Console(highlight=False, soft_wrap=True).print(Text(prompt, "bold"), end="")
+    else:
+        sys.stdout.write(prompt)
+    for piece in chain([first], pieces):
+        sys.stdout.write(harmless(piece) if on_terminal else piece)
+        sys.stdout.flush()
+    print()
+
+
+def harmless(text: str) -> str:
+    """What an untrained model writes may hold any byte, those that command a terminal too."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -1,0 +1,117 @@
+"""How the next token is chosen."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.typing import ArrayLike
+from jaxtyping import Array, Bool, Float, Int
+
+from windlass.config import section
+
+
+@section
+class Sampling:
+    """How the next token is chosen, and when a text ends."""
+
+    temperature: float = 0.8  # 0: always the most likely token
+    top_k: int | None = None  # choose among so many tokens; None: among all
+    top_p: float | None = None  # choose among the likeliest that make up this share; None: all
+    repetition_penalty: float = 1.0  # above 1, tokens that have occurred become less likely
+    tokens: int = 200  # at most so many new ones
+    stop: tuple[str, ...] = ()  # a text ends before the first of these
+    seed: int = 0
+
+    def __post_init__(self):
+        if not self.temperature >= 0:
+            raise ValueError(f"temperature is {self.temperature}; it is 0 or more")
+        if self.top_k is not None and self.top_k < 1:
+            raise ValueError(f"top_k is {self.top_k}; it is a number of tokens, 1 or more")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise ValueError(f"top_p is {self.top_p}; it is a share, above 0 and at most 1")
+        if not self.repetition_penalty > 0:
+            raise ValueError(
+                f"repetition_penalty is {self.repetition_penalty}; it is above 0, and 1 is none"
+            )
+        if self.tokens < 1:
+            raise ValueError(f"tokens is {self.tokens}; it is 1 or more")
+        if isinstance(self.stop, str):
+            raise ValueError(f"stop is {self.stop!r}; it is a list of texts")
+        if "" in self.stop:
+            raise ValueError("stop holds an empty text, which is found everywhere")
+        if not 0 <= self.seed < 2**32:
+            raise ValueError(f"seed is {self.seed}; it is 0 or more and below 2^32")
+
+
+class Settings(NamedTuple):
+    """A `Sampling` as the compiled step sees it.
+
+    Values are arguments of the step; only what is None changes the program.
+    """
+
+    seed: ArrayLike
+    first: ArrayLike  # the number of the first row: chance depends on a row's own
+    temperature: ArrayLike | None  # None: the most likely token
+    top_k: ArrayLike | None
+    top_p: ArrayLike | None
+    repetition_penalty: ArrayLike
+
+    @staticmethod
+    def of(sampling: Sampling, first: int = 0) -> "Settings":
+        def unless(absent, value):
+            return None if value in (None, absent) else np.float32(value)
+
+        return Settings(
+            seed=np.uint32(sampling.seed),
+            first=np.int32(first),
+            temperature=unless(0, sampling.temperature),
+            top_k=None if sampling.top_k is None else np.int32(sampling.top_k),
+            top_p=unless(1, sampling.top_p),
+            repetition_penalty=np.float32(sampling.repetition_penalty),
+        )
+
+
+def adjust(
+    logits: Float[Array, "batch vocab"],
+    seen: Bool[Array, "batch vocab"] | None,  # what the penalty is for; None: for nothing
+    settings: Settings,
+) -> Float[Array, "batch vocab"]:
+    """The logits to choose by, in float32; minus infinity for what is not to be chosen."""
+    s = settings
+    if seen is not None:
+        fewer = jnp.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
+        logits = jnp.where(seen, fewer, logits)
+    if s.temperature is None:
+        return logits
+    logits = logits / s.temperature
+    if s.top_k is None and s.top_p is None:
+        return logits
+    ordered = jnp.sort(logits, axis=-1, descending=True)
+    if s.top_k is not None:
+        last = jnp.minimum(s.top_k, logits.shape[-1]) - 1
+        least = jax.lax.dynamic_index_in_dim(ordered, last, axis=-1)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+        ordered = jnp.where(ordered < least, -jnp.inf, ordered)
+    if s.top_p is not None:
+        share = jax.nn.softmax(ordered, axis=-1)
+        # The token that crosses the threshold is kept: what counts is the share of those before.
+        is_kept = jnp.cumsum(share, axis=-1) - share < s.top_p
+        least = jnp.min(jnp.where(is_kept, ordered, jnp.inf), axis=-1, keepdims=True)
+        logits = jnp.where(logits < least, -jnp.inf, logits)
+    return logits
+
+
+def draw(
+    logits: Float[Array, "batch vocab"], index: Int[Array, ""], settings: Settings
+) -> Int[Array, " batch"]:
+    """A token for each row, by chance that depends on the seed, the row and the token's index."""
+    if settings.temperature is None:
+        return jnp.argmax(logits, axis=-1).astype(jnp.int32)
+
+    def one(row, logits):
+        key = jax.random.key(settings.seed)
+        key = jax.random.fold_in(jax.random.fold_in(key, row), index)
+        return jax.random.categorical(key, logits).astype(jnp.int32)
+
+    return jax.vmap(one)(settings.first + jnp.arange(logits.shape[0]), logits)
