@@ -40,9 +40,13 @@ class Start:
 
     def __post_init__(self):
         given = [name for name in ("hub", "path", "run") if getattr(self, name) is not None]
-        if len(given) != 1:
+        if not given:
+            raise ValueError("one of hub, path and run is required: where the weights are")
+        if len(given) > 1:
+            first, *others = given
             raise ValueError(
-                f"{listing(given, 'and')} says where weights are; name one of the three"
+                f"{first} is {getattr(self, first)}; {listing(others, 'and')} says where the "
+                "weights are, too: name one of them"
             )
         for name, of in (("revision", "hub"), ("weights", "run")):
             if getattr(self, name) is not None and given != [of]:

@@ -132,9 +132,9 @@ def test_a_run_starts_from_the_average_or_the_best_of_another(stopped, here):
         described = describe(RECIPE | {"model": {"run": str(run), "weights": name}}, KEYS)
         assert described.run.start is not None
         with described.scope():
-            model = Built(described).abstract
+            built = Built(described)
             vocabulary = archive.manifest(folder_of(run) / str(step))["identity"]["tokenizer"]
-            taken = origin.take(described.run.start, model, vocabulary, print)
+            taken = origin.take(described.run.start, built, vocabulary, print)
         expected = archive.manifest(folder_of(run) / str(step))["arrays"]
         assert measure(taken.arrays) == {
             path: expected[f"ema.{path}"]["fingerprint"] for path in taken.arrays

@@ -48,7 +48,7 @@ def take(*keys: str, **model) -> tuple[origin.Taken, list[str]]:
     with described.scope():
         session = open_session(described, Console(quiet=True))
         vocabulary = str(session.identity["tokenizer"])
-        taken = origin.take(described.run.start, session.built.abstract, vocabulary, said.append)
+        taken = origin.take(described.run.start, session.built, vocabulary, said.append)
     return taken, said
 
 

@@ -1,21 +1,20 @@
 """Weights in safetensors files: read straight into place on the mesh, and written in shards."""
 
 import json
-import struct
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 
 from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
+from windlass.hub.shards import INDEX, Tensor, divided, index
 
-INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
+SINGLE = "model.safetensors"
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SHARD_BYTES = 5_000_000_000
@@ -30,11 +29,11 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
     Each is made where it lives: a device reads its own part of each tensor, one layer after the
     other. What is missing, too much or of another shape is named in one error.
     """
-    with _opened(folder) as tensors:
+    with _opened(folder) as held:
         origin = f"the weights in {folder}"
         odd = [
             (name, f"is of {one.type}; weights are of {', '.join(TYPES)} here")
-            for name, one in tensors.items()
+            for name, one in held.items()
             if one.type not in TYPES and not name.endswith(DERIVED)
         ]
         if odd:
@@ -42,12 +41,12 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
         wanted = {name for array in arrays(model, names) for name in array.names()}
         kept = {
             name: one
-            for name, one in tensors.items()
+            for name, one in held.items()
             if not name.endswith(DERIVED) and not _is_tied(name, wanted, names)
         }
-        for name in tensors.keys() - kept.keys():
+        for name in held.keys() - kept.keys():
             if not name.endswith(DERIVED):
-                _check_tied(name, names[EMBEDDING], tensors, origin)
+                _check_tied(name, names[EMBEDDING], held, origin)
         return placed(model, names, kept, origin)
 
 
@@ -109,9 +108,9 @@ def _is_tied(name: str, wanted: set[str], names: Mapping[str, str]) -> bool:
     return name == names.get(HEAD) and name not in wanted
 
 
-def _check_tied(head: str, embedding: str, tensors: Mapping[str, Stored], origin: str) -> None:
+def _check_tied(head: str, embedding: str, held: Mapping[str, Stored], origin: str) -> None:
     """A head that shares the embedding's weight may be stored, if it is the same."""
-    one, other = tensors[head], tensors.get(embedding)
+    one, other = held[head], held.get(embedding)
     if other is None:
         return
     if one.shape == other.shape and all(
@@ -123,11 +122,17 @@ def _check_tied(head: str, embedding: str, tensors: Mapping[str, Stored], origin
     raise UserError(report([(head, f"{what}; model.tied=false takes both as they are")], origin))
 
 
-class Written(NamedTuple):
-    """The files of a model's weights, and the bytes of all its tensors."""
+def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
+    """A model's arrays as tensors to be written, in the order of its layers.
 
-    files: list[Path]
-    size_bytes: int
+    Without a table of names each has its own path, with the number of its layer.
+    """
+    found = [
+        Tensor(name, array.shape, np.dtype(array.value.dtype), bring)
+        for array in arrays(model, names)
+        for name, bring in array.out()
+    ]
+    return sorted(found, key=lambda one: _in_order(one.name))
 
 
 def write(
@@ -137,71 +142,21 @@ def write(
     *,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,
-) -> Written:
-    """Write a model's arrays as safetensors files that transformers, peft and vLLM read.
+) -> list[Path]:
+    """Write a model as safetensors files that transformers, peft and vLLM read; gives their paths.
 
     One tensor at a time comes to the host. `dtype` is what floating-point numbers are written in,
-    where it is not their own. With several files there is an index of them.
+    where it is not their own. Several files have an index.
     """
-    tensors = sorted(_tensors(model, names, dtype), key=lambda one: _in_order(one.name))
-    shards: list[list[Tensor]] = [[]]
-    for one in tensors:
-        if shards[-1] and sum(x.size_bytes for x in shards[-1]) + one.size_bytes > shard_bytes:
-            shards.append([])
-        shards[-1].append(one)
-    count, total = len(shards), sum(one.size_bytes for one in tensors)
-    written, mapped = [], {}
-    for number, shard in enumerate(shards, 1):
-        name = SINGLE if count == 1 else f"model-{number:05d}-of-{count:05d}.safetensors"
-        _write(folder / name, shard)
-        written.append(folder / name)
-        mapped |= {one.name: name for one in shard}
-    if count > 1:
-        index = {"metadata": {"total_size": total}, "weight_map": mapped}
-        (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+    found = tensors(model, names)
+    shards = divided([one.typed(dtype) for one in found] if dtype else found, shard_bytes)
+    for shard in shards:
+        shard.write(folder)
+    written = [folder / shard.file for shard in shards]
+    if len(shards) > 1:
+        (folder / INDEX).write_text(index(shards), encoding="utf-8")
         written.append(folder / INDEX)
-    return Written(written, total)
-
-
-class Tensor(NamedTuple):
-    """A tensor that is to be written: brought to the host when it is called for."""
-
-    name: str
-    shape: tuple[int, ...]
-    dtype: np.dtype
-    bring: Callable[[], np.ndarray]
-
-    @property
-    def size_bytes(self) -> int:
-        return int(np.prod(self.shape, dtype=np.int64)) * self.dtype.itemsize
-
-
-def _tensors(model: Any, names: Mapping[str, str] | None, dtype: str | None) -> Iterator[Tensor]:
-    for array in arrays(model, names):
-        floats = jnp.issubdtype(array.value.dtype, jnp.floating)
-        kind = jnp.dtype(dtype) if dtype is not None and floats else array.value.dtype
-        for name, bring in array.out():
-            yield Tensor(name, array.shape, np.dtype(kind), bring)
-
-
-CODES = {"float32": "F32", "float16": "F16", "bfloat16": "BF16", "int32": "I32", "int8": "I8"}
-
-
-def _write(path: Path, tensors: list[Tensor]) -> None:
-    header: dict[str, Any] = {"__metadata__": {"format": "pt"}}
-    end = 0
-    for one in tensors:
-        start, end = end, end + one.size_bytes
-        about = {"dtype": CODES[one.dtype.name], "shape": one.shape, "data_offsets": [start, end]}
-        header[one.name] = about
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)  # so that the numbers begin at a multiple of eight
-    with open(path, "wb") as file:
-        file.write(struct.pack("<Q", len(text)) + text)
-        for one in tensors:
-            # In pieces of the tensor's own memory, whatever type that is.
-            whole = np.ascontiguousarray(one.bring().astype(one.dtype, copy=False))
-            file.write(whole.reshape(-1).view(np.uint8).data)
+    return written
 
 
 def _in_order(name: str) -> list:

@@ -23,6 +23,7 @@ RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "about.json",
     "lock",
 )
+MODEL = "model"  # a folder: the small files of the published model that a run began with
 
 
 def siblings(folder: Path, name: str, run: Run) -> list[str]:

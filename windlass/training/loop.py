@@ -74,7 +74,8 @@ def train(
         Watch(report, strict=strict, kept=kept, former=former) as watch,
     ):
         if described.run.start is not None and not steps_in(folder_of(folder)):
-            origin.check(described.run.start)
+            with signals.phase("looking for the weights to start from"):
+                origin.check(described.run.start)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch).run()
@@ -195,6 +196,8 @@ class Loop:
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
             state, frozen = self.session.init(self.taken())
+            if self.session.run.start is not None:
+                origin.keep(self.session.run.start, self.folder)
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
             return state, frozen
@@ -214,12 +217,12 @@ class Loop:
         return restored.state, frozen
 
     def taken(self) -> dict[str, Array]:
-        """The weights of the run that this one starts from, if there is one."""
+        """The weights that this run starts from, where it starts from any."""
         session, start = self.session, self.session.run.start
         if start is None:
             return {}
         vocabulary = str(session.identity["tokenizer"])
-        found = origin.take(start, session.built.abstract, vocabulary, self.report.warning)
+        found = origin.take(start, session.built, vocabulary, self.report.warning)
         self.report.banner(found.facts)
         return found.arrays
 

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Literal
 
 from windlass.checkpoint.store import folder_of, steps_in
-from windlass.config import listing
+from windlass.config import Layers, listing
 from windlass.config.reading import closest
 from windlass.errors import UserError
 from windlass.telemetry import about, metrics, tensorboard
@@ -19,7 +19,7 @@ LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
     *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
-    *("checkpoints", f"{tensorboard.NAME}*"),
+    *("checkpoints", folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
     *("about.new", "recipe.new", *(f"{name}.partial" for name in LINES), f"{folders.TOKENIZER}.*"),
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
@@ -49,6 +49,13 @@ def within(place: Path) -> list[Path]:
     """The runs in a folder, newest first."""
     recipes = place.glob(f"*/{folders.RECIPE}")
     return [path.parent for path in sorted(recipes, key=lambda path: -path.stat().st_mtime)]
+
+
+def of_recipe(layers: Layers) -> list[Path]:
+    """The runs of a recipe that are here: the one it names, or all those in `runs`."""
+    place = layers.merged(None).get("run", {}).get("dir")
+    own = [Path(place).expanduser()] if place else sorted(RUNS.glob(f"{layers.name}-*"))
+    return [folder for folder in own if is_run(folder)]
 
 
 def find(run: str | Path | None) -> Path:

@@ -1,0 +1,154 @@
+"""A model of the Hugging Face hub, or in a folder like one: what it lends, and what is kept."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array, PyTree
+
+from windlass.config import Layers
+from windlass.errors import UserError
+from windlass.hub import config as configs
+from windlass.hub import fetch
+from windlass.hub import weights as files
+from windlass.run import Start
+from windlass.training import folder as folders
+from windlass.training import runs
+
+FULL_HASH = 40  # letters of a commit
+TOKENIZER = "tokenizer.json"
+START = "start.json"  # in the folder that is kept: where these files are from
+
+
+def lend(
+    start: Start, layers: Layers, given: Sequence[str], *, has_tokenizer: bool
+) -> dict[str, Any]:
+    """What a published model lends to a recipe that changes the fields `given`.
+
+    A run of the recipe that is here already has what it began with: the hub is not asked again, and
+    a folder may be gone.
+    """
+    kept = _kept(start, layers)
+    if start.hub is not None:
+        folder, revision = _fetched(start, layers) if kept is None else _as_kept(kept)
+        named = {"hub": start.hub, "revision": revision}
+        tokenizer = {"kind": "hub", **named}
+    else:
+        folder = _folder(start) if kept is None or _folder(start).is_dir() else kept
+        if not folder.is_dir():
+            raise UserError(f"model.path is {start.path}; there is no such folder")
+        named = {"path": start.path}
+        tokenizer = {"kind": "file", "path": start.path}
+    _check_kind(folder, start)
+    origin = f"{folder / configs.FILE}"
+    model = configs.read(configs.load(folder), origin, given)
+    if not has_tokenizer and kept is None and not (folder / TOKENIZER).is_file():
+        raise UserError(
+            f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
+            "is stored in; tokenizer: {kind: file, path: ...} names another"
+        )
+    return {"model": model, "start": named, "tokenizer": tokenizer}
+
+
+def _fetched(start: Start, layers: Layers) -> tuple[Path, str]:
+    assert start.hub is not None
+    try:
+        return fetch.fetch(start.hub, start.revision, fetch.CONFIGS + fetch.TOKENIZER)
+    except UserError:
+        # A branch that cannot be followed: its run goes on with the commit that it began with.
+        kept = _kept(Start(hub=start.hub), layers)
+        if kept is None or len(start.revision or "") == FULL_HASH:
+            raise
+        return _as_kept(kept)
+
+
+def _as_kept(kept: Path) -> tuple[Path, str]:
+    return kept, _origin(kept)["revision"]
+
+
+def weights(start: Start) -> Path:
+    """The folder that has the weights, or a refusal."""
+    folder = _folder(start)
+    if start.hub is not None:
+        wanted = fetch.CONFIGS + fetch.WEIGHTS
+        folder = fetch.fetch(start.hub, start.revision, wanted).folder
+    files.files(folder)
+    return folder
+
+
+def take(
+    start: Start, model: PyTree, names: Mapping[str, str]
+) -> tuple[dict[str, Array], list[tuple[str, str]]]:
+    """The weights of an abstract model, by path, and what is to be said of them."""
+    folder = weights(start)
+    arrays = files.load(folder, model, names)
+    size = sum(array.size for array in arrays.values())
+    where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
+    return arrays, [("start", str(where)), ("taken", f"{size:,} parameters: all there are")]
+
+
+def keep(start: Start, folder: Path) -> None:
+    """Keep the small files of a model in the folder of a run, and which model it is."""
+    source, place = weights(start), folder / folders.MODEL
+    place.mkdir(exist_ok=True)
+    for name in fetch.CONFIGS:
+        if (source / name).is_file():
+            shutil.copyfile(source / name, place / name)
+    about = {"hub": start.hub, "revision": start.revision}
+    if start.hub is None:
+        about = {"path": start.path, "fingerprint": fingerprint(source)}
+    (place / START).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+
+
+def fingerprint(folder: Path) -> str:
+    """Which model a folder has, from its config.json and what each file says it holds."""
+    digest = hashlib.sha256((folder / configs.FILE).read_bytes())
+    for file in files.files(folder):
+        with file.open("rb") as opened:
+            header = opened.read(8)
+            header += opened.read(int.from_bytes(header, "little"))
+        digest.update(f"{file.name} {file.stat().st_size}".encode() + header)
+    return digest.hexdigest()
+
+
+def _folder(start: Start) -> Path:
+    return Path(start.path or "").expanduser()
+
+
+def _kept(start: Start, layers: Layers) -> Path | None:
+    """What the newest run of a recipe kept of the model that it began with."""
+    places = [run / folders.MODEL for run in runs.of_recipe(layers)]
+    same = [place for place in places if _is_of(place, start)]
+    return max(same, key=lambda place: place.stat().st_mtime, default=None)
+
+
+def _is_of(place: Path, start: Start) -> bool:
+    if not (place / START).is_file():
+        return False
+    origin = _origin(place)
+    if start.hub is None:
+        return origin.get("path") == start.path
+    asked = start.revision
+    return origin.get("hub") == start.hub and (asked is None or origin["revision"] == asked)
+
+
+def _origin(place: Path) -> dict[str, str]:
+    return json.loads((place / START).read_text(encoding="utf-8"))
+
+
+def _check_kind(folder: Path, start: Start) -> None:
+    """Refuse what is no whole model, and say what it is."""
+    named = f"model.hub is {start.hub}" if start.hub else f"model.path is {start.path}"
+    if (folder / configs.FILE).is_file():
+        return
+    if runs.is_run(folder):
+        raise UserError(f"{named}, which is a run; model.run names one")
+    if (folder / "adapter_config.json").is_file():
+        raise UserError(
+            f"{named}, which is an adapter; adapter.path names one, and model.hub or model.path "
+            "the model that it was made for"
+        )
+    raise UserError(f"{named}, which has no {configs.FILE}: it is no model of Hugging Face")
