@@ -17,7 +17,9 @@ from windlass import calls
 from windlass import run as runs
 from windlass.devices import selection
 from windlass.errors import UserError
+from windlass.evaluation.verdict import verdict
 from windlass.run import Run
+from windlass.telemetry import about
 from windlass.training import folder as folders
 from windlass.training.session import describe
 
@@ -118,6 +120,30 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
         f"checkpoint at step 4 was written for {there}; this run describes {here}. "
         "Take the change back, or start another run with run.dir"
     )
+
+
+def test_test_rows_are_judged_beside_validation_and_every_look_is_noted(
+    place, tmp_path, monkeypatch
+):
+    shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    run, held_out = trained.only_run(Path()), ["data.test=0.2", "data.validation=0.2"]
+    first = windlass.evaluate(run, held_out, split="test")
+    beside = windlass.evaluate(run, held_out)
+    assert {name: first[f"validation_{name}"] for name in beside if name != "step"} == {
+        name: value for name, value in beside.items() if name != "step"
+    }
+    losses = first["cross_entropy"], first["validation_cross_entropy"]
+    assert first["verdict"] == verdict(*losses, names=("test", "validation"))
+    assert first["looks"] == 1
+    other = [f"data.source.path={place / trained.CORPUS}"]
+    alone = windlass.evaluate(run, ["data.test=0.2", "data.validation=0", *other], split="test")
+    assert "verdict" not in alone
+    assert alone["looks"] == 1  # documents that are asked for by their path are not the run's
+    assert windlass.evaluate(run, held_out, split="test", step=0)["looks"] == 2
+    noted = about.read(run / folders.ABOUT, "looks")
+    assert [(look["step"], look["weights"]) for look in noted] == [(4, "last"), (0, "last")]
+    assert len(about.read(run / folders.ABOUT)) == 1
 
 
 def test_a_split_that_is_none_is_refused(run):

@@ -24,7 +24,10 @@ from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
+from windlass.evaluation.verdict import verdict
 from windlass.run import Run
+from windlass.telemetry import about as abouts
+from windlass.telemetry.about import About
 from windlass.training import folder as folders
 from windlass.training import origin
 from windlass.training import runs as standings
@@ -84,11 +87,12 @@ def evaluate(
     weights: str = "last",
     step: int | None = None,
     console: Console | None = None,
-) -> dict[str, int | float]:
+) -> dict[str, Any]:
     """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows.
 
     `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
-    average over the steps, `ema`.
+    average over the steps, `ema`. On test rows validation is measured too, with a verdict on both,
+    and the run notes how many `looks` there were: each makes it less of a test.
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
@@ -102,12 +106,22 @@ def evaluate(
             has = listing(prepared.splits, "and")
             raise UserError(f"{folder} holds out no {split} documents; it has {has} ones")
         session = Session(built, prepared)
-        evaluator = Evaluator(session, split)
+        splits = [split] if split != "test" else ["validation", "test"]
+        evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
         # Other rows in other batches are no other model; other tokens are.
         identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
         reached, found, frozen = _weights(folder, built, identity, place, console)
         _warn_of_changed_documents(folder, described, prepared, reached, console)
-        return {"step": reached, **evaluator(found, frozen)}
+        measured = {name: one(found, frozen) for name, one in evaluators.items()}
+        answer: dict[str, Any] = {"step": reached, **measured[split]}
+        if split == "test":
+            answer["looks"] = _note_look(folder, described, console, step=reached, weights=weights)
+            if "validation" in measured:
+                answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
+                losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
+                known, new = losses
+                answer["verdict"] = verdict(new, known, names=("test", "validation"))
+        return answer
 
 
 def generate(
@@ -221,11 +235,28 @@ def _warn_of_changed_documents(
     folder: Path, run: Run, prepared: Prepared, step: int, console: Console | None
 ) -> None:
     """Says when a run's own documents are no longer those that it was trained on."""
-    stored, ours = folders.stored(folder)["data"], tree(run.data)
-    is_asked = any(stored.get(name) != ours[name] for name in ("source", "mixture"))
+    is_asked = _is_other_data(folder, run)
     written = manifest(folder_of(folder) / str(step))["identity"].get("data", "")
     if not is_asked and not str(written).startswith(prepared.fingerprint[:12]):
         _say(console, f"the documents of {folder} changed since it was trained: these are measured")
+
+
+def _is_other_data(folder: Path, run: Run) -> bool:
+    """Whether other documents are asked for than a run's own."""
+    stored, ours = folders.stored(folder)["data"], tree(run.data)
+    return any(stored.get(name) != ours[name] for name in ("source", "mixture"))
+
+
+def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) -> int:
+    """Notes in a run that its own test rows were measured; gives how often they have been."""
+    about = About(folder / folders.ABOUT)
+    if _is_other_data(folder, run):
+        return len(abouts.read(about.path, "looks"))
+    try:
+        return about.looked(**facts)
+    except OSError as error:
+        _say(console, f"{about.path} cannot be written ({error.strerror}): this look is not noted")
+        return 1 + len(abouts.read(about.path, "looks"))
 
 
 def _generator(folder: Path, built: Built, place: Place) -> Generator:

@@ -137,6 +137,9 @@ def evaluate(
 ) -> None:
     """Measure the loss and perplexity of a run on held-out rows.
 
+    On test rows it measures validation too and gives a verdict on both. The run notes how often
+    its test rows were looked at: what was chosen by them is no longer tested by them.
+
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
@@ -145,15 +148,14 @@ def evaluate(
     with ctx.obj.phase("evaluating"):
         from windlass.calls import evaluate as call
         from windlass.calls import find
-        from windlass.telemetry.console import number
+        from windlass.cli.evaluation import WIDTH, lines
 
         folder = find(run)
         with waiting("evaluating"):
             found = call(folder, ctx.args, **vars(measured))
     facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
-    facts |= {name.replace("_", " "): number(value) for name, value in found.items()}
-    for name, value in facts.items():
-        say(Text.assemble((f"{name:<14}", "bold"), value))
+    for name, value in [*facts.items(), *lines(found)]:
+        say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
 
 
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)

@@ -29,5 +29,6 @@ def average(tallies: Iterable[Tally]) -> dict[str, float]:
         weight = math.fsum(weight for _, weight in parts)
         means[name] = math.fsum(total for total, _ in parts) / weight if weight else 0.0
     extremes = {name: max(t.extremes[name] for t in found) for name in found[0].extremes}
-    perplexity = math.exp(min(means.get("cross_entropy", means["loss"]), 700.0))
-    return means | extremes | {"perplexity": perplexity}
+    if "cross_entropy" not in means:  # what is not of tokens leaves no token perplexed
+        return means | extremes
+    return means | extremes | {"perplexity": math.exp(min(means["cross_entropy"], 700.0))}

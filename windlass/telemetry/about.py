@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import jax
 
@@ -23,7 +23,7 @@ GIT_SECONDS = 5  # a repository that takes longer to say where it stands is not 
 
 
 class About:
-    """A file with a note of every start of a run, the newest last: `about.json`.
+    """A file with a note of every start of a run and of every look at its test rows: `about.json`.
 
     It holds nothing of the environment but what is named here, and so no token. Of several
     processes the first alone writes.
@@ -40,29 +40,38 @@ class About:
         start = {"began": self._now(), **facts, "versions": versions(), "commits": commits()}
         system = f"{platform.system()} {platform.machine()}"
         start["host"] = {"system": system, "cores": os.cpu_count()}
-        self._store([*read(self.path), start])
+        self._store(starts=[*read(self.path), start])
 
     def end(self, **facts: Any) -> None:
         """The last start came to its end, which one that was killed never does."""
         if self._is_writer:
             *before, start = read(self.path)
-            self._store([*before, start | {"ended": self._now(), **facts}])
+            self._store(starts=[*before, start | {"ended": self._now(), **facts}])
+
+    def looked(self, **facts: Any) -> int:
+        """The test rows were measured; gives how often they have been, this time included."""
+        looks = [*read(self.path, "looks"), {"at": self._now(), **facts}]
+        if self._is_writer:
+            self._store(looks=looks)
+        return len(looks)
 
     def _now(self) -> str:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
 
-    def _store(self, starts: list[dict[str, Any]]) -> None:
+    def _store(self, **changed: list[dict[str, Any]]) -> None:
         new = self.path.with_suffix(".new")
-        new.write_text(json.dumps({"starts": starts}, indent=2) + "\n", encoding="utf-8")
+        whole = {"starts": read(self.path), "looks": read(self.path, "looks")} | changed
+        new.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
         os.replace(new, self.path)
 
 
-def read(path: Path) -> list[dict[str, Any]]:
-    """The starts of a run, the newest last."""
+def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[str, Any]]:
+    """The starts of a run, or how often its test rows were looked at, the newest last."""
     if not path.exists():
         return []
     try:
-        return json.loads(path.read_bytes())["starts"]
+        whole = json.loads(path.read_bytes())
+        return whole["starts"] if part == "starts" else whole.get(part, [])
     except (ValueError, KeyError) as error:  # it is replaced whole, so somebody edited it
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 

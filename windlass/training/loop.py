@@ -24,6 +24,7 @@ from windlass.training import folder as folders
 from windlass.training import origin, runs
 from windlass.training.banner import banner
 from windlass.training.length import fate
+from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, describe, open_session
 from windlass.training.signals import Signals
@@ -340,15 +341,8 @@ class Loop:
         self.about.end(at=done, is_finished=is_finished)
         summary = [("run", str(self.folder)), *self.spent(done)]
         if self.train.watched in latest:
-            entropy = self.session.prepared.unigram_entropy
-            loss, progress = latest[self.train.watched], state.progress
-            which = "" if state.ema is None else " with the average of the weights"
-            where = "" if int(progress.best_step) == done else f" at step {progress.best_step}"
-            measured = f"{loss:.4f} nats a token on validation rows{which}"
-            summary += [
-                ("loss", f"{measured}, at best {float(progress.best):.4f}{where}"),
-                ("unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"),
-            ]
+            records, per_epoch = self.folder / folders.METRICS, self.loader.batches_per_epoch
+            summary += outcome(self.session, state, latest, records, per_epoch)
         if state.loss_scale is not None:
             scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
             summary.append(("loss scale", f"{scale:g}, after {overflows} overflows"))

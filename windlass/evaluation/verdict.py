@@ -1,0 +1,50 @@
+"""What two losses say together: whether a model does on new rows what it does on those it knows."""
+
+from collections.abc import Iterable, Mapping
+from typing import Any, NamedTuple
+
+CLOSE, FAR = 0.1, 0.2  # nats: nearer than this a model generalises, further it overfits
+LAST = 0.1  # the share of all steps whose training loss is taken for that of the end
+
+
+def verdict(found: float, known: float, *, names: tuple[str, str]) -> str:
+    """A line on a loss and the one it should be as low as, with the limits it is judged by.
+
+    `names` say what both are of, as in `test` and `validation`.
+    """
+    new, old = names
+    gap = found - known
+    apart = f"the {new} loss is {abs(gap):.4f} {'above' if gap > 0 else 'below'} that of {old}"
+    if abs(gap) < CLOSE:
+        return f"generalises: {apart}, less than {CLOSE}"
+    if gap > FAR:
+        return (
+            f"overfits: {apart}, more than {FAR}; fewer epochs, more documents or --weights best "
+            "may help"
+        )
+    if gap > 0:
+        return f"undecided: {apart}, between {CLOSE} and {FAR}"
+    return f"undecided: {apart}, more than {CLOSE}; its rows seem to be easier"
+
+
+class Trained(NamedTuple):
+    """The loss at the end of training, and over how many steps."""
+
+    loss: float
+    steps: int
+
+
+def training_loss(
+    records: Iterable[Mapping[str, Any]], steps: int, per_epoch: int
+) -> Trained | None:
+    """The mean of what was told of the last steps; None where it was told once, which is chance.
+
+    These are a tenth of all, and no more than an epoch: a loss of long ago is of another model.
+    """
+    last = max(1, min(per_epoch, round(LAST * steps)))
+    told = [
+        record.get("cross_entropy", record["loss"])
+        for record in records
+        if record["step"] > steps - last and isinstance(record.get("loss"), int | float)
+    ]
+    return Trained(sum(told) / len(told), last) if len(told) > 1 else None
