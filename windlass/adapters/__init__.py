@@ -67,8 +67,8 @@ def own(model: PyTree) -> PyTree:
     def visit(node):
         if not isinstance(node, Adapted):
             return False
-        mine = jax.tree.map(lambda x: True, node)
-        return eqx.tree_at(lambda one: one.base, mine, jax.tree.map(lambda x: False, node.base))
+        mine, base = jax.tree.map(lambda _: True, node), jax.tree.map(lambda _: False, node.base)
+        return eqx.tree_at(lambda one: one.base, mine, base)
 
     return jax.tree.map(visit, model, is_leaf=_is_adapted)
 

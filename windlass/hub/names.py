@@ -14,6 +14,7 @@ import equinox as eqx
 import jax
 import numpy as np
 
+from windlass.adapters import Adapted
 from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.layers.attention import Attention
@@ -178,7 +179,7 @@ class Array(NamedTuple):
 def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
     """Every array of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
-        node, owner, layers, paired, words = model, None, None, False, []
+        node, owner, layers, turned, words = model, None, None, False, []
         steps = iter(path)
         for step in steps:
             if isinstance(node, Stack):  # the step is to `kinds`, the next one to one of them
@@ -189,9 +190,11 @@ def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
             else:
                 words.append(jax.tree_util.keystr((step,), simple=True))
                 if isinstance(node, Attention) and words[-1] in TURNED:
-                    paired = names is not None and node.rotary.pairing == "interleaved"
+                    turned = names is not None and node.rotary.pairing == "interleaved"
                 owner, node = node, _child(node, step)
         sizes = value.shape if layers is None else value.shape[1:]
+        # What an adapter of queries reads is not turned, what it writes is.
+        paired = turned and owner.axes[words[-1]][-1] == "head_dim"
         layout = Layout(tuple(sizes), _groups(owner, words[-1], len(sizes)), paired)
         own = jax.tree_util.keystr(path, simple=True, separator=".")
         yield Array(own, _name(words, names), value, layers, layout)
@@ -216,10 +219,10 @@ def _child(node: Any, step: Any) -> Any:
 
 
 def _groups(owner: Any, field: str, axes: int) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(owner, Linear):
+    if not isinstance(owner, Linear | Adapted):
         return tuple((axis,) for axis in range(axes))
-    # A matrix is written with what it writes first; a bias is only that.
-    reads = len(owner.reads) if field == "weight" else 0
+    # A matrix is written with what it writes first; a bias is only that, as is a length of DoRA's.
+    reads = owner.maps.get(field, 0)
     groups = (tuple(range(reads, axes)), tuple(range(reads)))
     return groups if reads else groups[:1]
 
