@@ -7,8 +7,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.config import read
-from windlass.data import Data, Prepared, prepare
+from windlass.config import listing, read
+from windlass.data import SOURCES, Data, Prepared, prepare
 from windlass.data.load import Loader, evaluation_batches
 from windlass.data.mix import Mixture
 from windlass.data.tokenizer import Tokenizer, byte
@@ -169,7 +169,7 @@ def test_a_mixture_is_refused_with_all_that_is_wrong_with_it():
     )
     assert refusal(length=8) == (
         "1 problem in the recipe:\n"
-        "  source  is required: a section with kind: jsonl, npy, parquet, stories or text; "
+        f"  source  is required: a section with kind: {listing(SOURCES.names())}; "
         "or mixture, a list of these"
     )
     assert refusal(source="stories", mixture=["stories"]) == (
