@@ -12,7 +12,7 @@ import optax
 import pytest
 
 from tests import tiny
-from windlass import models, objectives, optim, sources
+from windlass import formats, models, objectives, optim, sources
 from windlass.config import read, tree
 from windlass.layers.head import Head
 
@@ -76,3 +76,12 @@ def test_a_source_says_what_it_yields(module):
     assert all(callable(getattr(source, name)) for name in ("__len__", "__getitem__"))
     assert callable(source.fingerprint)
     assert issubclass(source, sources.Documents)  # which knows limits and weights
+
+
+@pytest.mark.parametrize("module", files(formats))
+def test_a_format_says_what_it_reads_and_what_becomes_of_long_documents(module):
+    found = section(module, "Format")
+    assert issubclass(found, formats.Contract)
+    assert found.reads in ("text", "rows")
+    assert found.longer in ("split", "cut", "drop")
+    assert callable(found.render)

@@ -14,6 +14,7 @@ import pytest
 from rich.console import Console
 
 from windlass.data import Data, Prepared, cache, prepare
+from windlass.data import documents as documents_of
 from windlass.data.cache import corpus
 from windlass.data.tokenizer import Tokenizer, byte
 from windlass.errors import UserError
@@ -120,7 +121,7 @@ def left_in(folder: Path) -> list[str]:
 def test_a_full_disk_is_told_with_what_is_needed_and_leaves_nothing_half_written(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 100)
+    monkeypatch.setattr(documents_of, "BATCH_DOCUMENTS", 100)
     source = stories.Source(count=400)
     data = Data(source=source, length=1, packing="none", cache=str(tmp_path))
     read = sum(2 + len(source[number]["text"].encode()) for number in range(100))
@@ -221,13 +222,13 @@ def test_documents_that_change_while_they_are_read_are_refused(
 
 PROGRAM = """
 import sys, time
-from windlass.data import Data, cache, prepare
+from windlass.data import Data, documents, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories
 
-pause, framed = float(sys.argv[2]), cache._framed
-cache.BATCH_DOCUMENTS = 20
-cache._framed = lambda *given: (time.sleep(pause), framed(*given))[1]
+pause, framed = float(sys.argv[2]), documents._framed
+documents.BATCH_DOCUMENTS = 20
+documents._framed = lambda *given: (time.sleep(pause), framed(*given))[1]
 data = Data(source=stories.Source(count=200), length=64, cache=sys.argv[1])
 print(prepare(data, Tokenizer(kind="bpe", vocab=300)).corpora[0].folder)
 """
@@ -306,16 +307,16 @@ def test_no_more_than_a_batch_of_documents_is_in_memory(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ):
     largest = 0
-    framed = cache._framed
+    framed = documents_of._framed
 
     def watched(texts, tokeniser):
         nonlocal largest
         largest = max(largest, len(texts), sum(map(len, texts)) // 1000)
         return framed(texts, tokeniser)
 
-    monkeypatch.setattr(cache, "_framed", watched)
-    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 7)
-    monkeypatch.setattr(cache, "BATCH_CHARACTERS", 2000)
+    monkeypatch.setattr(documents_of, "_framed", watched)
+    monkeypatch.setattr(documents_of, "BATCH_DOCUMENTS", 7)
+    monkeypatch.setattr(documents_of, "BATCH_CHARACTERS", 2000)
     small = corpus(stories.Source(count=50), byte(), tmp_path / "small", console)
     assert largest <= 7
     monkeypatch.undo()
@@ -339,7 +340,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
     tmp_path: Path, console: Console, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr("windlass.data.progress.SECONDS_BETWEEN_LINES", 0)
-    monkeypatch.setattr(cache, "BATCH_DOCUMENTS", 2)
+    monkeypatch.setattr(documents_of, "BATCH_DOCUMENTS", 2)
     corpus(stories.Source(count=3), byte(), tmp_path, console)
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert lines == [
@@ -352,4 +353,5 @@ def test_the_description_of_a_corpus_names_what_it_was_made_of(documents: Docume
     prepared = documents(["one"])
     about = json.loads((prepared.corpora[0].folder / "about.json").read_text())
     assert about["content"] == prepared.fingerprint
-    assert (about["eos"], about["bos"], about["dtype"]) == (256, 256, "uint16")
+    told = about["tokenizer"]
+    assert (told["eos"], told["bos"], about["dtype"]) == (256, 256, "uint16")

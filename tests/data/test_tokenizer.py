@@ -49,7 +49,7 @@ def test_the_tokenizers_library_reads_what_is_saved_and_gives_the_same_tokens(
 ):
     texts = [*STRANGE, *STORIES]
     for tokeniser in (byte(), learned):
-        tokeniser.save(tmp_path / "tokenizer.json")
+        tokeniser.save(tmp_path)
         library = Library.from_file(str(tmp_path / "tokenizer.json"))
         library.encode_special_tokens = True
         expected = [one.ids for one in library.encode_batch(texts, add_special_tokens=False)]
@@ -69,7 +69,7 @@ def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Tokeni
 
 def test_a_saved_vocabulary_is_read_back_as_the_same_one(tmp_path: Path, learned: Tokeniser):
     for tokeniser in (byte(), learned):
-        tokeniser.save(tmp_path / "tokenizer.json")
+        tokeniser.save(tmp_path)
         again = load(str(tmp_path), None)
         assert (again.eos, again.bos, again.size) == (
             tokeniser.eos,

@@ -110,7 +110,7 @@ def test_a_run_stores_its_recipe_its_numbers_and_its_tokeniser(finished):
     assert [record["step"] for record in records if "validation_loss" in record] == [3, 6]
     assert told.trained.is_finished and told.trained.step == 6
     assert told.trained.metrics["validation_loss"] == records[-1]["validation_loss"]
-    assert (folder / "tokenizer.json").is_file()
+    assert (folder / "tokenizer/tokenizer.json").is_file()
 
 
 def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):

@@ -18,8 +18,11 @@ from windlass.data.pack import COLUMNS, Packing, Rows, rows
 from windlass.data.split import SPLITS, split
 from windlass.data.tokenizer import Tokeniser, Tokenizer
 from windlass.errors import UserError
+from windlass.formats import Longer
+from windlass.hub import template
 
 SOURCES = Open("windlass.sources", tag="kind", attribute="Source")
+FORMATS = Open("windlass.formats", tag="kind", attribute="Format", usual="text")
 
 
 @section
@@ -30,7 +33,12 @@ class Data:
     # in place of source, several: of all rows each has the share that its weight is of all weights,
     # beginning again where it ends; an epoch is as many rows as they have together
     mixture: tuple[Annotated[Any, SOURCES], ...] | None = None
+    # how a row becomes text, and what of it is trained on
+    format: Annotated[Any, FORMATS] = field(default_factory=FORMATS.load("text"))
     length: int = 1024  # tokens in a row
+    # documents longer than a row: split over several, cut at its end, or dropped; null: split as
+    # text, and dropped where a part of a document is no use
+    longer: Longer | None = None
     # long documents: each row begins so many tokens after the one before; null: length. Where rows
     # overlap, training counts a token in each of them, and evaluation in the first alone
     stride: int | None = None
@@ -65,6 +73,11 @@ class Data:
             Part(f"data.mixture.{number}", source, weight, weight / (sum(weights) or 1.0))
             for number, (source, weight) in enumerate(zip(self.mixture, weights, strict=True))
         ]
+
+    @property
+    def lengthy(self) -> Longer:
+        """What becomes of documents that are longer than a row."""
+        return self.longer or self.format.longer
 
     def _wrong_sources(self) -> Iterator[str]:
         if self.mixture is None and self.source is None:
@@ -167,10 +180,12 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     console = console or Console(stderr=True)
     cache = _cache(data)
     tokeniser = vocabulary(data.parts, tokenizer, cache, console)
+    if (asked := data.format.template) is not None:
+        tokeniser = tokeniser.speaking(template.found(asked))
     corpora, splits = [], []
     for part in data.parts:
         with under(part.key):
-            corpora.append(corpus(part.source, tokeniser, cache, console))
+            corpora.append(corpus(part.source, tokeniser, cache, console, data.format))
             splits.append(_parted(data, corpora[-1], console))
     shares = [part.share for part in data.parts]
     joined: dict[str, Rows | Mixture] = {}
@@ -183,18 +198,19 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
 def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
     """The rows of each split of a source."""
     shares = {"validation": data.validation, "test": data.test}
-    parts = split(tokens.documents, **shares, seed=data.split_seed)
+    parts = split(tokens.rows, **shares, seed=data.split_seed)
     splits: dict[str, Rows] = {}
     for name in SPLITS:
         if name != "train" and not getattr(data, name):
             continue
         splits[name] = rows(
             tokens,
-            parts[name],
+            tokens.of(parts[name]),
             length=data.length,
             stride=data.stride or data.length,
             packing=data.packing,
             is_once=name != "train",
+            longer=data.lengthy,
             console=console,
         )
         if not len(splits[name]):

@@ -14,7 +14,7 @@ import os
 import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,7 +22,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from windlass.config import tree
 from windlass.data import tokenizer as vocabularies
+from windlass.data.documents import Notes, made
 from windlass.data.progress import progress
 from windlass.data.tokenizer import (
     SAMPLE_CHARACTERS,
@@ -31,11 +33,12 @@ from windlass.data.tokenizer import (
     Tokenizer,
 )
 from windlass.errors import FULL, UserError
+from windlass.formats import Format
+from windlass.formats.text import Format as Plain
 from windlass.sources import Source
 
-FORMAT = 1  # raised whenever the same documents would be written differently
-BATCH_CHARACTERS = 2**20  # or ids
-BATCH_DOCUMENTS = 2048
+PLAIN = Plain()
+FORMAT = 2  # raised whenever the same documents would be written differently
 CHANGED = "the documents of data.source changed while they were read; run it again"
 
 
@@ -51,12 +54,28 @@ class Corpus:
     tokeniser: Tokeniser
     tokens: np.ndarray
     offsets: np.ndarray
-    counts: np.ndarray  # how often each token is to be predicted
+    counts: np.ndarray  # how often each token is to be predicted, or by how much it weighs in all
     fingerprint: str  # of the documents alone
+    weights: np.ndarray | None = None  # of each token as a target; None: all weigh 1
+    owner: np.ndarray | None = None  # the row each document was made of; None: its own number
+    notes: tuple[str, ...] = ()  # what was found out about the rows
 
     @property
     def documents(self) -> int:
         return len(self.offsets) - 1
+
+    @property
+    def rows(self) -> int:
+        """How many rows the documents were made of."""
+        return self.documents if self.owner is None else int(self.owner[-1]) + 1
+
+    def of(self, rows: np.ndarray) -> np.ndarray:
+        """The documents that were made of some rows."""
+        if self.owner is None:
+            return rows
+        is_wanted = np.zeros(self.rows, bool)
+        is_wanted[rows] = True
+        return np.flatnonzero(is_wanted[self.owner])
 
     @property
     def empty(self) -> int:
@@ -95,16 +114,23 @@ def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Co
                 learned = _learned(parts, asked, console)
                 if _stamps(parts) != stamps:
                     raise UserError(CHANGED)
-                kept = {"eos": learned.eos, "bos": learned.bos, "text": learned.text}
+                kept = {"text": learned.text, **learned.kept}
                 with room(cache, len(learned.text)):
                     write_whole(file, json.dumps(kept))
     return Tokeniser(**json.loads(file.read_text()))
 
 
-def corpus(source: Source, tokeniser: Tokeniser, cache: Path, console: Console) -> Corpus:
+def corpus(
+    source: Source,
+    tokeniser: Tokeniser,
+    cache: Path,
+    console: Console,
+    format: Format = PLAIN,
+) -> Corpus:
     """The tokens of a source: those in the cache, where source and tokeniser are as they were."""
     stamp = source.fingerprint()
-    start = _key(FORMAT, stamp, tokeniser.fingerprint)
+    how = _how(format, tokeniser)
+    start = _key(FORMAT, stamp, tokeniser.fingerprint, *how)
     known = cache / "known" / f"{start}.json"
     if found := _known(known, cache):
         return found
@@ -121,10 +147,10 @@ def corpus(source: Source, tokeniser: Tokeniser, cache: Path, console: Console) 
                 highlight=False,
                 soft_wrap=True,
             )
-        content = _tokenise(source, tokeniser, partial, console)
+        content = _tokenise(source, tokeniser, partial, console, format)
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
-        folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint)
+        folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint, *how)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
             publish(partial, folder, is_whole=lambda: opened(folder) is not None)
             write_whole(known, json.dumps({"corpus": folder.name}))
@@ -142,14 +168,20 @@ def opened(folder: Path) -> Corpus | None:
     sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
     if any(sizes.get(name) != size for name, size in about["bytes"].items()):
         return None
-    text = (folder / "tokenizer.json").read_text(encoding="utf-8")
+    text = (folder / vocabularies.FILE).read_text(encoding="utf-8")
+    weights, owner = folder / "weights.bin", folder / "owner.npy"
     return Corpus(
         folder=folder,
-        tokeniser=Tokeniser(text, eos=about["eos"], bos=about["bos"]),
+        tokeniser=Tokeniser(text, **about["tokenizer"]),
         tokens=np.memmap(folder / "tokens.bin", about["dtype"], mode="r").view(np.ndarray),
         offsets=np.load(folder / "offsets.npy", mmap_mode="r").view(np.ndarray),
         counts=np.load(folder / "counts.npy"),
         fingerprint=about["content"],
+        weights=np.memmap(weights, np.float32, mode="r").view(np.ndarray)
+        if weights.is_file()
+        else None,
+        owner=np.load(owner) if owner.is_file() else None,
+        notes=tuple(about["notes"]),
     )
 
 
@@ -263,111 +295,70 @@ def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console) -> Token
         return vocabularies.learn(texts(), asked.vocab)
 
 
-def _tokenise(source: Source, tokeniser: Tokeniser, folder: Path, console: Console) -> str:
+def _tokenise(
+    source: Source, tokeniser: Tokeniser, folder: Path, console: Console, format: Format
+) -> str:
     """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
     dtype = np.uint16 if tokeniser.size <= 2**16 else np.uint32
-    lengths, content = array("q"), hashlib.sha256()
-    counts = np.zeros(tokeniser.size, np.int64)
-    total, documents = 0, len(source)
-    batches = _texts(source, tokeniser) if source.yields == "text" else _ids(source, tokeniser)
+    lengths, owners, content = array("q"), array("q"), hashlib.sha256()
+    is_weighed = format.reads == "rows"
+    counts = np.zeros(tokeniser.size, np.float64 if is_weighed else np.int64)
+    total, documents, done, notes = 0, len(source), 0, Notes(console)
+    size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
-    with progress(console, "tokenising", documents) as tell:
+    with ExitStack() as opened:
+        tell = opened.enter_context(progress(console, "tokenising", documents))
         # What all documents will take, by those that have been read.
-        with room(cache, lambda: total * np.dtype(dtype).itemsize * documents // len(lengths)):
-            with (folder / "tokens.bin").open("wb") as out:
-                for batch in batches:
-                    for raw in batch.raw:
-                        content.update(len(raw).to_bytes(8, "little") + raw)
-                    tokens, sizes = batch.tokens, batch.sizes
-                    lengths.extend(sizes)
-                    total += len(tokens)
-                    out.write(tokens.astype(dtype).tobytes())
-                    # The first token of a document is given, and never predicted.
-                    firsts = tokens[(np.cumsum(sizes) - sizes)[sizes > 0]]
-                    counts += np.bincount(tokens, minlength=tokeniser.size)
-                    counts -= np.bincount(firsts, minlength=tokeniser.size)
-                    tell(len(lengths), f"{total / 1e6:,.1f}M tokens")
+        opened.enter_context(room(cache, lambda: total * size * documents // max(done, 1)))
+        out = opened.enter_context((folder / "tokens.bin").open("wb"))
+        beside = opened.enter_context((folder / "weights.bin").open("wb")) if is_weighed else None
+        for batch in made(source, tokeniser, format, notes):
+            for raw in batch.raw:
+                content.update(len(raw).to_bytes(8, "little") + raw)
+            tokens, sizes = batch.tokens, batch.sizes
+            lengths.extend(sizes)
+            owners.extend(batch.owners)
+            total, done = total + len(tokens), done + batch.rows
+            out.write(tokens.astype(dtype).tobytes())
+            if beside is not None:
+                beside.write(batch.weights.tobytes())
+            # The first token of a document is given, and never predicted.
+            firsts = (np.cumsum(sizes) - sizes)[sizes > 0]
+            weights = batch.weights if is_weighed else None
+            counts += np.bincount(tokens, weights, minlength=tokeniser.size)
+            weights = weights[firsts] if weights is not None else None
+            counts -= np.bincount(tokens[firsts], weights, minlength=tokeniser.size)
+            tell(done, f"{total / 1e6:,.1f}M tokens")
     if total == 0:
         raise UserError(
             f"data.source has no {source.yields}: {documents:,} documents, all of them empty"
             if documents
             else "data.source has no documents"
         )
-    with room(cache, total * np.dtype(dtype).itemsize + 8 * (documents + tokeniser.size)):
+    with room(cache, total * size + 8 * (documents + tokeniser.size)):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         save(folder / "counts.npy", counts)
-        tokeniser.save(folder / "tokenizer.json")
+        if list(owners) != list(range(len(owners))):
+            save(folder / "owner.npy", np.array(owners, np.int64))
+        (folder / vocabularies.FILE).write_text(tokeniser.text, encoding="utf-8")
         about = {
             "format": FORMAT,
             "content": content.hexdigest(),
             "dtype": np.dtype(dtype).name,
-            "eos": tokeniser.eos,
-            "bos": tokeniser.bos,
+            "tokenizer": tokeniser.kept,
+            "notes": notes.said,
             "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         }
         (folder / "about.json").write_text(json.dumps(about, indent=2))
     return content.hexdigest()
 
 
-class _Batch(NamedTuple):
-    """Some documents: what is hashed of each, the tokens of all, and how many each has."""
-
-    raw: list[bytes]
-    tokens: np.ndarray
-    sizes: np.ndarray
-
-
-def _texts(source: Source, tokeniser: Tokeniser) -> Iterator[_Batch]:
-    for texts in _batches(source, "text"):
-        yield _Batch([text.encode() for text in texts], *_framed(texts, tokeniser))
-
-
-def _ids(source: Source, tokeniser: Tokeniser) -> Iterator[_Batch]:
-    before = 0
-    for documents in _batches(source, "tokens"):
-        tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
-        is_strange = (tokens < 0) | (tokens >= tokeniser.size)
-        if is_strange.any():
-            first = int(is_strange.argmax())
-            number = before + int(np.searchsorted(np.cumsum(sizes), first, side="right"))
-            raise UserError(
-                f"document {number:,} of data.source holds the id {tokens[first]}, and the "
-                f"tokenizer has {tokeniser.size:,}, from 0 to {tokeniser.size - 1}; "
-                "tokenizer.kind=file with tokenizer.path names the tokenizer that made the ids"
-            )
-        before += len(documents)
-        raw = [ids.astype("<u4").tobytes() for ids in documents]
-        yield _Batch(raw, tokens.astype(np.int64), sizes)
-
-
-def _batches(source: Source, column: str) -> Iterator[list[Any]]:
-    held: list[Any] = []
-    size = 0
-    for number in range(len(source)):
-        try:
-            held.append(source[number][column])
-        except OSError as wrong:
-            why = wrong.strerror or str(wrong)
-            raise UserError(f"data.source cannot be read at document {number:,}: {why}") from None
-        size += len(held[-1])
-        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
-
-
-def _framed(texts: list[str], tokeniser: Tokeniser) -> tuple[np.ndarray, np.ndarray]:
-    """The tokens of all texts, one after the other, and how many each has."""
-    begin = np.array([] if tokeniser.bos is None else [tokeniser.bos], np.int32)
-    end = np.array([tokeniser.eos], np.int32)
-    parts: list[np.ndarray] = []
-    sizes = np.zeros(len(texts), np.int64)
-    for number, tokens in enumerate(tokeniser.encode_batch(texts)):
-        if texts[number].strip():
-            parts += (begin, tokens, end)
-            sizes[number] = len(begin) + len(tokens) + len(end)
-    return np.concatenate(parts) if parts else begin[:0], sizes
+def _how(format: Format, tokeniser: Tokeniser) -> list[Any]:
+    """What the tokens of rows follow from, beside the rows and the vocabulary."""
+    if format.reads == "text":
+        return []
+    kind = type(format).__module__.rpartition(".")[2]
+    return [kind, tree(format), tokeniser.template, tokeniser.settings]
 
 
 def _key(*parts: Any) -> str:

@@ -44,13 +44,21 @@ class Mixture:
         return sum(part.tokens for part in self.parts)
 
     @property
+    def targets(self) -> int:
+        return sum(part.targets for part in self.parts)
+
+    @property
+    def longer(self) -> int:
+        return sum(part.longer for part in self.parts)
+
+    @property
     def documents(self) -> int:
         return sum(part.documents for part in self.parts)
 
     @property
     def efficiency(self) -> float:
         """The share of all places that hold a target."""
-        return self.tokens / (len(self) * self.length)
+        return self.targets / (len(self) * self.length)
 
     @property
     def tokens_per_row(self) -> float:

@@ -11,8 +11,9 @@ import numpy as np
 from rich.console import Console
 
 from windlass.data.cache import Corpus, claimed, opened, publish, room, save
+from windlass.formats import Longer
 
-FORMAT = 2  # raised whenever the same documents would be packed differently
+FORMAT = 3  # raised whenever the same documents would be packed differently
 
 Packing = Literal["documents", "none"]
 
@@ -20,7 +21,7 @@ Packing = Literal["documents", "none"]
 COLUMNS: dict[str, type[np.generic]] = {
     "tokens": np.int32,
     "targets": np.int32,
-    "weight": np.float32,  # 1 where the target is trained on
+    "weight": np.float32,  # of the target, above 0 where it is trained on
     "position": np.int32,  # from 0 in every piece
     "document": np.int32,  # 0, 1, 2, ... within the row; -1 where there is none
 }
@@ -96,9 +97,19 @@ class Rows:
             content.update(np.ascontiguousarray(values).tobytes())
         return content.hexdigest()
 
-    @property
+    @cached_property
     def tokens(self) -> int:
-        """How many targets there are, each as often as it counts."""
+        """How many targets there are that are trained on, each as often as it counts."""
+        begin, size = self.index.begin, self.index.size
+        total = self._trained(begin, size)
+        if not self.seen:
+            return total
+        is_later = self._is_later(slice(None))
+        return total - self._trained(begin[is_later], np.minimum(size[is_later], self.seen))
+
+    @property
+    def targets(self) -> int:
+        """How many there are, those included that are read and not trained on."""
         total = int(self.index.size.sum(dtype=np.int64))
         return total - self.seen * int(self._is_later(slice(None)).sum()) if self.seen else total
 
@@ -111,10 +122,15 @@ class Rows:
     def documents(self) -> int:
         return len(np.unique(self.index.document))
 
+    @cached_property
+    def longer(self) -> int:
+        """How many documents are longer than a row."""
+        return int(np.load(self.folder / "longer.npy")[0])
+
     @property
     def efficiency(self) -> float:
         """The share of all places that hold a target."""
-        return self.tokens / (len(self) * self.length)
+        return self.targets / (len(self) * self.length)
 
     def pieces(self, number: int) -> list[Piece]:
         """What a row is made of, from left to right; its columns number these from 0."""
@@ -140,10 +156,12 @@ class Rows:
         slot = row * self.length + ends - size - before_row[row]
 
         position = _count(size)
-        weight: np.ndarray | int = 1
-        if self.seen:
-            weight = ~(np.repeat(self._is_later(which), size) & (position < self.seen))
         source = np.repeat(begin, size) + position
+        weight: np.ndarray | int = 1
+        if self.corpus.weights is not None:
+            weight = self.corpus.weights[source + 1]
+        if self.seen:
+            weight = weight * ~(np.repeat(self._is_later(which), size) & (position < self.seen))
         place = np.repeat(slot, size) + position
 
         def column(name: str, values: np.ndarray | int, otherwise: int) -> np.ndarray:
@@ -169,6 +187,14 @@ class Rows:
         mapped = {name: np.load(file, mmap_mode="r") for name, file in self.beside.items()}
         return {name: array.view(np.ndarray) for name, array in mapped.items()}
 
+    def _trained(self, begin: np.ndarray, size: np.ndarray) -> int:
+        """How many of the targets of some pieces weigh anything."""
+        if self.corpus.weights is None:
+            return int(size.sum(dtype=np.int64))
+        pieces = zip(begin.tolist(), size.tolist(), strict=True)
+        weights = self.corpus.weights
+        return sum(np.count_nonzero(weights[at + 1 : at + 1 + count]) for at, count in pieces)
+
     def _is_later(self, which: np.ndarray | slice) -> np.ndarray:
         """Whether a piece is not the first of its document."""
         return self.index.begin[which] > self.corpus.offsets[self.index.document[which]]
@@ -189,25 +215,35 @@ def rows(
     packing: Packing,
     is_once: bool,
     console: Console,
+    longer: Longer = "split",
     together: int = 1,
 ) -> Rows:
     """The rows of some documents, by an index that is kept with the corpus.
 
     Of documents that belong `together` so many follow each other, and stay in one row.
     """
-    described = f"{FORMAT} {length} {stride} {packing} {together} ".encode()
+    described = f"{FORMAT} {length} {stride} {packing} {longer} {together} ".encode()
     described += documents.astype(np.int64).tobytes()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
     if not folder.is_dir():
         with claimed(corpus.folder / "building" / name, console) as partial:
             if not folder.is_dir():
-                index = arrange(corpus.offsets, documents, length, stride, packing, together)
+                how = (length, stride, packing, longer, together)
+                index = arrange(corpus.offsets, documents, *how)
+                whole = _readable(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
+                too_long = (whole > length).sum()
                 with room(corpus.folder, sum(values.nbytes for values in index)):
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
+                    save(partial / "longer.npy", np.array([too_long]))
                     publish(partial, folder, is_whole=folder.is_dir)
     return Rows(corpus, folder, length, length - stride if is_once else 0)
+
+
+def _readable(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    # A document of n tokens has n - 1 to read and n - 1 to predict.
+    return np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
 
 
 def arrange(
@@ -216,13 +252,15 @@ def arrange(
     length: int,
     stride: int,
     packing: Packing,
+    longer: Longer = "split",
     together: int = 1,
 ) -> Index:
     """Puts the pieces of documents into rows."""
-    # A document of n tokens has n - 1 to read and n - 1 to predict.
-    readable = np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
+    readable = _readable(offsets, documents)
     if together > 1:
         return _together(offsets, documents, readable, length, packing, together)
+    if longer != "split":
+        readable = np.where(readable > length, length if longer == "cut" else 0, readable)
     pieces = np.where(readable > 0, 1 - (-np.maximum(readable - length, 0) // stride), 0)
     start = _count(pieces) * stride
     size = np.minimum(np.repeat(readable, pieces) - start, length)

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import ClassVar, Literal, SupportsInt
+from typing import Any, ClassVar, Literal, NamedTuple, SupportsInt
 
 import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
@@ -15,7 +15,9 @@ from tokenizers import Tokenizer as Library
 
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.hub.template import Template
 
+FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 END = "<|endoftext|>"
 SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
 # Characters read for each token to be learned, and in all: enough for merges to settle.
@@ -60,16 +62,34 @@ class Tokenizer:
             )
 
 
+class Read(NamedTuple):
+    """A text as tokens, and for each the first character it comes from and the one behind."""
+
+    tokens: np.ndarray
+    characters: np.ndarray
+
+
 class Tokeniser:
     """A vocabulary in use. The text of its tokenizer.json is the whole of it, but for two numbers:
-    the token that ends a document, and the one that begins it where there is such a token."""
+    the token that ends a document, and the one that begins it where there is such a token.
 
-    def __init__(self, text: str, *, eos: int, bos: int | None):
-        self.text, self.eos, self.bos = text, eos, bos
-        self._library = Library.from_str(text)
-        # Settings some files carry for their first use, which would cut documents or fill them up.
-        self._library.no_truncation()
-        self._library.no_padding()
+    For chats it has the source of a template too, further tokens that end a turn, and what else
+    its tokenizer_config.json said.
+    """
+
+    def __init__(
+        self,
+        text: str,
+        *,
+        eos: int,
+        bos: int | None,
+        template: str | None = None,
+        ends: Sequence[int] = (),
+        settings: dict[str, Any] | None = None,
+    ):
+        self.text, self.eos, self.bos, self.template = text, eos, bos, template
+        self.ends, self.settings = tuple(ends), settings or {}
+        self._library = _opened(text)
         # A document that spells out a special token is text like any other.
         self._library.encode_special_tokens = True
         self.size = 1 + max(self._library.get_vocab(with_added_tokens=True).values())
@@ -103,6 +123,22 @@ class Tokeniser:
     def encode(self, text: str) -> np.ndarray:
         return self.encode_batch([text])[0]
 
+    def read_batch(self, texts: Sequence[str], *, special: bool) -> list[Read]:
+        """The tokens of each text and the characters each comes from.
+
+        Where `special` tokens are meant as such, as in a chat, the text is to spell them out.
+        """
+        library = self._speaking if special else self._library
+        encoded = library.encode_batch(list(texts), add_special_tokens=False)
+        return [
+            Read(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2))
+            for one in encoded
+        ]
+
+    def read(self, text: str) -> np.ndarray:
+        """The tokens of a text that spells out its special ones, such as a rendered chat."""
+        return self.read_batch([text], special=True)[0].tokens
+
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
         """The text of tokens; special ones are left out."""
         return self._library.decode([int(token) for token in tokens])
@@ -128,8 +164,56 @@ class Tokeniser:
         if piece := self._difference(before, new):
             yield piece
 
-    def save(self, path: str | Path) -> None:
-        Path(path).write_text(self.text, encoding="utf-8")
+    @property
+    def kept(self) -> dict[str, Any]:
+        """All but the text, as plain data."""
+        names = ("eos", "bos", "template", "ends", "settings")
+        return {name: getattr(self, name) for name in names}
+
+    def speaking(self, template: str) -> "Tokeniser":
+        """The same vocabulary with another chat template."""
+        return Tokeniser(self.text, **self.kept | {"template": template})
+
+    @cached_property
+    def chat(self) -> Template | None:
+        """The chat template, ready to render."""
+        if self.template is None:
+            return None
+        named = {name: x for name, x in self._named().items() if isinstance(x, str)}
+        special = [self.name(number) for number in sorted(self.special)]
+        return Template(self.template, special, named)
+
+    @cached_property
+    def stops(self) -> frozenset[int]:
+        """The tokens after which nothing more is written: an answer's, and a document's."""
+        return frozenset({self.eos, *self.ends})
+
+    def save(self, folder: str | Path) -> None:
+        """Writes the files that `transformers` reads a tokenizer from."""
+        place = Path(folder)
+        place.mkdir(parents=True, exist_ok=True)
+        settings = self._named()
+        if self.template is not None:
+            settings["chat_template"] = self.template
+        files = {FILE: self.text, SETTINGS: _json(settings)}
+        if self.ends:
+            files[GENERATION] = _json({"eos_token_id": [self.eos, *self.ends]})
+        for name, text in files.items():
+            # Whole: what stands there may be the only copy, and what was just read.
+            new = place / f"{name}.new"
+            new.write_text(text, encoding="utf-8")
+            new.replace(place / name)
+
+    def _named(self) -> dict[str, Any]:
+        """The settings, with the tokens that begin and end a document by name."""
+        own = {"tokenizer_class": "PreTrainedTokenizerFast", "eos_token": self.name(self.eos)}
+        if self.bos is not None:
+            own["bos_token"] = self.name(self.bos)
+        return {**own, **self.settings, "eos_token": own["eos_token"]}
+
+    @cached_property
+    def _speaking(self) -> Library:
+        return _opened(self.text)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
         encoded = self._library.encode_batch_fast(list(texts), add_special_tokens=False)
@@ -161,10 +245,10 @@ def learn(texts: Iterable[str], vocab: int) -> Tokeniser:
     return Tokeniser(library.to_str(), eos=eos, bos=eos)
 
 
-def load(path: str, eos: str | None) -> Tokeniser:
-    """A tokenizer.json, with what the files beside it say of the end of a document."""
+def load(path: str, eos: str | None = None) -> Tokeniser:
+    """A tokenizer.json, with what the files beside it say of chats and the end of a document."""
     place = Path(path).expanduser()
-    file = place / "tokenizer.json" if place.is_dir() else place
+    file = place / FILE if place.is_dir() else place
     if not file.is_file():
         raise UserError(f"tokenizer.path is {path}; there is no file {file}")
     try:
@@ -178,7 +262,19 @@ def load(path: str, eos: str | None) -> Tokeniser:
             "tokenizers library writes"
         )
     library = Library.from_str(text)
-    return Tokeniser(text, eos=_end(library, file, eos), bos=_begin(library))
+    settings = _settings(file)
+    template = _template(file, settings.pop("chat_template", None))
+    end = _end(library, file, eos, settings)
+    said = _json_beside(file, GENERATION).get("eos_token_id") or []
+    ends = [said] if isinstance(said, int) else said
+    return Tokeniser(
+        text,
+        eos=end,
+        bos=_begin(library),
+        template=template,
+        ends=[number for number in ends if number != end],
+        settings=settings,
+    )
 
 
 def sample(documents: int, together: int = 1) -> Iterator[int]:
@@ -240,12 +336,54 @@ def _begin(library: Library) -> int | None:
     return with_special[0] if with_special[:1] != plain[:1] else None
 
 
-def _end(library: Library, file: Path, named: str | None) -> int:
+def _opened(text: str) -> Library:
+    library = Library.from_str(text)
+    # Settings some files carry for their first use, which would cut documents or fill them up.
+    library.no_truncation()
+    library.no_padding()
+    return library
+
+
+def _json(values: dict[str, Any]) -> str:
+    return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
+
+
+def _json_beside(file: Path, name: str) -> dict[str, Any]:
+    beside = file.with_name(name)
+    if not beside.is_file():
+        return {}
+    try:
+        return json.loads(beside.read_text(encoding="utf-8"))
+    except ValueError:
+        raise UserError(f"{beside} is not JSON") from None
+
+
+def _settings(file: Path) -> dict[str, Any]:
+    """What tokenizer_config.json says, special tokens as plain text; nothing that names code."""
+    said = _json_beside(file, "special_tokens_map.json") | {
+        name: value for name, value in _json_beside(file, SETTINGS).items() if value is not None
+    }
+    said.pop("auto_map", None)
+    return {
+        name: value["content"] if isinstance(value, dict) and "content" in value else value
+        for name, value in said.items()
+    }
+
+
+def _template(file: Path, said: str | list[dict[str, str]] | None) -> str | None:
+    """The source of a chat template: a file of its own, or a setting, which may be several."""
+    own = file.with_name("chat_template.jinja")
+    if own.is_file():
+        return own.read_text(encoding="utf-8")
+    if isinstance(said, list):
+        named = {one["name"]: one["template"] for one in said}
+        return named.get("default") or next(iter(named.values()), None)
+    return said
+
+
+def _end(library: Library, file: Path, named: str | None, settings: dict[str, Any]) -> int:
     special = [token.content for token in library.get_added_tokens_decoder().values()]
-    beside = file.with_name("tokenizer_config.json")
-    if named is None and beside.is_file():
-        said = json.loads(beside.read_text(encoding="utf-8")).get("eos_token")
-        named = said["content"] if isinstance(said, dict) else said
+    named = named or settings.get("eos_token")
     if named is None:
         named = next((end for end in KNOWN_ENDS if end in special), None)
     if named is None:

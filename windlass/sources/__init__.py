@@ -29,10 +29,12 @@ class Source(Protocol):
 
     `fingerprint` is what a later start compares to learn whether the documents may have changed:
     cheap, and never a reading of them. `yields` is `text` where a document is `{"text": str}`, and
-    `tokens` where it is `{"tokens": np.ndarray}`.
+    `tokens` where it is `{"tokens": np.ndarray}`. A source that `has_rows` also gives them whole,
+    for formats that are made of several columns, and says where each is.
     """
 
     yields: ClassVar[str]
+    has_rows: ClassVar[bool]
 
     @property
     def limit(self) -> int | None: ...
@@ -46,6 +48,10 @@ class Source(Protocol):
 
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
 
+    def row(self, index: int) -> dict[str, Any]: ...
+
+    def where(self, index: int) -> str: ...
+
     def fingerprint(self) -> str: ...
 
     def described(self) -> dict[str, Any]: ...
@@ -54,6 +60,8 @@ class Source(Protocol):
 @section
 class Documents:
     """What every kind of source takes, whatever it reads."""
+
+    has_rows: ClassVar[bool] = False
 
     limit: int | None = None  # at most so many documents, the first ones; null: all
     weight: float | None = None  # in data.mixture: its rows, relative to those of others; null: 1
@@ -69,6 +77,14 @@ class Documents:
     def together(self) -> int:
         """How many neighbouring documents are best read together, where some are to be sampled."""
         return FEW
+
+    def row(self, index: int) -> dict[str, Any]:
+        """All columns of a row, where the source has such."""
+        raise NotImplementedError
+
+    def where(self, index: int) -> str:
+        """The place of a row in words, such as `chats.jsonl line 12`."""
+        raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
         """What is asked for, the same before and after the documents change."""

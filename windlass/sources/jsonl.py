@@ -17,6 +17,7 @@ class Source(Files):
     """The rows of a .jsonl file, of every one in a folder, or of the files a pattern matches."""
 
     yields: ClassVar[str] = "text"
+    has_rows: ClassVar[bool] = True
     suffix: ClassVar[str] = ".jsonl"
 
     path: str  # a file, a folder or a pattern such as data/*.jsonl, or a URL of these
@@ -27,12 +28,22 @@ class Source(Files):
         return len(self._lines)
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        number, line, begin, end = self._lines[index].tolist()
-        file = self.found[number]
-        raw = decode(file, self.reader.read(file, begin, end), begin)
-        return {"text": self._text(raw, f"{file} line {line:,}")}
+        row, where = self.row(index), self.where(index)
+        if self.column not in row:
+            raise without(where, self.column, list(row))
+        text = row[self.column]
+        if not isinstance(text, str):
+            raise UserError(f"{where} has {_named(text)} in column {self.column}; text is expected")
+        return {"text": text}
 
-    def _text(self, raw: str, where: str) -> str:
+    def where(self, index: int) -> str:
+        number, line, _, _ = self._lines[index].tolist()
+        return f"{self.found[number]} line {line:,}"
+
+    def row(self, index: int) -> dict[str, Any]:
+        number, _, begin, end = self._lines[index].tolist()
+        file, where = self.found[number], self.where(index)
+        raw = decode(file, self.reader.read(file, begin, end), begin)
         try:
             row = json.loads(raw.rstrip())
         except json.JSONDecodeError as wrong:
@@ -44,13 +55,7 @@ class Source(Files):
             ) from None
         if not isinstance(row, dict):
             raise UserError(f"{where} is {_named(row)}; one JSON object to a line is expected")
-        if self.column not in row:
-            raise without(where, self.column, list(row))
-        text = row[self.column]
-        if not isinstance(text, str):
-            raise UserError(f"{where} has {_named(text)} in column {self.column}; text is expected")
-        # JSON can escape half of a surrogate pair, which no UTF-8 can hold.
-        return text.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+        return _mended(row) if "\\u" in raw else row
 
     @cached_property
     def _lines(self) -> np.ndarray:
@@ -65,6 +70,17 @@ class Source(Files):
                     if len(found) // 4 == self.limit:
                         return np.array(found, np.int64).reshape(-1, 4)
         return np.array(found, np.int64).reshape(-1, 4)
+
+
+def _mended(value: Any) -> Any:
+    """JSON can escape half of a surrogate pair, which no UTF-8 can hold."""
+    if isinstance(value, str):
+        return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
+    if isinstance(value, list):
+        return [_mended(item) for item in value]
+    if isinstance(value, dict):
+        return {_mended(name): _mended(item) for name, item in value.items()}
+    return value
 
 
 def _named(value: Any) -> str:

@@ -19,6 +19,7 @@ class Source(Files):
     """The rows of a .parquet file, of every one in a folder, or of the files a pattern matches."""
 
     yields: ClassVar[str] = "text"
+    has_rows: ClassVar[bool] = True
     suffix: ClassVar[str] = ".parquet"
 
     path: str  # a file, a folder or a pattern such as data/*.parquet, or a URL of these
@@ -32,15 +33,27 @@ class Source(Files):
         return MANY  # a group of rows is decoded from its beginning
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        which = int(np.searchsorted(self._ends, index, side="right"))
-        group = self._groups[which]
-        row = index - (int(self._ends[which]) - group.rows)
+        group, row = self._place(index)
         with _understood(group.file):
-            text = self._window.text(group, row)
+            text = self._texts.row(group, row)[self.column]
         if text is None:
-            where = f"{group.file} row {group.before + row + 1:,}"
+            where = self.where(index)
             raise UserError(f"{where} has null in column {self.column}; text is expected")
         return {"text": text}
+
+    def row(self, index: int) -> dict[str, Any]:
+        group, row = self._place(index)
+        with _understood(group.file):
+            return self._rows.row(group, row)
+
+    def where(self, index: int) -> str:
+        group, row = self._place(index)
+        return f"{group.file} row {group.before + row + 1:,}"
+
+    def _place(self, index: int) -> tuple["Group", int]:
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        group = self._groups[which]
+        return group, index - (int(self._ends[which]) - group.rows)
 
     @cached_property
     def _groups(self) -> list["Group"]:
@@ -48,7 +61,6 @@ class Source(Files):
         for file in self.found:
             with _understood(file):
                 opened = _opened(file)
-                self._check(file, opened.schema_arrow)
                 before = 0
                 for number in range(opened.num_row_groups):
                     size = opened.metadata.row_group(number).num_rows
@@ -64,8 +76,15 @@ class Source(Files):
         return np.cumsum([group.rows for group in self._groups])
 
     @cached_property
-    def _window(self) -> "Window":
-        return Window(self.column)
+    def _texts(self) -> "Window":
+        for file in {group.file: None for group in self._groups}:
+            with _understood(file):
+                self._check(file, _opened(file).schema_arrow)
+        return Window([self.column])
+
+    @cached_property
+    def _rows(self) -> "Window":
+        return Window(None)
 
     def _check(self, file: File, schema: Any) -> None:
         if self.column not in schema.names:
@@ -88,22 +107,22 @@ class Group(NamedTuple):
 class Window:
     """The few rows that were read last; going on from there reads on, not from the beginning."""
 
-    def __init__(self, column: str):
-        self._column = column
+    def __init__(self, columns: list[str] | None):
+        self._columns = columns  # None: all
         self._group: Group | None = None
         self._batches: Iterator[Any] = iter(())
-        self._begin, self._texts = 0, []
+        self._begin, self._rows = 0, []
 
-    def text(self, group: Group, row: int) -> str | None:
+    def row(self, group: Group, row: int) -> dict[str, Any]:
         if group is not self._group or row < self._begin:
-            self._group, self._begin, self._texts = group, 0, []
+            self._group, self._begin, self._rows = group, 0, []
             self._batches = _opened(group.file).iter_batches(
-                ROWS_AT_ONCE, row_groups=[group.number], columns=[self._column]
+                ROWS_AT_ONCE, row_groups=[group.number], columns=self._columns
             )
-        while row >= self._begin + len(self._texts):
-            self._begin += len(self._texts)
-            self._texts = next(self._batches).column(0).to_pylist()
-        return self._texts[row - self._begin]
+        while row >= self._begin + len(self._rows):
+            self._begin += len(self._rows)
+            self._rows = next(self._batches).to_pylist()
+        return self._rows[row - self._begin]
 
 
 def _opened(file: File) -> Any:

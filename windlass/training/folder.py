@@ -19,7 +19,7 @@ RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
     "metrics.jsonl",
     "compile.jsonl",
     "samples.txt",
-    "tokenizer.json",
+    "tokenizer",
     "about.json",
     "lock",
 )
@@ -104,7 +104,7 @@ def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     """How a run reads text; of a file that is gone since it started it has a copy."""
     own = folder / TOKENIZER
     is_gone = tokenizer.path is not None and not Path(tokenizer.path).expanduser().exists()
-    return replace(tokenizer, path=str(own)) if is_gone and own.is_file() else tokenizer
+    return replace(tokenizer, path=str(own)) if is_gone and own.is_dir() else tokenizer
 
 
 @contextmanager

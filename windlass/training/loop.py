@@ -10,7 +10,6 @@ from jaxtyping import Array
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import Due
-from windlass.data.cache import write_whole
 from windlass.data.load import Loader
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
@@ -125,8 +124,7 @@ class Loop:
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
         folders.store(self.folder, self.session.run)
-        # Whole: it may be the only copy, and what was just read.
-        write_whole(self.folder / folders.TOKENIZER, self.session.prepared.tokeniser.text)
+        self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
         if self.writer is not None:

@@ -21,7 +21,7 @@ WRITTEN = (
     *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
     *("checkpoints", folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
-    *("about.new", "recipe.new", *(f"{name}.partial" for name in LINES), f"{folders.TOKENIZER}.*"),
+    *("about.new", "recipe.new", *(f"{name}.partial" for name in LINES)),
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 

@@ -1,0 +1,160 @@
+"""Documents as tokens, some at a time, each token with what it weighs as a target."""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from windlass.data.tokenizer import Tokeniser
+from windlass.errors import UserError
+from windlass.formats import Format, Rendered
+from windlass.sources import Source
+
+BATCH_CHARACTERS = 2**20  # or ids
+BATCH_DOCUMENTS = 2048
+
+
+class Notes:
+    """What is found out about rows while they are read: told, and kept with their tokens."""
+
+    def __init__(self, console: Console):
+        self.said: list[str] = []
+        self._console = console
+
+    def say(self, what: str) -> None:
+        self.said.append(what)
+        self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+
+
+class Some(NamedTuple):
+    """Some documents: what is hashed of each, the tokens of all, and how many each has."""
+
+    raw: list[bytes]
+    tokens: np.ndarray
+    sizes: np.ndarray
+    weights: np.ndarray = np.zeros(0, np.float32)  # of each token, where not all weigh the same
+    owners: Sequence[int] = ()  # the row of each document, where some have several
+
+    @property
+    def rows(self) -> int:
+        return len(set(self.owners)) if self.owners else len(self.sizes)
+
+
+def made(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> Iterator[Some]:
+    """All documents of a source, in their order."""
+    if format.reads == "rows":
+        return _rendered(source, tokeniser, format, notes)
+    return _texts(source, tokeniser) if source.yields == "text" else _ids(source, tokeniser)
+
+
+def _rendered(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> Iterator[Some]:
+    if len(source):
+        format, said = format.settled(_at(0, source.row))
+        if said:
+            notes.say(said)
+    held: list[tuple[int, Rendered]] = []
+    size = 0
+    for number in range(len(source)):
+        row = _at(number, source.row)
+        found = format.render(row, source.where(number), tokeniser.chat)
+        held += [(number, one) for one in found]
+        size += sum(len(one.text) for one in found)
+        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
+            yield _weighed(held, tokeniser, source)
+            held, size = [], 0
+    if held:
+        yield _weighed(held, tokeniser, source)
+
+
+def _weighed(held: list[tuple[int, Rendered]], tokeniser: Tokeniser, source: Source) -> Some:
+    """Rendered rows as tokens, each of which weighs what its characters do."""
+    is_whole = held[0][1].is_whole
+    read = tokeniser.read_batch([one.text for _, one in held], special=is_whole)
+    begin = [] if is_whole or tokeniser.bos is None else [tokeniser.bos]
+    end = [] if is_whole else [tokeniser.eos]
+    tokens, weights, sizes = [], [], np.zeros(len(held), np.int64)
+    for place, ((number, one), (ids, characters)) in enumerate(zip(held, read, strict=True)):
+        if not one.text.strip():
+            continue
+        of_tokens = _weights(one, characters)
+        around = [0.0] * len(begin), [of_tokens[-1]] * len(end)
+        weights.append(np.concatenate([around[0], of_tokens, around[1]]).astype(np.float32))
+        tokens.append(np.concatenate([begin, ids, end]).astype(np.int32))
+        sizes[place] = len(tokens[-1])
+        if not weights[-1][1:].any():
+            raise UserError(f"{source.where(number)} has nothing that is trained on")
+    return Some(
+        [repr(tuple(one)).encode("utf-8", "surrogatepass") for _, one in held],
+        np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
+        sizes,
+        np.concatenate(weights) if weights else np.zeros(0, np.float32),
+        [number for number, _ in held],
+    )
+
+
+def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
+    """The largest weight among the characters of each token."""
+    of_characters = np.zeros(len(one.text) + 1)
+    for span in one.spans:
+        of_characters[span.start : span.stop] = span.weight
+    begin, end = characters.T
+    between = np.stack([begin, np.maximum(end, begin + 1)], 1).ravel()
+    return np.maximum.reduceat(of_characters, between)[::2]
+
+
+def _texts(source: Source, tokeniser: Tokeniser) -> Iterator[Some]:
+    for texts in _batches(source, "text"):
+        yield Some([text.encode() for text in texts], *_framed(texts, tokeniser))
+
+
+def _ids(source: Source, tokeniser: Tokeniser) -> Iterator[Some]:
+    before = 0
+    for documents in _batches(source, "tokens"):
+        tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
+        is_strange = (tokens < 0) | (tokens >= tokeniser.size)
+        if is_strange.any():
+            first = int(is_strange.argmax())
+            number = before + int(np.searchsorted(np.cumsum(sizes), first, side="right"))
+            raise UserError(
+                f"document {number:,} of data.source holds the id {tokens[first]}, and the "
+                f"tokenizer has {tokeniser.size:,}, from 0 to {tokeniser.size - 1}; "
+                "tokenizer.kind=file with tokenizer.path names the tokenizer that made the ids"
+            )
+        before += len(documents)
+        raw = [ids.astype("<u4").tobytes() for ids in documents]
+        yield Some(raw, tokens.astype(np.int64), sizes)
+
+
+def _batches(source: Source, column: str) -> Iterator[list[Any]]:
+    held: list[Any] = []
+    size = 0
+    for number in range(len(source)):
+        held.append(_at(number, source.__getitem__)[column])
+        size += len(held[-1])
+        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
+            yield held
+            held, size = [], 0
+    if held:
+        yield held
+
+
+def _at(number: int, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
+    try:
+        return read(number)
+    except OSError as wrong:
+        why = wrong.strerror or str(wrong)
+        raise UserError(f"data.source cannot be read at document {number:,}: {why}") from None
+
+
+def _framed(texts: list[str], tokeniser: Tokeniser) -> tuple[np.ndarray, np.ndarray]:
+    """The tokens of all texts, one after the other, and how many each has."""
+    begin = np.array([] if tokeniser.bos is None else [tokeniser.bos], np.int32)
+    end = np.array([tokeniser.eos], np.int32)
+    parts: list[np.ndarray] = []
+    sizes = np.zeros(len(texts), np.int64)
+    for number, tokens in enumerate(tokeniser.encode_batch(texts)):
+        if texts[number].strip():
+            parts += (begin, tokens, end)
+            sizes[number] = len(begin) + len(tokens) + len(end)
+    return np.concatenate(parts) if parts else begin[:0], sizes
