@@ -12,9 +12,8 @@ import numpy as np
 from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
-from windlass.hub.shards import INDEX, Tensor, divided, index
+from windlass.hub.shards import INDEX, SINGLE, Tensor, divided, index
 
-SINGLE = "model.safetensors"
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SHARD_BYTES = 5_000_000_000
