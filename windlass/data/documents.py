@@ -49,22 +49,39 @@ def made(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> 
 
 
 def _rendered(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> Iterator[Some]:
+    if not source.has_rows:
+        raise UserError(
+            f"data.format is {_name(format)}, which is made of whole rows, and data.source is "
+            f"{_name(source)}, which has none; jsonl, parquet, hub and example do"
+        )
     if len(source):
-        format, said = format.settled(_at(0, source.row))
+        format, said = format.settled(_at(0, source.row), source.where(0))
         if said:
             notes.say(said)
     held: list[tuple[int, Rendered]] = []
-    size = 0
+    size, spelling = 0, []
     for number in range(len(source)):
         row = _at(number, source.row)
         found = format.render(row, source.where(number), tokeniser.chat)
         held += [(number, one) for one in found]
+        if any(one.spelled for one in found):
+            spelling.append((number, found[0].spelled))
         size += sum(len(one.text) for one in found)
         if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
             yield _weighed(held, tokeniser, source)
             held, size = [], 0
     if held:
         yield _weighed(held, tokeniser, source)
+    if spelling:
+        number, token = spelling[0]
+        notes.say(
+            f"{len(spelling):,} of {len(source):,} rows spell out special tokens in their own "
+            f"words, which the model reads as such: {token} in {source.where(number)}"
+        )
+
+
+def _name(section: Any) -> str:
+    return type(section).__module__.rpartition(".")[2]
 
 
 def _weighed(held: list[tuple[int, Rendered]], tokeniser: Tokeniser, source: Source) -> Some:

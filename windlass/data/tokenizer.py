@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.hub import turns
 from windlass.hub.template import Template
 
 FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
@@ -186,7 +187,9 @@ class Tokeniser:
     @cached_property
     def stops(self) -> frozenset[int]:
         """The tokens after which nothing more is written: an answer's, and a document's."""
-        return frozenset({self.eos, *self.ends})
+        ends = turns.shape(self.chat).ends if self.chat is not None else ()
+        of_chats = [self._library.token_to_id(token) for token in ends]
+        return frozenset({self.eos, *self.ends, *of_chats})
 
     def save(self, folder: str | Path) -> None:
         """Writes the files that `transformers` reads a tokenizer from."""

@@ -27,6 +27,7 @@ class Rendered(NamedTuple):
     text: str
     spans: tuple[Span, ...]
     is_whole: bool = False
+    spelled: str | None = None  # a special token that the row's own words spell out
 
 
 @runtime_checkable
@@ -41,7 +42,7 @@ class Format(Protocol):
     reads: ClassVar[str]
     longer: ClassVar[Longer]  # what is usual
 
-    def settled(self, row: dict[str, Any]) -> "tuple[Format, str | None]": ...
+    def settled(self, row: dict[str, Any], where: str) -> "tuple[Format, str | None]": ...
 
     def render(
         self, row: dict[str, Any], where: str, template: Template | None
@@ -55,5 +56,5 @@ class Contract:
     longer: ClassVar[Longer] = "drop"
     template: str | None = None  # what is asked for in place of the tokenizer's own
 
-    def settled(self, row: dict[str, Any]) -> tuple[Any, str | None]:
+    def settled(self, row: dict[str, Any], where: str) -> tuple[Any, str | None]:
         return self, None

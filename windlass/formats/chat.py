@@ -1,0 +1,280 @@
+"""Conversations, written by a chat template; what the assistant says is trained on."""
+
+import json
+from collections.abc import Iterator
+from dataclasses import replace
+from typing import Any, ClassVar, Literal
+
+from windlass.config import listing, section
+from windlass.errors import UserError
+from windlass.formats import Contract, Longer, Rendered, Span
+from windlass.hub.template import EMPTY_THOUGHT, Template, Unrendered
+from windlass.hub.turns import BEFORE_WORDS, REASONING, Chat, read, shape
+
+# What roles are called in data sets, beside what templates call them.
+ROLES = {
+    **{name: name for name in ("system", "user", "assistant", "tool", "developer")},
+    **dict.fromkeys(("human", "prompter"), "user"),
+    **dict.fromkeys(("gpt", "chatgpt", "bot", "model", "ai", "function_call"), "assistant"),
+    **dict.fromkeys(("observation", "function", "function_response", "ipython"), "tool"),
+}
+EXTRA = ("tools", "documents")  # columns that templates know
+
+
+@section
+class Format(Contract):
+    """Messages as a chat template writes them; the assistant's words and stops are trained on.
+
+    Columns that are not named are recognised by the first row.
+    """
+
+    longer: ClassVar[Longer] = "drop"
+
+    template: str | None = None  # chatml, or a file with a Jinja template; null: the tokenizer's
+    # of a reasoning model: off puts an empty thought before each last answer, on the row's own
+    # reasoning, both makes two documents of a row; none leaves thoughts to row and template
+    thinking: Literal["none", "off", "on", "both"] = "none"
+    turns: Literal["all", "last"] = "all"  # of the assistant: which of them are trained on
+    system: str | None = None  # text to begin with in rows that have no such message
+    messages: str | None = None  # the column of a list of messages
+    role: str = "role"  # in a message: who speaks
+    content: str = "content"  # in a message: what is said
+    prompt: str | None = None  # in place of messages: the column of a question, or of messages
+    input: str | None = None  # the column of what belongs to the question, where there is any
+    completion: str | None = None  # with prompt: the column of the answer
+    reasoning: str | None = None  # with thinking on: the column of the thoughts before the answer
+
+    def __post_init__(self):
+        if self.messages is not None and self.prompt is not None:
+            raise ValueError("messages is given, and prompt too; leave one of them out")
+        if (self.prompt is None) != (self.completion is None):
+            missing, given = ("prompt", "completion")[:: 1 if self.prompt is None else -1]
+            raise ValueError(f"{missing} is missing; {given} needs it")
+
+    def settled(self, row: dict[str, Any], where: str) -> tuple["Format", str | None]:
+        """The format with the columns that rows have."""
+        if self.messages is not None:
+            return self._named(row), None
+        if self.prompt is not None:
+            return self, None
+        if "messages" in row:
+            return replace(self, messages="messages")._named(row), "rows look like chats: messages"
+        if "conversations" in row:
+            said = "rows look like ShareGPT: conversations"
+            return replace(self, messages="conversations")._named(row), said
+        if {"prompt", "completion"} <= set(row):
+            said = "rows look like questions and answers: prompt, completion"
+            return replace(self, prompt="prompt", completion="completion"), said
+        if {"instruction", "output"} <= set(row):
+            has = [name for name in ("instruction", "input", "output") if name in row]
+            columns = replace(self, prompt="instruction", input="input", completion="output")
+            return columns, f"rows look like Alpaca: {', '.join(has)}"
+        raise UserError(
+            f"{where} has the columns {listing(row, 'and')}, and a chat has messages, "
+            "conversations, prompt and completion, or instruction and output; "
+            "data.format.messages, or data.format.prompt and completion, name other columns"
+        )
+
+    def _named(self, row: dict[str, Any]) -> "Format":
+        """With the keys of messages as ShareGPT has them, where these do."""
+        listed = _listed(row.get(self.messages or ""))
+        first = listed[0] if listed and isinstance(listed[0], dict) else {}
+        is_other = self.role not in first and {"from", "value"} <= set(first)
+        return replace(self, role="from", content="value") if is_other else self
+
+    def render(self, row: dict[str, Any], where: str, template: Template | None) -> list[Rendered]:
+        if template is None:
+            raise UserError(
+                "data.format is chat, and the tokenizer has no chat template; data.format.template "
+                "names a Jinja file or chatml, and an instruct model has one of its own"
+            )
+        messages = self.conversation(row, where)
+        variables = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
+        if isinstance(row.get("chat_template_kwargs"), dict):
+            variables |= row["chat_template_kwargs"]
+        ways = {"none": [None], "both": ["off", "on"]}.get(self.thinking, [self.thinking])
+        thoughts = self._thoughts(row, messages) if self.thinking != "none" else {}
+        if self.thinking == "on" and not thoughts:
+            raise UserError(
+                f"{where} has no reasoning, and data.format.thinking is on; it stands in an "
+                "answer between <think> and </think>, or as reasoning_content, reasoning or "
+                "thinking, or in the column that data.format.reasoning names"
+            )
+        if self.thinking == "both" and not thoughts:
+            ways = ["off"]
+        try:
+            chats = [_chat(template, messages, variables, way, thoughts) for way in ways]
+        except Unrendered as why:
+            raise UserError(f"{where} is no chat that the template can write: {why}") from None
+        spelled = next(_spelled(template, messages), None)
+        return [
+            Rendered(chat.text, self._spans(chat), is_whole=True, spelled=spelled) for chat in chats
+        ]
+
+    def _spans(self, chat: Chat) -> tuple[Span, ...]:
+        chosen = chat.turns if self.turns == "all" else chat.turns[-1:]
+        return tuple(Span(turn.start, turn.stop) for turn in chosen)
+
+    def conversation(self, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
+        """The messages of a row as templates know them, up to the last of the assistant's."""
+        if self.messages is not None:
+            messages = self._listed(row, self.messages, where)
+        else:
+            assert self.prompt is not None and self.completion is not None
+            messages = self._said(row, self.prompt, "user", where)
+            messages += self._said(row, self.completion, "assistant", where)
+        system = row.get("system") or self.system
+        if isinstance(system, str) and messages[0]["role"] not in ("system", "developer"):
+            messages.insert(0, {"role": "system", "content": system})
+        while messages and messages[-1]["role"] != "assistant":
+            messages.pop()
+        if not messages:
+            raise UserError(f"{where} has no turn of the assistant, whose words are trained on")
+        return messages
+
+    def _said(self, row: dict[str, Any], column: str, role: str, where: str) -> list[dict]:
+        value = _column(row, column, where)
+        if not isinstance(value, str):
+            return self._listed(row, column, where)
+        more = row.get(self.input) if self.input and role == "user" else None
+        text = f"{value}\n\n{more}" if more else value
+        return [{"role": role, "content": text}]
+
+    def _listed(self, row: dict[str, Any], column: str, where: str) -> list[dict[str, Any]]:
+        found = _listed(_column(row, column, where))
+        if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
+            raise UserError(f"{where} has no list of messages in column {column}")
+        return [self._message(one, f"message {n + 1} of {where}") for n, one in enumerate(found)]
+
+    def _message(self, given: dict[str, Any], where: str) -> dict[str, Any]:
+        # Tables give every message the columns of all, with nothing in them.
+        message = {name: value for name, value in given.items() if value is not None}
+        for key in (self.role, self.content):
+            if key not in message and not (key == self.content and message.get("tool_calls")):
+                raise UserError(
+                    f"{where} has no {key}; it has {listing(message, 'and')}: data.format.role "
+                    "and data.format.content name the keys of who speaks and what is said"
+                )
+        role, content = message.pop(self.role), message.pop(self.content, "")
+        if role not in ROLES:
+            raise UserError(f"{where} is of {role}; it can be of {listing(ROLES)}")
+        message = {"role": ROLES[role], "content": _text(content, where), **message}
+        if role == "function_call" and (call := _object(message["content"])) is not None:
+            message |= {"content": "", "tool_calls": [{"type": "function", "function": call}]}
+        if calls := message.get("tool_calls"):
+            message["tool_calls"] = [_call(call) for call in _listed(calls)]
+        return message
+
+    def _thoughts(self, row: dict[str, Any], messages: list[dict[str, Any]]) -> dict[int, str]:
+        """The reasoning in front of each answer that follows the last question."""
+        found = {}
+        for number in _last(messages):
+            inside, _ = _parted(messages[number]["content"])
+            own = [messages[number].get(name) for name in REASONING]
+            if number == len(messages) - 1:
+                own += [row.get(name) for name in (self.reasoning, *REASONING) if name]
+            own = [text.strip() for text in [inside, *own] if isinstance(text, str)]
+            if any(own):
+                found[number] = next(text for text in own if text)
+        return found
+
+
+def _chat(
+    template: Template,
+    messages: list[dict[str, Any]],
+    variables: dict[str, Any],
+    way: str | None,
+    thoughts: dict[int, str],
+) -> Chat:
+    """A conversation as it is, or with a thought before each answer to the last question."""
+    if way is None:
+        return read(template, messages, **variables)
+    last = _last(messages)
+    bare = [_bare(one) if number in last else one for number, one in enumerate(messages)]
+    chat = read(template, bare, **{"enable_thinking": way == "on"} | variables)
+    opens = shape(template).opening.rstrip().endswith("<think>")
+    text, found, moved = chat.text, [], 0
+    for turn in chat.turns:
+        turn = turn._replace(start=turn.start + moved, words=turn.words + moved)
+        turn = turn._replace(stop=turn.stop + moved)
+        if turn.message in last:
+            thought = thoughts.get(turn.message) if way == "on" else None
+            block = EMPTY_THOUGHT if thought is None else f"<think>\n{thought}\n</think>\n\n"
+            tag = BEFORE_WORDS.search(text, 0, turn.words)
+            begin = tag.start() if tag else turn.words
+            text = text[:begin] + block + text[turn.words :]
+            longer = begin + len(block) - turn.words
+            start = begin + (len("<think>\n") if opens else 0)
+            words = turn.words + longer
+            turn = turn._replace(
+                start=words if thought is None else start, words=words, stop=turn.stop + longer
+            )
+            moved += longer
+        found.append(turn)
+    return Chat(text, tuple(found))
+
+
+def _last(messages: list[dict[str, Any]]) -> list[int]:
+    """The turns of the assistant behind the last question: only these keep their thoughts."""
+    asked = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    return [n for n, one in enumerate(messages) if n > asked and one["role"] == "assistant"]
+
+
+def _bare(message: dict[str, Any]) -> dict[str, Any]:
+    kept = {name: value for name, value in message.items() if name not in REASONING}
+    return kept | {"content": _parted(message["content"])[1]}
+
+
+def _parted(content: str) -> tuple[str, str]:
+    """The thought that a content begins with, and the rest."""
+    thought, end, rest = content.partition("</think>")
+    return (thought.replace("<think>", "", 1), rest.lstrip()) if end else ("", content)
+
+
+def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str]:
+    for message in messages:
+        if found := template.tokens.search(message["content"]):
+            yield found.group()
+
+
+def _column(row: dict[str, Any], column: str, where: str) -> Any:
+    if row.get(column) is None:
+        has = "has null in column" if column in row else "has no column"
+        raise UserError(f"{where} {has} {column}; its columns are {listing(row, 'and')}")
+    return row[column]
+
+
+def _listed(value: Any) -> Any:
+    """A list, which some tables hold as the text of one."""
+    if isinstance(value, str):
+        try:
+            return json.loads(value)
+        except ValueError:
+            return value
+    return value
+
+
+def _object(text: str) -> dict[str, Any] | None:
+    found = _listed(text)
+    return found if isinstance(found, dict) and "name" in found else None
+
+
+def _call(call: dict[str, Any]) -> dict[str, Any]:
+    """A call whose arguments are an object, which most templates expect."""
+    function = dict(call.get("function") or call)
+    arguments = _listed(function.get("arguments"))
+    if isinstance(arguments, dict):
+        function["arguments"] = arguments
+    return call | {"function": function} if "function" in call else function
+
+
+def _text(content: Any, where: str) -> str:
+    """What is said, the parts of it as one text."""
+    if isinstance(content, str):
+        return content
+    parts = content if isinstance(content, list) else [content]
+    for part in parts:
+        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
+        if not isinstance(part, dict) or kind != "text" or not isinstance(part.get("text"), str):
+            raise UserError(f"{where} holds a part of kind {kind}; text alone can be trained on")
+    return "".join(part["text"] for part in parts)

@@ -1,0 +1,281 @@
+"""What of a rendered chat the assistant wrote, whatever template rendered it.
+
+The conversation is rendered twice, plain and with a mark before and behind each piece of what the
+assistant says. Without its marks the second must be the first, and then the marks tell where the
+pieces stand in it. What a template leaves out, such as earlier thoughts, leaves no mark.
+"""
+
+import json
+import re
+from collections.abc import Iterator
+from functools import lru_cache
+from itertools import chain
+from typing import Any, Literal, NamedTuple
+
+from windlass.hub.template import Template, Unrendered
+
+THOUGHT = re.compile(r"(</?think>)")
+BEFORE_WORDS = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
+REASONING = ("reasoning_content", "thinking", "reasoning")
+# What ends a turn that calls a tool, where it is not what ends an answer.
+CALLED = ("<|eom_id|>", "<|call|>")
+# Two planes of characters that mean nothing; those that the text itself has are left out.
+PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
+
+
+class Turn(NamedTuple):
+    """A turn of the assistant, in characters of the text."""
+
+    message: int  # its number in the conversation, from 0
+    start: int  # of what the model writes
+    words: int  # where an answer or a call begins, behind any thought
+    stop: int  # behind the special token that ends it
+
+
+class Chat(NamedTuple):
+    """A conversation as a template writes it."""
+
+    text: str
+    turns: tuple[Turn, ...]
+
+
+class Shape(NamedTuple):
+    """What a template puts around an answer."""
+
+    opening: str  # what a prompt ends in
+    ends: frozenset[str]  # special tokens that end a turn
+
+
+class _Piece(NamedTuple):
+    close: str
+    message: int
+    kind: Literal["thought", "words", "call"]
+
+
+def read(template: Template, messages: list[dict[str, Any]], **variables: Any) -> Chat:
+    """A conversation with its turns, or `Unrendered` with the reason why there is none."""
+    messages = [_aliased(message) for message in messages]
+    try:
+        return _read(template, messages, variables)
+    except Unrendered:
+        # Some templates write the arguments of a call as they are, and need them as text.
+        texts = [_with_text_arguments(message) for message in messages]
+        if texts == messages:
+            raise
+        return _read(template, texts, variables)
+
+
+@lru_cache(maxsize=8)
+def shape(template: Template) -> Shape:
+    """Found by a conversation of one question and one answer."""
+    question, answer = ({"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"})
+    ends = {template.variables.get("eos_token"), *CALLED} & set(template.special)
+    try:
+        asked = template.render([question], prompt=True)
+        opening = _added(template, template.render([question]), asked)
+        text = template.render([question, answer])
+    except Unrendered:
+        return Shape("", frozenset(ends))
+    last = template.tokens.search(text, text.rfind("4") + 1)
+    if last is not None and last.group() not in opening:
+        ends.add(last.group())
+    return Shape(opening, frozenset(ends))
+
+
+def _added(template: Template, before: str, after: str) -> str:
+    """What one text has more than another, which may end in special tokens of its own."""
+    if after.startswith(before):
+        return after[len(before) :]
+    cut = re.compile(f"({template.tokens.pattern})")
+    parts, others = cut.split(after), cut.split(before)
+    same = 0
+    while same < min(len(parts), len(others)) and parts[same] == others[same]:
+        same += 1
+    return "".join(parts[same:])
+
+
+def _read(template: Template, messages: list[dict[str, Any]], variables: dict[str, Any]) -> Chat:
+    text = template.render(messages, **variables)
+    for how in ("names", "arguments"):
+        marked = _Marked(text)
+        rendered = template.render(marked.messages(messages, how), **variables)
+        places = marked.places(rendered)
+        if places is not None and places.text == text:
+            return Chat(text, tuple(_turns(template, messages, places)))
+        if not any(message.get("tool_calls") for message in messages):
+            break
+    raise Unrendered(
+        "it treats the assistant's words in a way that hides where they are in its text"
+    )
+
+
+class _Places(NamedTuple):
+    text: str
+    found: dict[int, list[tuple[int, int, str]]]  # by message: from, to, kind
+
+
+class _Marked:
+    """Puts marks around pieces, and finds them again."""
+
+    def __init__(self, text: str):
+        used = {character for character in text if character >= "\U000f0000"}
+        self._free = (chr(x) for x in chain(*PRIVATE) if chr(x) not in used)
+        self._pieces: dict[str, _Piece] = {}
+
+    def messages(self, messages: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
+        return [
+            self._message(message, number, how) if message["role"] == "assistant" else message
+            for number, message in enumerate(messages)
+        ]
+
+    def _message(self, message: dict[str, Any], number: int, how: str) -> dict[str, Any]:
+        marked = dict(message)
+        thoughts = {message[name]: None for name in REASONING if message.get(name)}
+        for thought in thoughts:
+            around = self._around(thought, number, "thought")
+            marked |= {name: around for name in REASONING if message.get(name) == thought}
+        if message.get("content"):
+            marked["content"] = "".join(self._content(message["content"], number))
+        if message.get("tool_calls"):
+            marked["tool_calls"] = [self._call(x, number, how) for x in message["tool_calls"]]
+        return marked
+
+    def _content(self, content: str, number: int) -> Iterator[str]:
+        parts = THOUGHT.split(content)
+        for place, part in enumerate(parts):
+            is_thought = parts[place + 1 : place + 2] == ["</think>"]
+            is_tag = place % 2 == 1
+            yield (
+                part if is_tag else self._around(part, number, "thought" if is_thought else "words")
+            )
+
+    def _call(self, call: dict[str, Any], number: int, how: str) -> dict[str, Any]:
+        if "function" in call:
+            return call | {"function": self._call(call["function"], number, how)}
+        if how == "names" and isinstance(call.get("name"), str):
+            return call | {"name": self._around(call["name"], number, "call")}
+        return call | {"arguments": self._leaves(call.get("arguments"), number)}
+
+    def _leaves(self, value: Any, number: int) -> Any:
+        if isinstance(value, str):
+            return self._around(value, number, "call")
+        if isinstance(value, list):
+            return [self._leaves(item, number) for item in value]
+        if isinstance(value, dict):
+            return {name: self._leaves(item, number) for name, item in value.items()}
+        return value
+
+    def _around(self, text: str, number: int, kind: Any) -> str:
+        inner = text.strip()
+        if not inner:
+            return text
+        begin, close = next(self._free), next(self._free)
+        self._pieces[begin] = _Piece(close, number, kind)
+        at = text.index(inner)
+        return f"{text[:at]}{begin}{inner}{close}{text[at + len(inner) :]}"
+
+    def places(self, rendered: str) -> _Places | None:
+        """The text without marks, and its pieces; None where one is there twice or in part."""
+        closes = {piece.close for piece in self._pieces.values()}
+        marks = "".join([*self._pieces, *closes])
+        parts = re.split(f"([{marks}])", rendered) if marks else [rendered]
+        text, length, opened = [], 0, {}
+        found: dict[int, list[tuple[int, int, str]]] = {}
+        seen: set[str] = set()
+        for part in parts:
+            if part in self._pieces:
+                if part in seen:
+                    return None
+                seen.add(part)
+                opened[self._pieces[part].close] = (self._pieces[part], length)
+            elif part in closes:
+                if part not in opened:
+                    return None
+                piece, start = opened.pop(part)
+                found.setdefault(piece.message, []).append((start, length, piece.kind))
+            else:
+                text.append(part)
+                length += len(part)
+        return None if opened else _Places("".join(text), found)
+
+
+def _turns(template: Template, messages: list[dict], places: _Places) -> Iterator[Turn]:
+    text, known = places.text, shape(template)
+    numbers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
+    for number in numbers:
+        if number not in places.found:
+            raise Unrendered(
+                f"message {number + 1}, of the assistant, is "
+                + ("left out by it" if _says(messages[number]) else "empty")
+            )
+    before = 0
+    for number, following in zip(numbers, [*numbers[1:], None], strict=True):
+        pieces = sorted(places.found[number])
+        first, last = pieces[0][0], max(stop for _, stop, _ in pieces)
+        limit = len(text) if following is None else min(places.found[following])[0]
+        start = _begun(text, before, first, pieces[0][2], known.opening)
+        words = next((at for at, _, kind in pieces if kind != "thought"), start)
+        is_call = any(kind == "call" for _, _, kind in pieces)
+        stop = _ended(template, text, last, limit, is_call)
+        if stop is None:
+            raise Unrendered(
+                f"behind message {number + 1}, of the assistant, it writes no special token, so "
+                "that a model would not learn where to stop"
+            )
+        yield Turn(number, start, start if words == first else words, stop)
+        before = stop
+
+
+def _begun(text: str, before: int, first: int, kind: str, opening: str) -> int:
+    """Where what a model writes begins, which may be in front of the first piece.
+
+    Between the words that open a turn and the first piece may stand a tag, the name of a channel,
+    the frame of a call. An empty thought in front of an answer is not the assistant's.
+    """
+    for begin in (opening, BEFORE_WORDS.sub("", opening)):
+        at = text.rfind(begin, before, first) if begin else -1
+        if at >= 0:
+            between = text[at + len(begin) : first]
+            is_ours = kind != "words" or not BEFORE_WORDS.search(between)
+            return at + len(begin) if between.strip() and is_ours else first
+    tag = BEFORE_WORDS.search(text, before, first)
+    return tag.start() if tag and kind == "thought" else first
+
+
+def _ended(template: Template, text: str, last: int, limit: int, is_call: bool) -> int | None:
+    """Behind the special token that ends a turn, the first one but for those within a call."""
+    known = shape(template)
+    found = [one for one in template.tokens.finditer(text, last, limit)]
+    found = [one for one in found if one.group() not in known.opening]
+    if is_call:
+        ends = [one for one in found if one.group() in known.ends] or found
+        return ends[0].end() if ends else None
+    if not found or text[last : found[0].start()].strip():
+        return None
+    return found[0].end()
+
+
+def _says(message: dict[str, Any]) -> bool:
+    named = [message.get(name) for name in ("content", "tool_calls", *REASONING)]
+    return any(value and (not isinstance(value, str) or value.strip()) for value in named)
+
+
+def _aliased(message: dict[str, Any]) -> dict[str, Any]:
+    """Reasoning under each of the names that templates look for, as `transformers` gives it."""
+    reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
+    if reasoning is None:
+        return message
+    return {"thinking": reasoning, **message, "reasoning_content": reasoning}
+
+
+def _with_text_arguments(message: dict[str, Any]) -> dict[str, Any]:
+    def texts(call: dict[str, Any]) -> dict[str, Any]:
+        if "function" in call:
+            return call | {"function": texts(call["function"])}
+        if not isinstance(call.get("arguments"), dict):
+            return call
+        return call | {"arguments": json.dumps(call["arguments"], ensure_ascii=False)}
+
+    if not message.get("tool_calls"):
+        return message
+    return message | {"tool_calls": [texts(call) for call in message["tool_calls"]]}
