@@ -138,10 +138,9 @@ def test_rows_that_are_warned_of_are_kept_and_told():
     kept, checker = checked(rows, {"required": ["question"], "offending": "warn"})
     assert kept == [0, 1, 2]
     assert list(checker.finish().lines()) == [
-        ("rows", "3"),
-        ("kept", "3"),
-        ("kept, though: duplicate", "1, the first a.jsonl line 2: the same as a.jsonl line 1"),
-        ("kept, though: required question", "1, the first a.jsonl line 3: question is empty"),
+        ("rows", "3 were read, 3 kept"),
+        ("kept", "1 by duplicate, the first a.jsonl line 2: the same as a.jsonl line 1"),
+        ("kept", "1 by required question, the first a.jsonl line 3: question is empty"),
     ]
 
 

@@ -180,8 +180,13 @@ def test_a_path_without_a_tokenizer_json_is_refused(tmp_path: Path):
         ),
         (
             {"kind": "byte", "eos": "<s>"},
-            "eos is <s>; it belongs to tokenizer.kind file, and this is byte",
+            "eos is <s>; it belongs to tokenizer.kind file or hub, and this is byte",
         ),
+        (
+            {"kind": "file", "path": "a", "revision": "main"},
+            "revision is main; it belongs to tokenizer.kind hub, and this is file",
+        ),
+        ({"kind": "hub"}, "hub is missing; tokenizer.kind hub needs it"),
         (
             {"kind": "bpe", "vocab": 256},
             "vocab is 256; 256 bytes and the end of a document need 257",

@@ -8,10 +8,10 @@ from pathlib import Path
 from typing import Any
 
 import datasets
-import huggingface_hub
 import pyarrow
 import pyarrow.parquet
 import pytest
+from huggingface_hub import constants
 
 from windlass.errors import UserError
 from windlass.sources.hub import Source
@@ -24,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The library's own cache, out of the user's home."""
     monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
-    monkeypatch.setattr(huggingface_hub.constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     datasets.disable_progress_bars()
 
 

@@ -13,6 +13,7 @@ from rich.console import Console
 
 from windlass.config import Open, listing, section
 from windlass.data.cache import Corpus, Part, corpus, under, vocabulary
+from windlass.data.checks import Checks
 from windlass.data.mix import CYCLE, Mixture
 from windlass.data.pack import COLUMNS, Packing, Rows, rows
 from windlass.data.split import SPLITS, split
@@ -39,6 +40,9 @@ class Data:
     # documents longer than a row: split over several, cut at its end, or dropped; null: split as
     # text, and dropped where a part of a document is no use
     longer: Longer | None = None
+    # what is asked of every row; null: nothing of text, and elsewhere empty rows and those that
+    # occur twice are told
+    checks: Checks | None = None
     # long documents: each row begins so many tokens after the one before; null: length. Where rows
     # overlap, training counts a token in each of them, and evaluation in the first alone
     stride: int | None = None
@@ -185,7 +189,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     corpora, splits = [], []
     for part in data.parts:
         with under(part.key):
-            corpora.append(corpus(part.source, tokeniser, cache, console, data.format))
+            corpora.append(corpus(part.source, tokeniser, cache, console, data.format, data.checks))
             splits.append(_parted(data, corpora[-1], console))
     shares = [part.share for part in data.parts]
     joined: dict[str, Rows | Mixture] = {}

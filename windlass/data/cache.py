@@ -15,7 +15,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -24,6 +24,7 @@ from rich.console import Console
 
 from windlass.config import tree
 from windlass.data import tokenizer as vocabularies
+from windlass.data.checks import Checker, Checks, Found
 from windlass.data.documents import Notes, made
 from windlass.data.progress import progress
 from windlass.data.tokenizer import (
@@ -35,6 +36,7 @@ from windlass.data.tokenizer import (
 from windlass.errors import FULL, UserError
 from windlass.formats import Format
 from windlass.formats.text import Format as Plain
+from windlass.hub.fetch import TOKENIZER, fetch
 from windlass.sources import Source
 
 PLAIN = Plain()
@@ -59,6 +61,7 @@ class Corpus:
     weights: np.ndarray | None = None  # of each token as a target; None: all weigh 1
     owner: np.ndarray | None = None  # the row each document was made of; None: its own number
     notes: tuple[str, ...] = ()  # what was found out about the rows
+    checked: Found | None = None  # what became of each row, where they were checked
 
     @property
     def documents(self) -> int:
@@ -99,6 +102,10 @@ def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Co
     if asked.kind == "file":
         assert asked.path is not None
         return vocabularies.load(asked.path, asked.eos)
+    if asked.kind == "hub":
+        assert asked.hub is not None
+        fetched = fetch(asked.hub, asked.revision, TOKENIZER, key="tokenizer.hub")
+        return vocabularies.load(str(fetched.folder), asked.eos)
     for part in parts:
         if part.source.yields != "text":
             raise UserError(
@@ -126,10 +133,13 @@ def corpus(
     cache: Path,
     console: Console,
     format: Format = PLAIN,
+    checks: Checks | None = None,
 ) -> Corpus:
     """The tokens of a source: those in the cache, where source and tokeniser are as they were."""
     stamp = source.fingerprint()
-    how = _how(format, tokeniser)
+    if checks is None and format.reads == "rows":
+        checks = Checks()
+    how = _how(format, tokeniser, checks)
     start = _key(FORMAT, stamp, tokeniser.fingerprint, *how)
     known = cache / "known" / f"{start}.json"
     if found := _known(known, cache):
@@ -147,7 +157,7 @@ def corpus(
                 highlight=False,
                 soft_wrap=True,
             )
-        content = _tokenise(source, tokeniser, partial, console, format)
+        content = _tokenise(source, tokeniser, partial, console, format, checks)
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
         folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint, *how)
@@ -182,6 +192,7 @@ def opened(folder: Path) -> Corpus | None:
         else None,
         owner=np.load(owner) if owner.is_file() else None,
         notes=tuple(about["notes"]),
+        checked=Found(**about["checked"]) if about["checked"] else None,
     )
 
 
@@ -296,7 +307,12 @@ def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console) -> Token
 
 
 def _tokenise(
-    source: Source, tokeniser: Tokeniser, folder: Path, console: Console, format: Format
+    source: Source,
+    tokeniser: Tokeniser,
+    folder: Path,
+    console: Console,
+    format: Format,
+    checks: Checks | None,
 ) -> str:
     """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
     dtype = np.uint16 if tokeniser.size <= 2**16 else np.uint32
@@ -306,13 +322,14 @@ def _tokenise(
     total, documents, done, notes = 0, len(source), 0, Notes(console)
     size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
+    checker = None if checks is None else Checker(checks)
     with ExitStack() as opened:
         tell = opened.enter_context(progress(console, "tokenising", documents))
         # What all documents will take, by those that have been read.
         opened.enter_context(room(cache, lambda: total * size * documents // max(done, 1)))
         out = opened.enter_context((folder / "tokens.bin").open("wb"))
         beside = opened.enter_context((folder / "weights.bin").open("wb")) if is_weighed else None
-        for batch in made(source, tokeniser, format, notes):
+        for batch in made(source, tokeniser, format, notes, checker):
             for raw in batch.raw:
                 content.update(len(raw).to_bytes(8, "little") + raw)
             tokens, sizes = batch.tokens, batch.sizes
@@ -329,6 +346,7 @@ def _tokenise(
             weights = weights[firsts] if weights is not None else None
             counts -= np.bincount(tokens[firsts], weights, minlength=tokeniser.size)
             tell(done, f"{total / 1e6:,.1f}M tokens")
+    checked = checker and checker.finish()
     if total == 0:
         raise UserError(
             f"data.source has no {source.yields}: {documents:,} documents, all of them empty"
@@ -347,18 +365,19 @@ def _tokenise(
             "dtype": np.dtype(dtype).name,
             "tokenizer": tokeniser.kept,
             "notes": notes.said,
+            "checked": checked and asdict(checked),
             "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         }
         (folder / "about.json").write_text(json.dumps(about, indent=2))
     return content.hexdigest()
 
 
-def _how(format: Format, tokeniser: Tokeniser) -> list[Any]:
+def _how(format: Format, tokeniser: Tokeniser, checks: Checks | None) -> list[Any]:
     """What the tokens of rows follow from, beside the rows and the vocabulary."""
     if format.reads == "text":
-        return []
+        return [] if checks is None else [tree(checks)]
     kind = type(format).__module__.rpartition(".")[2]
-    return [kind, tree(format), tokeniser.template, tokeniser.settings]
+    return [kind, tree(format), tokeniser.template, tokeniser.settings, tree(checks)]
 
 
 def _key(*parts: Any) -> str:

@@ -3,10 +3,9 @@
 import hashlib
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
-
-from rich.table import Table
 
 from windlass.config import listing, section
 from windlass.data.counting import COUNTS, text_of
@@ -102,11 +101,10 @@ class Found:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What there is to say, by name."""
-        yield "rows", f"{self.rows:,}"
-        yield "kept", f"{self.kept:,}"
-        for kind, counts in (("dropped", self.dropped), ("kept, though", self.told)):
+        yield "rows", f"{self.rows:,} were read, {self.kept:,} kept"
+        for kind, counts in (("dropped", self.dropped), ("kept", self.told)):
             for rule, count in counts.items():
-                yield f"{kind}: {rule}", f"{count:,}, the first {self.first[rule][0]}"
+                yield kind, f"{count:,} by {rule}, the first {self.first[rule][0]}"
 
 
 class Checker:
@@ -121,7 +119,7 @@ class Checker:
     def takes(self, row: dict[str, Any], where: str) -> bool:
         """Whether a row is to be made into text."""
         self.found.rows += 1
-        if not any(text_of(value).strip() for value in row.values()):
+        if all(value is None or not str(value).strip() for value in row.values()):
             return self._judge(self.checks.empty, EMPTY, where, "it has no text")
         broken = list(self.checks.broken(row))
         for rule, told in broken:
@@ -130,12 +128,15 @@ class Checker:
             return self._act(self.checks.offending, broken[0].rule, [one.rule for one in broken])
         return True
 
-    def made_nothing(self, where: str, refused: UserError) -> bool:
-        """Whether a row of which the format makes nothing may be left out."""
-        if self.checks.offending == "refuse":
-            return False
-        self._judge("drop", MADE, where, str(refused).removeprefix(f"{where} "))
-        return True
+    @contextmanager
+    def making(self, where: str) -> Iterator[None]:
+        """While text is made of a row: where offending rows may stay out, so may one of no use."""
+        try:
+            yield
+        except UserError as refused:
+            if self.checks.offending == "refuse":
+                raise
+            self._judge("drop", MADE, where, str(refused).removeprefix(f"{where} "))
 
     def keeps(self, texts: Iterable[str], where: str) -> bool:
         """Whether the text that was made of a row is to be trained on."""
@@ -196,14 +197,6 @@ class Checker:
         named = dict.fromkeys(keys.get(rule, "offending") for rule in self._refused)
         ways = listing((f"data.checks.{key}=drop" for key in named), "and")
         return "\n".join([*lines, f"{ways} {'leaves' if len(named) == 1 else 'leave'} them out"])
-
-
-def table(found: Found) -> Table:
-    """What became of the rows."""
-    shown = Table("rows of data.source", "", show_header=False)
-    for name, value in found.lines():
-        shown.add_row(name, value)
-    return shown
 
 
 def _digest(text: str) -> bytes:

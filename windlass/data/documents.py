@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from windlass.data.checks import Checker
 from windlass.data.tokenizer import Tokeniser
 from windlass.errors import UserError
 from windlass.formats import Format, Rendered
@@ -41,14 +42,21 @@ class Some(NamedTuple):
         return len(set(self.owners)) if self.owners else len(self.sizes)
 
 
-def made(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> Iterator[Some]:
-    """All documents of a source, in their order."""
+def made(
+    source: Source, tokeniser: Tokeniser, format: Format, notes: Notes, checker: Checker | None
+) -> Iterator[Some]:
+    """All documents of a source, in their order; without those that the checks leave out."""
     if format.reads == "rows":
-        return _rendered(source, tokeniser, format, notes)
-    return _texts(source, tokeniser) if source.yields == "text" else _ids(source, tokeniser)
+        assert checker is not None
+        return _rendered(source, tokeniser, format, notes, checker)
+    if source.yields == "text":
+        return _texts(source, tokeniser, checker)
+    return _ids(source, tokeniser)
 
 
-def _rendered(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes) -> Iterator[Some]:
+def _rendered(
+    source: Source, tokeniser: Tokeniser, format: Format, notes: Notes, checker: Checker
+) -> Iterator[Some]:
     if not source.has_rows:
         raise UserError(
             f"data.format is {_name(format)}, which is made of whole rows, and data.source is "
@@ -61,8 +69,13 @@ def _rendered(source: Source, tokeniser: Tokeniser, format: Format, notes: Notes
     held: list[tuple[int, Rendered]] = []
     size, spelling = 0, []
     for number in range(len(source)):
-        row = _at(number, source.row)
-        found = format.render(row, source.where(number), tokeniser.chat)
+        row, where = _at(number, source.row), source.where(number)
+        found: list[Rendered] = []
+        if checker.takes(row, where):
+            with checker.making(where):
+                found = format.render(row, where, tokeniser.chat)
+                if not checker.keeps((one.text for one in found), where):
+                    found = []
         held += [(number, one) for one in found]
         if any(one.spelled for one in found):
             spelling.append((number, found[0].spelled))
@@ -120,9 +133,20 @@ def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
     return np.maximum.reduceat(of_characters, between)[::2]
 
 
-def _texts(source: Source, tokeniser: Tokeniser) -> Iterator[Some]:
+def _texts(source: Source, tokeniser: Tokeniser, checker: Checker | None) -> Iterator[Some]:
+    before = 0
     for texts in _batches(source, "text"):
+        if checker is not None:
+            texts = [_checked(before + i, text, source, checker) for i, text in enumerate(texts)]
+            before += len(texts)
         yield Some([text.encode() for text in texts], *_framed(texts, tokeniser))
+
+
+def _checked(number: int, text: str, source: Source, checker: Checker) -> str:
+    """A text, or none where it is to be left out: the others keep their numbers."""
+    where = source.where(number) if source.has_rows else f"document {number:,}"
+    row = _at(number, source.row) if source.has_rows else {"text": text}
+    return text if checker.takes(row, where) and checker.keeps([text], where) else ""
 
 
 def _ids(source: Source, tokeniser: Tokeniser) -> Iterator[Some]:

@@ -1,5 +1,8 @@
 """Rows as the model sees them, on a terminal."""
 
+from collections.abc import Iterator
+
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -17,9 +20,34 @@ def show(prepared: Prepared, rows: Rows | Mixture, console: Console, count: int)
     for number in range(min(count, len(rows))):
         console.print(row(rows, number, prepared.tokeniser))
         console.print()
+    if told := list(facts(prepared)):
+        checked = Table(show_header=False)
+        for line in told:
+            checked.add_row(*line)
+        console.print(checked)
     console.print(table(prepared))
     if isinstance(trained := prepared.split("train"), Mixture):
         console.print(parts(prepared, trained))
+
+
+def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
+    """What became of the rows of each source that were checked, by name."""
+    trained = prepared.split("train")
+    parts = trained.parts if isinstance(trained, Mixture) else (trained,)
+    for part, rows in zip(prepared.data.parts, parts, strict=True):
+        checked = rows.corpus.checked
+        if checked is None:
+            continue
+        several = "" if prepared.data.mixture is None else f"{part.key}: "
+        for name, value in checked.lines():
+            yield name, f"{several}{value}"
+        longest = int(np.diff(rows.corpus.offsets).max())
+        told = f"{longest:,} tokens, with {rows.tokens:,} in all to train on"
+        if rows.longer:
+            becomes = {"split": "split over several", "cut": "cut", "drop": "dropped"}
+            done = becomes[prepared.data.lengthy]
+            told += f"; {rows.longer:,} longer than data.length ({rows.length:,}) are {done}"
+        yield "longest", f"{several}{told}"
 
 
 def row(rows: Rows | Mixture, number: int, tokeniser: Tokeniser) -> Text:

@@ -13,7 +13,7 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
 
-from windlass.config import section
+from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.hub import turns
 from windlass.hub.template import Template
@@ -40,21 +40,25 @@ class Tokenizer:
 
     shorthand: ClassVar[str] = "kind"
 
-    kind: Literal["byte", "bpe", "file"] = "byte"  # bpe: learned from the corpus
+    kind: Literal["byte", "bpe", "file", "hub"] = "byte"  # bpe: learned from the corpus
     vocab: int | None = None  # bpe: how many tokens to learn, bytes and the end included
     path: str | None = None  # file: a tokenizer.json, or the folder that holds one
-    eos: str | None = None  # file: the token that ends a document, where the files do not say
+    hub: str | None = None  # hub: the model whose tokenizer it is, OWNER/NAME
+    revision: str | None = None  # hub: a branch, a tag or a commit; null: the newest
+    # file, hub: the token that ends a document, where the files do not say
+    eos: str | None = None
 
     def __post_init__(self):
-        needs = {"vocab": "bpe", "path": "file"}
+        needs = {"vocab": "bpe", "path": "file", "hub": "hub"}
         for name, kind in needs.items():
             if getattr(self, name) is None and self.kind == kind:
                 raise ValueError(f"{name} is missing; tokenizer.kind {kind} needs it")
-        for name, kind in {**needs, "eos": "file"}.items():
-            if getattr(self, name) is not None and self.kind != kind:
+        belongs = {name: (kind,) for name, kind in needs.items()}
+        for name, kinds in {**belongs, "revision": ("hub",), "eos": ("file", "hub")}.items():
+            if getattr(self, name) is not None and self.kind not in kinds:
                 raise ValueError(
-                    f"{name} is {getattr(self, name)}; it belongs to tokenizer.kind {kind}, "
-                    f"and this is {self.kind}"
+                    f"{name} is {getattr(self, name)}; it belongs to tokenizer.kind "
+                    f"{listing(kinds)}, and this is {self.kind}"
                 )
         if self.vocab is not None and self.vocab < SMALLEST_VOCABULARY:
             raise ValueError(

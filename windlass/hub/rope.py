@@ -58,9 +58,7 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
     }
     said = {key: value for key, value in bases.items() if value is not None}
     if not said:
-        own = "theta" if layer == "full_attention" else "local_theta"
-        what = f"the base of rotary positions has no usual value; model.{own} gives it"
-        problems.append((base, f"is missing: {what}"))
+        problems.append((base, "is missing: the base of rotary positions has no usual value"))
     elif len(set(said.values())) > 1:
         both = listing([f"{key} {show(value)}" for key, value in said.items()], "and")
         problems.append((base, f"is said in two ways that differ: {both}"))

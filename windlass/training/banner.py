@@ -5,6 +5,7 @@ from pathlib import Path
 
 from windlass.config.sections import flat
 from windlass.data.load import Loader
+from windlass.data.show import facts
 from windlass.devices.axes import undivided
 from windlass.training.session import Session
 from windlass.training.trainable import Chosen
@@ -48,6 +49,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
         f"{loader.batches_per_epoch} steps an epoch{dropped}",
     )
+    yield from facts(session.prepared)
     yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
     yield "run", str(folder)
 

@@ -101,8 +101,10 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
 
 
 def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """How a run reads text; of a file that is gone since it started it has a copy."""
+    """How a run reads text; of a file that is gone since it started, or of a hub, it has a copy."""
     own = folder / TOKENIZER
+    if tokenizer.kind == "hub" and own.is_dir():
+        return Tokenizer(kind="file", path=str(own), eos=tokenizer.eos)
     is_gone = tokenizer.path is not None and not Path(tokenizer.path).expanduser().exists()
     return replace(tokenizer, path=str(own)) if is_gone and own.is_dir() else tokenizer
 

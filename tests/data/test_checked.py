@@ -1,0 +1,78 @@
+"""Checks of rows where rows are tokenised: what is left out, told, kept with the tokens."""
+
+import json
+from io import StringIO
+from pathlib import Path
+from typing import Any
+
+import pytest
+from rich.console import Console
+
+from windlass.config import read
+from windlass.data import Data, Prepared, prepare
+from windlass.data.show import facts
+from windlass.data.tokenizer import Tokenizer
+from windlass.errors import UserError
+
+TEXTS = ["a first text", "a second text", "A first text!", "", "a first text", "the last text"]
+
+
+def prepared(tmp_path: Path, checks: dict[str, Any] | None, **more: Any) -> Prepared:
+    file = tmp_path / "rows.jsonl"
+    if not file.exists():
+        rows = [{"text": text, "level": "low" if i else "high"} for i, text in enumerate(TEXTS)]
+        file.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    source = {"kind": "jsonl", "path": str(file)}
+    data = {"source": source, "length": 16, "checks": checks, "cache": str(tmp_path / "cache")}
+    return prepare(read(Data, data | more), Tokenizer(), console=Console(file=StringIO()))
+
+
+def documents(found: Prepared) -> list[str]:
+    corpus = found.corpora[0]
+    bounds = zip(corpus.offsets, corpus.offsets[1:], strict=False)
+    return [corpus.tokeniser.decode(corpus.tokens[begin:end]) for begin, end in bounds]
+
+
+def test_text_is_not_checked_unless_it_is_asked_for(tmp_path):
+    found = prepared(tmp_path, None)
+    assert documents(found) == TEXTS
+    assert found.corpora[0].checked is None
+    assert list(facts(found)) == []
+
+
+def test_dropped_rows_have_no_tokens_and_the_others_keep_their_numbers(tmp_path):
+    found = prepared(tmp_path, {"duplicates": "drop", "alike": "drop"})
+    assert documents(found) == ["a first text", "a second text", "", "", "", "the last text"]
+    file = tmp_path / "rows.jsonl"
+    assert list(facts(found)) == [
+        ("rows", "6 were read, 3 kept"),
+        ("dropped", f"1 by alike, the first {file} line 3: nearly the same as {file} line 1"),
+        ("dropped", f"1 by empty, the first {file} line 4: it has no text"),
+        ("dropped", f"1 by duplicate, the first {file} line 5: the same as {file} line 1"),
+        ("longest", "15 tokens, with 41 in all to train on"),
+    ]
+
+
+def test_rows_longer_than_a_row_are_told_with_what_becomes_of_them(tmp_path):
+    found = prepared(tmp_path, {}, length=13, longer="drop")
+    assert list(facts(found))[-1] == (
+        "longest",
+        "15 tokens, with 26 in all to train on; 3 longer than data.length (13) are dropped",
+    )
+
+
+def test_other_checks_are_not_taken_from_the_cache_and_the_same_ones_are(tmp_path):
+    first = prepared(tmp_path, {"duplicates": "drop"})
+    again = prepared(tmp_path, {"duplicates": "drop"})
+    assert again.corpora[0].folder == first.corpora[0].folder
+    assert again.corpora[0].checked == first.corpora[0].checked
+    other = prepared(tmp_path, {"duplicates": "warn"})
+    assert other.fingerprint != first.fingerprint
+    with pytest.raises(UserError) as refused:
+        prepared(tmp_path, {"allowed": {"level": ["low"]}})
+    assert str(refused.value) == (
+        "rows of data.source break data.checks, 6 were looked at:\n"
+        "  allowed level: 1 row\n"
+        f"    {tmp_path / 'rows.jsonl'} line 1: level is high; it can be low\n"
+        "data.checks.offending=drop leaves them out"
+    )
