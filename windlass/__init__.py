@@ -7,6 +7,7 @@ if TYPE_CHECKING:
     from windlass.calls import (
         delete,
         evaluate,
+        export,
         generate,
         prepare,
         runs,
@@ -16,7 +17,17 @@ if TYPE_CHECKING:
     )
 
 __version__ = "0.1.0"
-__all__ = ["delete", "evaluate", "generate", "prepare", "runs", "schema", "train", "verify"]
+__all__ = [
+    "delete",
+    "evaluate",
+    "export",
+    "generate",
+    "prepare",
+    "runs",
+    "schema",
+    "train",
+    "verify",
+]
 
 
 def __getattr__(name: str) -> Any:

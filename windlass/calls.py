@@ -25,6 +25,8 @@ from windlass.errors import UserError
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
+from windlass.release import folder as exports
+from windlass.release.export import export
 from windlass.run import Run
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
@@ -46,6 +48,7 @@ __all__ = [
     "delete",
     "each",
     "evaluate",
+    "export",
     "find",
     "generate",
     "is_run",
@@ -179,8 +182,13 @@ def stream(
         yield from _generator(folder, built, place).stream(prompt, how)
 
 
-def verify(run: str | Path | None) -> checking.Report:
-    """Compare every file and array of a run's checkpoints with their hashes; change nothing."""
+def verify(run: str | Path | None) -> checking.Report | exports.Report:
+    """Compare every file and array of a run's checkpoints with their hashes; change nothing.
+
+    In place of a run it may be an export, all of whose files have hashes.
+    """
+    if run is not None and exports.is_export(Path(run).expanduser()):
+        return exports.verify(Path(run).expanduser())
     return checking.verify(find(run))
 
 

@@ -25,7 +25,7 @@ def values() -> dict[str, np.ndarray]:
         "b": rng.integers(100, size=7).astype(np.int32),
         "ünï": rng.normal(size=(2, 3, 1)).astype(BFLOAT16),
         "none": np.zeros((0, 4), np.float16),
-        "scalar": np.float32(3.5).reshape(()),
+        "scalar": np.full((), 3.5, np.float32),
     }
 
 

@@ -6,6 +6,7 @@ import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
 NAME = "files.json"
 
@@ -27,33 +28,37 @@ def opened(file: Path) -> dict:
     raise ValueError(f"{file} does not hold what was written")
 
 
-def seal(folder: Path, *, leave: Collection[str]) -> None:
-    """Hash every file of the folder but those to leave, which are still to be written."""
-    files = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
-    _write(folder, _hashes(folder, sorted(name for name in files if name not in leave)))
+def seal(folder: Path, *, leave: Collection[str], name: str = NAME, **about: Any) -> None:
+    """Hash every file of the folder but those to leave, which are still to be written.
+
+    `name` is that of the seal, and `about` is what else it says.
+    """
+    paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    files = _hashes(folder, sorted(path for path in paths if path not in leave))
+    _write(folder / name, {**about, "files": files})
 
 
 def extend(folder: Path, names: Collection[str]) -> None:
     """Add the files that were left, unless they are in the seal already."""
     known = opened(folder / NAME)["files"]
     if late := [name for name in names if name not in known]:
-        _write(folder, {**known, **_hashes(folder, late)})
+        _write(folder / NAME, {"files": {**known, **_hashes(folder, late)}})
 
 
-def broken(folder: Path) -> list[str]:
+def broken(folder: Path, name: str = NAME) -> list[str]:
     """The files that are missing or not as they were sealed."""
     try:
-        expected = opened(folder / NAME)["files"]
+        expected = opened(folder / name)["files"]
     except (ValueError, FileNotFoundError):
-        return [NAME]
+        return [name]
     present = _hashes(folder, [name for name in expected if (folder / name).is_file()])
     return [name for name in expected if present.get(name) != expected[name]]
 
 
-def _write(folder: Path, hashes: dict[str, str]) -> None:
-    partial = folder / f"{NAME}.partial"
-    partial.write_text(json.dumps(signed({"files": hashes})))
-    os.replace(partial, folder / NAME)
+def _write(file: Path, content: dict[str, Any]) -> None:
+    partial = file.with_name(f"{file.name}.partial")
+    partial.write_text(json.dumps(signed(content)))
+    os.replace(partial, file)
 
 
 def _hashes(folder: Path, names: list[str]) -> dict[str, str]:

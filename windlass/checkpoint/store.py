@@ -174,13 +174,8 @@ def load(
     Only the arrays that the abstract state names are read, so that moments can be left out. The
     run may be training meanwhile.
     """
-    folder = folder_of(run_dir)
-    there = steps_in(folder)
-    if not there:
-        raise UserError(f"no checkpoint in {folder}")
-    if step is not None and step not in there:
-        raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(there)}")
-    for candidate in reversed(there) if step is None else [step]:
+    folder, there = folder_of(run_dir), saved(run_dir, step)
+    for candidate in reversed(there):
         try:
             found, manifest = _read(folder / str(candidate), state, identity, part=True)
             return Restored(candidate, found, manifest["metrics"])
@@ -190,6 +185,17 @@ def load(
                 raise UserError(f"{where} is damaged ({damaged})") from damaged
             say(f"{_title(str(candidate))} is damaged ({damaged})")
     raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
+
+
+def saved(run_dir: str | Path, step: int | None = None) -> list[int]:
+    """The steps a run has a checkpoint of, oldest first, or the one that is asked for."""
+    folder = folder_of(run_dir)
+    there = steps_in(folder)
+    if not there:
+        raise UserError(f"no checkpoint in {folder}")
+    if step is not None and step not in there:
+        raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(there)}")
+    return there if step is None else [step]
 
 
 def contents(run_dir: str | Path, name: str) -> dict[str, Any]:

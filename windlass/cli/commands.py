@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import writing
+from windlass.cli import export, writing
 from windlass.cli.options import (
     WITH_KEYS,
     Chosen,
@@ -159,16 +159,18 @@ def evaluate(
 
 
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)
+app.command(cls=Command)(export.export)
 
 
 @app.command(cls=Command)
 def verify(ctx: typer.Context, run: RunName = None) -> int:
-    """Check every byte of a run's checkpoints, and name what is damaged.
+    """Check every byte of a run's checkpoints, or of an export, and name what is damaged.
 
     Nothing is changed. The exit code is 1 where something is damaged.
 
     windlass verify quickstart
     windlass verify runs/mine-1a2b3c4d
+    windlass verify mine-merged
     """
     with ctx.obj.phase("verifying"):
         from windlass.calls import verify as call

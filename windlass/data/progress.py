@@ -3,33 +3,44 @@
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Literal
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    DownloadColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeRemainingColumn,
+)
 
 SECONDS_BETWEEN_LINES = 10
 
 
 @contextmanager
-def progress(console: Console, what: str, total: int) -> Iterator[Callable[[int, str], None]]:
+def progress(
+    console: Console, what: str, total: int, *, of: Literal["items", "bytes"] = "items"
+) -> Iterator[Callable[[int, str], None]]:
     """Gives a function that is told how many are done, and anything more to say."""
     if not console.is_terminal:
-        yield _lines(console, what, total)
+        yield _lines(console, what, total, of)
         return
-    columns = [TextColumn(what), BarColumn(), MofNCompleteColumn()]
+    count = DownloadColumn(binary_units=True) if of == "bytes" else MofNCompleteColumn()
+    columns = [TextColumn(what), BarColumn(), count]
     columns += [TimeRemainingColumn(), TextColumn("{task.fields[note]}")]
     with Progress(*columns, console=console, transient=True) as bar:
         task = bar.add_task(what, total=total, note="")
         yield lambda done, note: bar.update(task, completed=done, note=note)
 
 
-def _lines(console: Console, what: str, total: int) -> Callable[[int, str], None]:
-    last = time.monotonic()
+def _lines(console: Console, what: str, total: int, of: str) -> Callable[[int, str], None]:
+    last, unit = time.monotonic(), " bytes" if of == "bytes" else ""
 
     def tell(done: int, note: str) -> None:
         nonlocal last
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{what}: {done:,} of {total:,}, {note}", highlight=False)
+            console.print(f"{what}: {done:,} of {total:,}{unit}, {note}", highlight=False)
 
     return tell

@@ -164,10 +164,11 @@ def _shown(value: Any) -> str:
 
 def _derive(found: dict[str, Any]) -> None:
     """Fill in what follows from the other sizes where a config.json leaves it null."""
-    if found.get("kv_heads", 0) is None and "heads" in found:
-        found["kv_heads"] = found["heads"]
-    if found.get("head_dim", 0) is None and found.get("heads") and "embed" in found:
-        found["head_dim"] = found["embed"] // found["heads"]
+    heads, embed = found.get("heads"), found.get("embed")
+    if found.get("kv_heads", 0) is None:
+        found["kv_heads"] = heads
+    if found.get("head_dim", 0) is None and isinstance(heads, int) and isinstance(embed, int):
+        found["head_dim"] = embed // max(1, heads)
 
 
 def _pattern(config: Mapping[str, Any], problems: list[Problem]) -> int:

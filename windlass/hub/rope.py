@@ -58,7 +58,9 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
     }
     said = {key: value for key, value in bases.items() if value is not None}
     if not said:
-        problems.append((base, "is missing: the base of rotary positions has no usual value"))
+        own = "theta" if layer == "full_attention" else "local_theta"
+        what = f"the base of rotary positions has no usual value; model.{own} gives it"
+        problems.append((base, f"is missing: {what}"))
     elif len(set(said.values())) > 1:
         both = listing([f"{key} {show(value)}" for key, value in said.items()], "and")
         problems.append((base, f"is said in two ways that differ: {both}"))

@@ -9,7 +9,7 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
-INDEX = "model.safetensors.index.json"
+INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 WORDS = {
     "float64": "F64",
     "float32": "F32",
@@ -95,7 +95,7 @@ def divided(tensors: Iterable[Tensor], largest: int) -> list[Shard]:
         groups[-1].append(tensor)
         filled += tensor.size
     if len(groups) == 1:
-        return [Shard("model.safetensors", groups[0])]
+        return [Shard(SINGLE, groups[0])]
     last = len(groups)
     return [
         Shard(f"model-{number:05}-of-{last:05}.safetensors", group)

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,8 @@ import numpy as np
 from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
-from windlass.hub.shards import INDEX, Tensor, divided, index
+from windlass.hub.shards import INDEX, SINGLE, Tensor, divided, index
 
-SINGLE = "model.safetensors"
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 SHARD_BYTES = 5_000_000_000
@@ -113,9 +113,9 @@ def _check_tied(head: str, embedding: str, held: Mapping[str, Stored], origin: s
     one, other = held[head], held.get(embedding)
     if other is None:
         return
+    bounds = [*range(0, one.shape[0], ROWS), one.shape[0]]  # a file has no part beyond its end
     if one.shape == other.shape and all(
-        np.array_equal(one[first : first + ROWS], other[first : first + ROWS])
-        for first in range(0, one.shape[0], ROWS)
+        np.array_equal(one[first:last], other[first:last]) for first, last in pairwise(bounds)
     ):
         return
     what = f"differs from {embedding}, and tie_word_embeddings says that they are one"

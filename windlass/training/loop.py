@@ -352,6 +352,7 @@ class Loop:
         summary.append(("compiled", self.watch.summary()))
         if is_finished:
             summary.append(("next", f'windlass generate {self.folder} "Once upon a time"'))
+            summary.append(("next", f"windlass export {self.folder} --to FOLDER"))
         else:
             summary.append(("stopped", f"at step {done} of {self.steps}, saved"))
             summary.append(("next", "the same command again goes on from there"))

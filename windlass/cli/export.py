@@ -1,0 +1,116 @@
+"""The command that gives a run to others."""
+
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from windlass.cli.options import RunName, Step, WhichWeights, options, say
+from windlass.errors import UserError
+
+
+def export(
+    ctx: typer.Context,
+    run: RunName = None,
+    to: Annotated[
+        str | None, typer.Option(metavar="DIR", help="the folder to write, which is made")
+    ] = None,
+    weights: WhichWeights = "last",
+    step: Step = None,
+    form: Annotated[
+        str | None,
+        typer.Option(
+            "--as",
+            metavar="FORM",
+            help="model, adapter or merged; unless given: the adapter where there is one, else the "
+            "model",
+        ),
+    ] = None,
+    dtype: Annotated[
+        str,
+        typer.Option(metavar="TYPE", help="bfloat16, float32 or as-is: as in what it started from"),
+    ] = "as-is",
+    shard_size: Annotated[
+        str, typer.Option(metavar="SIZE", help="no file of weights is larger")
+    ] = "5GB",
+    push: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="upload it to the hub as OWNER/NAME, by `hf auth login`"),
+    ] = None,
+    private: Annotated[
+        bool, typer.Option("--private", help="with --push: a new repository is private")
+    ] = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="list files and sizes; write and push nothing")
+    ] = False,
+    check: Annotated[
+        bool,
+        typer.Option("--check", help="load it with transformers or peft, and compare logits"),
+    ] = False,
+    force: Annotated[bool, typer.Option("--force", help="replace an earlier export")] = False,
+) -> int:
+    """Write what a run has learned as files that transformers, peft and vLLM load as they are.
+
+    A model is sharded safetensors, config.json, the tokenizer with its chat template,
+    generation_config.json, and a card, README.md, with the recipe, the losses and how to load it. A
+    run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model. The run
+    is all that is needed: neither an accelerator nor the model it started from. The folder is there
+    when it is whole, and not before. The exit code is 1 where --check finds a difference.
+
+    windlass export quickstart --to stories
+    windlass export mine --to mine-merged --as merged --dtype bfloat16 --check
+    windlass export mine --to mine-best --weights best --push me/mine --private --dry-run
+    """
+    with ctx.obj.phase("exporting"):
+        from windlass.release.export import Options
+        from windlass.release.export import export as call
+
+        asked = options(
+            Options,
+            {"form": "as"},
+            weights=weights,
+            step=step,
+            form=form,
+            dtype=dtype,
+            shard_size=shard_size,
+            push=push,
+            private=private,
+            dry_run=dry_run,
+            check=check,
+            force=force,
+        )
+        if to is None:
+            raise UserError("where to? windlass export RUN --to DIR writes into a new folder DIR")
+        done = call(run, to, **vars(asked))
+    for name, value in _facts(done, asked):
+        say(Text.assemble((f"{name:<8}", "bold"), value))
+    return 0 if done.comparison is None or done.comparison.good else 1
+
+
+def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
+    """What was written, or would be, a fact in a line."""
+    from windlass.telemetry.console import size
+
+    longest = max(map(len, done.files))
+    for name, count in done.files.items():
+        yield "file", f"{name:<{longest}}  {size(count)}"
+    total = f"{size(sum(done.files.values()))} in {len(done.files)} files"
+    which = f"the {done.form} of step {done.step}, {asked.weights} weights"
+    if asked.dry_run:
+        yield "export", f"{which}, would be {total} in {done.folder}; nothing was written"
+        if asked.push is not None:
+            seen = "private, where it is new" if asked.private else "public, where it is new"
+            yield "push", f"{done.folder} would be pushed to {asked.push}, {seen}"
+        return
+    yield "export", f"{which}: {total} in {done.folder}"
+    if done.comparison is not None:
+        verdict = "the same" if done.comparison.good else "NOT the same"
+        yield "check", f"{verdict}: {done.comparison}"
+    if done.address is not None:
+        yield "pushed", done.address
+    elif asked.push is not None:
+        yield "pushed", "nothing, since the check found a difference"
+    if done.form == "adapter":
+        yield "next", "--as merged writes the model with the adapter in it"
+    yield "next", f"{done.folder / 'README.md'} says how to load it"

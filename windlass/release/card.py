@@ -1,0 +1,168 @@
+"""The model card: what was trained, on what, how far, and how others load it."""
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import yaml
+
+import windlass
+from windlass.checkpoint.store import contents
+from windlass.telemetry import about, metrics
+from windlass.telemetry.console import number
+from windlass.training import folder as folders
+
+Form = Literal["model", "adapter", "merged"]
+LOSSES = {
+    "loss": "training loss",
+    "validation_loss": "validation loss",
+    "validation_ema_loss": "validation loss of the average",
+    "validation_perplexity": "validation perplexity",
+}
+TAKEN = {"last": "the last", "best": "the best", "ema": "the average of the"}
+
+
+@dataclass(frozen=True)
+class Subject:
+    """What a card tells of."""
+
+    run: Path
+    recipe: dict[str, Any]  # resolved
+    form: Form
+    weights: str
+    step: int
+    title: str
+    address: str  # what others load: the name on the hub, or the folder's
+    base: str | None  # the model it started from, as the hub names it
+    is_known_elsewhere: bool  # whether `transformers` has its architecture
+
+
+def card(of: Subject) -> str:
+    """The text of README.md, with the header that the hub reads."""
+    parts = [_header(of), f"# {of.title}\n", _opening(of), _facts(of), _use(of), _recipe(of)]
+    return "\n".join(parts)
+
+
+def discreet(value: Any) -> Any:
+    """Keys of a recipe without what is private: paths of this machine, and logins in addresses."""
+    if isinstance(value, dict):
+        return {key: discreet(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [discreet(item) for item in value]
+    if not isinstance(value, str):
+        return value
+    if value.startswith(("/", "~", "file:")):
+        return Path(value).name
+    return re.sub(r"^(\w+://)[^/@]*@", r"\1", value)
+
+
+def _header(of: Subject) -> str:
+    library = (
+        {"adapter": "peft"}.get(of.form, "transformers") if of.is_known_elsewhere else "windlass"
+    )
+    keys: dict[str, Any] = {"library_name": library}
+    if of.is_known_elsewhere:
+        keys["pipeline_tag"] = "text-generation"
+    if of.base is not None:
+        keys["base_model"] = of.base
+        keys["base_model_relation"] = "adapter" if of.form == "adapter" else "finetune"
+    keys["tags"] = ["windlass", *(["lora"] if of.form == "adapter" else [])]
+    return f"---\n{yaml.safe_dump(keys, sort_keys=False)}---\n"
+
+
+def _opening(of: Subject) -> str:
+    what = {
+        "model": "A language model",
+        "adapter": "A PEFT adapter",
+        "merged": "A language model, with the adapter it was trained by merged into it,",
+    }[of.form]
+    family = of.recipe["model"].get("family")
+    start = f"trained from [{of.base}](https://huggingface.co/{of.base})" if of.base else "trained"
+    return f"{what} of the family `{family}`, {start} with Windlass {windlass.__version__}.\n"
+
+
+def _facts(of: Subject) -> str:
+    lines = [f"| {name} | {value} |" for name, value in _rows(of)]
+    return "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
+
+
+def _rows(of: Subject) -> Iterator[tuple[str, str]]:
+    train = of.recipe["train"]
+    steps = f" of {train['steps']}" if train.get("steps") else ""
+    yield "weights", f"{TAKEN[of.weights]} weights, at step {of.step}{steps}"
+    found = _measured(of.run / folders.METRICS, of.step)
+    if "tokens" in found:
+        yield "tokens trained on", number(found["tokens"])
+    yield from ((title, number(found[key])) for key, title in LOSSES.items() if key in found)
+    identity = contents(of.run, str(of.step))["identity"]
+    yield "data", f"{identity.get('data', 'unknown')} (hash of the documents)"
+    yield "tokenizer", f"{identity.get('tokenizer', 'unknown')}"
+    if starts := about.read(of.run / folders.ABOUT):
+        device, versions = starts[-1]["chose"]["device"], starts[-1]["versions"]
+        yield "trained on", f"{device['count']} × {device['kind']}"
+        made_with = ("windlass", "jax", "python")
+        yield "versions", ", ".join(f"{name} {versions[name]}" for name in made_with)
+
+
+def _measured(path: Path, step: int) -> dict[str, Any]:
+    """The newest value of each number up to a step."""
+    found: dict[str, Any] = {}
+    if path.exists():
+        for record in metrics.read(path):
+            if record["step"] <= step:
+                found |= record
+    return found
+
+
+def _use(of: Subject) -> str:
+    parts = ["## Use it\n"]
+    if not of.is_known_elsewhere:
+        parts.append(
+            "`transformers` has no such architecture. `config.json` has the keys of its model in "
+            "Windlass, and the tensors in `model.safetensors` are named for its parts.\n"
+        )
+        return "\n".join(parts)
+    base = of.base or "the model it was trained from"
+    if of.form == "adapter":
+        parts += [
+            "```python",
+            "from peft import PeftModel",
+            "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+            f'tokenizer = AutoTokenizer.from_pretrained("{of.address}")',
+            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+            f'model = PeftModel.from_pretrained(base, "{of.address}")',
+            "```\n",
+            "```sh",
+            f"vllm serve '{base}' --enable-lora --max-lora-rank {_rank(of)} "
+            f"--lora-modules '{of.title}={of.address}'",
+            "```\n",
+        ]
+        return "\n".join(parts)
+    parts += [
+        "```python",
+        "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+        f'tokenizer = AutoTokenizer.from_pretrained("{of.address}")',
+        f'model = AutoModelForCausalLM.from_pretrained("{of.address}")',
+        "```\n",
+        "```sh",
+        f"vllm serve '{of.address}'",
+        f"windlass train --model '{of.address}' --data chats.jsonl  # goes on from it",
+        "```\n",
+    ]
+    return "\n".join(parts)
+
+
+def _rank(of: Subject) -> int:
+    """The least that vLLM offers which is enough."""
+    rank = (of.recipe.get("adapter") or {}).get("rank") or 16
+    return next((size for size in (8, 16, 32, 64, 128, 256, 320) if size >= rank), 512)
+
+
+def _recipe(of: Subject) -> str:
+    text = yaml.safe_dump(discreet(of.recipe), sort_keys=False, allow_unicode=True)
+    return (
+        "## Recipe\n\n<details><summary>every key, as the run resolved it</summary>\n\n"
+        f"```yaml\n{text}```\n\n</details>\n"
+    )

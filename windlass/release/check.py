@@ -1,0 +1,137 @@
+"""Whether an export computes elsewhere what the run computes: logits, tokens, a chat."""
+
+import dataclasses
+from collections.abc import Sequence
+from importlib import metadata
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from windlass.config import listing
+from windlass.data.tokenizer import Tokeniser
+from windlass.errors import UserError
+from windlass.hub.config import families
+
+ROWS, LENGTH = 2, 64  # of random tokens
+# Of the largest logit: two programs that add in another order differ by some 1e-6 of it, while a
+# rotary base that is wrong by a hundredth moves logits by 1e-3.
+TOLERANCE = 1e-4
+TEXTS = ("Once upon a time, there was a Ünïcode word.", "  def f(x):\n\treturn 12345 // x\n")
+CHAT = (
+    {"role": "user", "content": "What is a windlass?"},
+    {"role": "assistant", "content": "A machine that moves heavy weights."},
+    {"role": "user", "content": "Who turns it?"},
+)
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """How far what others compute from an export is from what the run computes."""
+
+    difference: float  # the largest of two logits
+    scale: float  # the largest logit
+    made_with: str  # whom it was compared with
+    problems: Sequence[str]  # what else differs
+
+    @property
+    def good(self) -> bool:
+        return self.difference <= TOLERANCE * max(1.0, self.scale) and not self.problems
+
+    def __str__(self) -> str:
+        apart = f"logits differ by at most {self.difference:.1e} from those of {self.made_with}"
+        limit = TOLERANCE * max(1.0, self.scale)
+        found = [apart] if self.difference <= limit else [f"{apart}; {limit:.1e} would be alike"]
+        return "; ".join([*found, *self.problems])
+
+
+def check_possible(form: str, model: Any) -> None:
+    """Refuse, before anything is written, what cannot be compared."""
+    family = type(model).__module__.rpartition(".")[2]
+    if family not in families():
+        raise UserError(
+            f"--check compares with transformers, which has no models like {family}; "
+            "without --check the export is the same"
+        )
+    needed = ["transformers", "torch", *(["peft"] if form == "adapter" else [])]
+    if missing := [name for name in needed if find_spec(name) is None]:
+        raise UserError(
+            f"--check compares with {listing(needed, 'and')}, and {listing(missing, 'and')} "
+            f"{'is' if len(missing) == 1 else 'are'} not installed; "
+            f"`pip install {' '.join(missing)}` does that, and without --check the export is the "
+            "same"
+        )
+
+
+def rounded(model: Any, dtype: str) -> Any:
+    """A model as it is after its numbers were written in a type and read back."""
+
+    def round_trip(x):
+        if not eqx.is_inexact_array(x):
+            return x
+        return x.astype(dtype).astype(jnp.float32)
+
+    return jax.tree.map(round_trip, model)
+
+
+def random_tokens(vocab: int) -> np.ndarray:
+    return np.random.default_rng(0).integers(vocab, size=(ROWS, LENGTH)).astype(np.int32)
+
+
+def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
+    """What the run's own model, in float32, computes."""
+    batch = {
+        "tokens": jnp.asarray(tokens),
+        "position": jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape),
+        "document": jnp.zeros(tokens.shape, jnp.int32),
+    }
+    return np.asarray(eqx.filter_jit(lambda model: model.head.logits(model(batch)[0]))(model))
+
+
+def compare(
+    folder: Path, base: Path | None, tokens: np.ndarray, ours: np.ndarray, tokeniser: Tokeniser
+) -> Comparison:
+    """Load an export as others do; `base` is the model that an adapter belongs to."""
+    theirs = _their_logits(folder, base, tokens)
+    names = ["transformers", *(["peft"] if base else [])]
+    return Comparison(
+        difference=float(np.abs(ours - theirs).max()),
+        scale=float(np.abs(ours).max()),
+        made_with=listing((f"{name} {metadata.version(name)}" for name in names), "and"),
+        problems=_other_tokens(folder, tokeniser),
+    )
+
+
+def _their_logits(folder: Path, base: Path | None, tokens: np.ndarray) -> np.ndarray:
+    import torch
+    from transformers import AutoModelForCausalLM
+    from transformers.utils import logging
+
+    logging.disable_progress_bar()
+    model: Any = AutoModelForCausalLM.from_pretrained(
+        base or folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
+    )
+    if base is not None:
+        from peft import PeftModel
+
+        model = PeftModel.from_pretrained(model, folder)
+    with torch.no_grad():
+        return model.eval()(torch.from_numpy(tokens).long()).logits.float().numpy()
+
+
+def _other_tokens(folder: Path, tokeniser: Tokeniser) -> list[str]:
+    from transformers import AutoTokenizer
+
+    theirs: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    wrong = [
+        f"{text!r} is other tokens there"
+        for text in TEXTS
+        if theirs(text, add_special_tokens=False).input_ids != tokeniser.encode(text).tolist()
+    ]
+    if theirs.eos_token_id != tokeniser.eos:
+        wrong.append(f"a document ends with token {theirs.eos_token_id}, not {tokeniser.eos}")
+    return wrong

@@ -1,0 +1,139 @@
+"""The folder of an export: whole or absent, never over what is somebody's, on a disk with room."""
+
+import fcntl
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, NamedTuple
+
+from windlass.checkpoint import seal
+from windlass.config import listing
+from windlass.errors import FULL, UserError
+from windlass.telemetry.console import size
+
+MARK = "windlass.json"  # in every export: what it was made from, and the hash of each file
+LOCK = ".lock"
+
+
+def check_vacant(to: Path, force: bool) -> None:
+    """Refuse a place where something is, but for an earlier export that may be replaced."""
+    if not to.exists():
+        return
+    if not to.is_dir():
+        raise UserError(f"{to} is a file; an export is a folder, to be named with --to")
+    if not any(to.iterdir()):
+        return
+    if not is_export(to):
+        raise UserError(
+            f"{to} is not empty, and what is in it was not exported by windlass; "
+            "name a new folder with --to"
+        )
+    if not force:
+        raise UserError(
+            f"{to} holds an earlier export; --force replaces it, or name a new folder with --to"
+        )
+
+
+def check_room(to: Path, needed: int, smaller: str) -> None:
+    """Refuse a disk that is too small; `smaller` says what would take less."""
+    free = shutil.disk_usage(_existing(to)).free
+    if needed > free:
+        raise UserError(
+            f"the export takes {size(needed)}, and the disk of {to} has {size(free)} free; make "
+            f"room there, or name another folder with --to{smaller}"
+        )
+
+
+@contextmanager
+def written(to: Path) -> Iterator[Path]:
+    """A folder to write in, which takes the place of `to` when the block ends well.
+
+    A kill leaves it beside `to`, under a name with a dot in front, where the next export to the
+    same place removes it.
+    """
+    partial = to.with_name(f".{to.name}.partial")
+    try:
+        partial.mkdir(parents=True, exist_ok=True)
+        with open(partial / LOCK, "w") as lock:
+            _claim(lock, to)
+            _clear(partial)
+            try:
+                yield partial
+                _sync(partial)
+            except BaseException:
+                shutil.rmtree(partial, ignore_errors=True)
+                raise
+            (partial / LOCK).unlink()
+            _replace(to, partial)
+    except OSError as error:
+        why = f"{to} cannot be written: {error.strerror}"
+        if error.errno in FULL:
+            why += "; nothing was left there. Make room, or name another folder with --to"
+        raise UserError(why) from error
+
+
+def mark(folder: Path, **about: str) -> None:
+    """Note what an export was made from, and the hash of each of its files."""
+    seal.seal(folder, leave=[LOCK], name=MARK, **about)
+
+
+def is_export(folder: Path) -> bool:
+    return (folder / MARK).is_file()
+
+
+class Report(NamedTuple):
+    """Whether an export is still what was written."""
+
+    folder: Path
+    damaged: list[str]  # files
+
+    @property
+    def good(self) -> bool:
+        return not self.damaged
+
+    def __str__(self) -> str:
+        found = "good" if self.good else f"damaged: {listing(self.damaged, 'and')}"
+        return f"{self.folder}\n  {found}"
+
+
+def verify(folder: Path) -> Report:
+    """Compare every file of an export with its hash."""
+    return Report(folder, seal.broken(folder, MARK))
+
+
+def _claim(lock: IO[str], to: Path) -> None:
+    try:
+        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        raise UserError(f"another process exports to {to} now; wait for it") from None
+
+
+def _clear(partial: Path) -> None:
+    """Remove what an export that was killed left."""
+    for path in partial.iterdir():
+        if path.name != LOCK:
+            shutil.rmtree(path) if path.is_dir() else path.unlink()
+
+
+def _sync(folder: Path) -> None:
+    for path in folder.iterdir():
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+
+
+def _replace(to: Path, partial: Path) -> None:
+    former = to.with_name(f".{to.name}.former")
+    shutil.rmtree(former, ignore_errors=True)
+    if to.exists():
+        os.rename(to, former)
+    os.rename(partial, to)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def _existing(path: Path) -> Path:
+    """The nearest folder above that is there."""
+    path = path.absolute()
+    return path if path.is_dir() else _existing(path.parent)

@@ -1,0 +1,115 @@
+"""A run to be exported: read on the CPU of this machine, whatever it was trained on."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from windlass.checkpoint.fingerprint import named
+from windlass.checkpoint.store import FROZEN, contents, load, load_frozen, saved
+from windlass.data import tokenizer
+from windlass.data.tokenizer import Tokeniser
+from windlass.devices.mesh import Mesh
+from windlass.devices.precision import Precision
+from windlass.devices.selection import Chosen
+from windlass.run import Run
+from windlass.telemetry.kept import keep
+from windlass.training import folder as folders
+from windlass.training import origin
+from windlass.training.session import Built, Described
+
+
+class Source:
+    """The model of a run, before it has any numbers in it, and where these are."""
+
+    def __init__(self, folder: Path, weights: str, step: int | None):
+        self.folder, self.place = folder, folders.place_of(folder, weights, step)
+        self.built = Built(_described(folder))
+        self.run = self.built.run
+
+    @cached_property
+    def step(self) -> int:
+        """The step that is meant, which a damaged checkpoint may turn out not to have."""
+        return saved(self.folder, self.place.step)[-1]
+
+    @property
+    def names(self) -> Mapping[str, str] | None:
+        """The family's table of names elsewhere; None: its arrays have their own."""
+        return getattr(import_module(type(self.run.model).__module__), "NAMES", None)
+
+    @property
+    def adapter(self) -> Any:
+        return getattr(self.run, "adapter", None)
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """As the run resolved it."""
+        return folders.stored(self.folder)
+
+    @property
+    def base(self) -> str | None:
+        """The model that the run started from, as the hub names it."""
+        return (self.recipe.get("start") or {}).get("hub")
+
+    def came_with(self, name: str) -> dict[str, Any] | None:
+        """What a file of the model that the run started from said."""
+        path = self.folder / folders.MODEL / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    @property
+    def dtype(self) -> str:
+        """That of the files the run started from; float32 where it began from nothing."""
+        about = self.came_with("config.json") or {}
+        return about.get("dtype") or about.get("torch_dtype") or "float32"
+
+    @property
+    def tokeniser(self) -> Tokeniser:
+        return tokenizer.load(str(self.folder / folders.TOKENIZER), self.run.tokenizer.eos)
+
+    @property
+    def abstract(self) -> Any:
+        return eqx.combine(self.built.abstract, self.built.static)
+
+    def load(self, say: Callable[[str], None]) -> tuple[int, Any]:
+        """The step that was found good, and the model with its numbers, of the types it has."""
+        built, place = self.built, self.place
+        weights, rest = built.parted(built.abstract)
+        restored = load(
+            self.folder, {place.part: weights}, built.identity, say=say, step=place.step
+        )
+        frozen = rest
+        if jax.tree.leaves(rest):
+            kept = _as_stored({"model": rest}, contents(self.folder, FROZEN)["arrays"])
+            frozen = load_frozen(self.folder, kept, built.identity, part=True)["model"]
+        return restored.step, eqx.combine(restored.state[place.part], frozen, built.static)
+
+
+def _described(folder: Path) -> Described:
+    # An accelerator is not needed, and so not taken from whoever else may use it.
+    jax.config.update("jax_platforms", "cpu")
+    layers = origin.load(folder / folders.RECIPE, [f"run.dir={folder}"])
+    run = dataclasses.replace(
+        layers.read(Run, None),
+        mesh=Mesh(data=1, fsdp=1, tensor=1),
+        precision=Precision(compute="float32"),
+    )
+    here = Chosen("cpu", 1, "cpu", [], [])
+    return Described(layers, run, here, jax.devices("cpu")[:1], [], keep())
+
+
+def _as_stored(tree: PyTree, stored: dict[str, dict]) -> PyTree:
+    """An abstract tree in the types that its arrays were written in, which differ by device."""
+    found = [
+        jax.ShapeDtypeStruct(
+            x.shape, stored.get(path, {}).get("dtype", x.dtype), sharding=x.sharding
+        )
+        for path, x in named(tree).items()
+    ]
+    return jax.tree.unflatten(jax.tree.structure(tree), found)
