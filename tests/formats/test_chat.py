@@ -1,5 +1,6 @@
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -8,10 +9,12 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
-from tests.formats.templates import SHAPES, Shape
+from tests.formats.templates import DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
 from windlass.data import Data, Prepared, prepare
-from windlass.data.tokenizer import Tokeniser, Tokenizer, learn, load
+from windlass.data.tokenizer import Tokenizer, learn, load
+from windlass.errors import UserError
 from windlass.formats.chat import Format
+from windlass.hub.template import Template, chat_prompt
 from windlass.sources import jsonl
 from windlass.sources.stories import tell
 
@@ -45,11 +48,6 @@ def folder(words: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable
         return place
 
     return written
-
-
-@pytest.fixture(scope="module")
-def tokenisers(folder: Callable[..., Path]) -> dict[str, Tokeniser]:
-    return {name: load(str(folder(shape))) for name, shape in SHAPES.items()}
 
 
 @pytest.fixture
@@ -117,3 +115,390 @@ def test_the_words_of_the_assistant_and_its_stops_are_trained_on_and_nothing_els
     assert [one.lstrip() for one in trained(found)] == expected
     # Only where a template itself writes a space in front may a token begin with it.
     assert name in ("mistral",) or trained(found)[0] == expected[0]
+
+
+CALLS = [
+    {"role": "user", "content": "How warm is it in Bern?"},
+    {
+        "role": "assistant",
+        "content": "",
+        "tool_calls": [
+            {"type": "function", "function": {"name": "warmth", "arguments": {"place": "Bern"}}}
+        ],
+    },
+    {"role": "tool", "content": "12"},
+    {"role": "assistant", "content": "It is 12 degrees."},
+]
+
+
+@pytest.mark.parametrize(
+    ("name", "call"),
+    [
+        (
+            "qwen2.5",
+            '<tool_call>\n{"name": "warmth", "arguments": {"place": "Bern"}}\n</tool_call>',
+        ),
+        ("qwen3", '<tool_call>\n{"name": "warmth", "arguments": {"place": "Bern"}}\n</tool_call>'),
+        ("llama3", '{"name": "warmth", "parameters": {"place": "Bern"}}'),
+        (
+            "deepseek",
+            "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>warmth\n```json\n"
+            '{"place": "Bern"}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+        ),
+    ],
+)
+def test_a_call_is_trained_on_whole_and_what_the_tool_answers_is_not(
+    name: str, call: str, prepared: Callable, folder: Callable
+):
+    shape = SHAPES[name]
+    found = prepared(shape, [{"messages": CALLS}])
+    assert trained(found) == [f"{call}{shape.stop}", f"It is 12 degrees.{shape.stop}"]
+    arguments = json.dumps({"place": "Bern"})
+    written = json.loads(json.dumps(CALLS))
+    if shape is DEEPSEEK:  # which adds text to text
+        written[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    assert text_of(found) == theirs(folder(shape), written)
+    # As others write it, the arguments are the text of an object.
+    written[1]["tool_calls"][0]["function"]["arguments"] = arguments
+    assert text_of(prepared(shape, [{"messages": written}])) == text_of(found)
+
+
+def thoughtful(name: str, thought: str) -> list[dict]:
+    """A conversation in which the assistant thinks twice, in one of the ways to say so."""
+    inside = {"role": "assistant", "content": f"<think>\n{thought}\n</think>\n\nSix."}
+    beside = {"role": "assistant", "content": "Six.", name: thought}
+    answer = inside if name == "content" else beside
+    ask = {"role": "user", "content": "3 + 3"}
+    return [ask, answer, ask, answer]
+
+
+@pytest.mark.parametrize("name", ["content", "reasoning_content", "reasoning", "thinking"])
+def test_thoughts_that_a_template_drops_are_not_looked_for_and_those_it_keeps_are_trained_on(
+    name: str, prepared: Callable, folder: Callable
+):
+    messages = thoughtful(name, "3 and 3 are Six. Six.")
+    kept = "<think>\n3 and 3 are Six. Six.\n</think>\n\nSix.<|im_end|>"
+    found = prepared(QWEN3, [{"messages": messages}])
+    assert trained(found) == ["Six.<|im_end|>", kept]
+    assert text_of(found) == theirs(folder(QWEN3), messages)
+    dropped = prepared(DEEPSEEK, [{"messages": messages}])
+    assert trained(dropped) == [f"Six.{DEEPSEEK.stop}"] * 2
+
+
+@pytest.mark.parametrize("shape", [QWEN3, DEEPSEEK, QWEN25], ids=["qwen3", "deepseek", "qwen2.5"])
+def test_thinking_puts_the_thought_where_the_template_would_not(shape: Shape, prepared: Callable):
+    rows = [{"messages": thoughtful("content", "Count.")}]
+    full, empty = "<think>\nCount.\n</think>\n\n", "<think>\n\n</think>\n\n"
+    # A prompt of DeepSeek's opens the thought, which is then not for the model to do.
+    opened = full.removeprefix("<think>\n") if shape is DEEPSEEK else full
+    on, off = (prepared(shape, rows, thinking=way) for way in ("on", "off"))
+    both = prepared(shape, rows, thinking="both")
+    first = trained(on)[0]
+    assert trained(on) == [first, f"{opened}Six.{shape.stop}"]
+    assert trained(off) == [first, f"Six.{shape.stop}"]
+    assert text_of(on).count(full + "Six.") == 1 + (shape is QWEN25)
+    assert text_of(off).count(empty + "Six.") == 1 and empty not in text_of(on)
+    assert [text_of(both, 0), text_of(both, 1)] == [text_of(off), text_of(on)]
+    # A row is held out with all that was made of it.
+    assert both.corpora[0].rows == 1 and both.corpora[0].documents == 2
+
+
+def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
+    rows = [{"prompt": f"{n} + 1", "completion": "x", "reasoning": f"Of {n}."} for n in range(20)]
+    found = prepared(QWEN3, rows, thinking="both")
+    corpus = found.corpora[0]
+    assert corpus.owner is not None and corpus.owner.tolist() == [n // 2 for n in range(40)]
+    parts = prepare(replace(found.data, validation=0.3), Tokenizer(kind="file", path=_files(found)))
+    held_out = parts.split("validation")
+    assert held_out.documents == 2 * len(set(corpus.owner[held_out.index.document].tolist()))
+
+
+def _files(found: Prepared) -> str:
+    place = found.corpora[0].folder.parent / "files"
+    found.tokeniser.save(place)
+    return str(place)
+
+
+def test_a_row_without_reasoning_is_refused_where_thoughts_are_asked_for(
+    prepared: Callable, tmp_path: Path
+):
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN3, [{"messages": PLAIN}], thinking="on")
+    assert str(refused.value) == (
+        f"{tmp_path}/chats.jsonl line 1 has no reasoning, and data.format.thinking is on; it "
+        "stands in an answer between <think> and </think>, or as reasoning_content, reasoning or "
+        "thinking, or in the column that data.format.reasoning names"
+    )
+    assert prepared(QWEN3, [{"messages": PLAIN}], thinking="both").corpora[0].documents == 1
+
+
+def test_only_the_last_turn_is_trained_on_where_that_is_asked_for(prepared: Callable):
+    found = prepared(MISTRAL, [{"messages": PLAIN}], turns="last")
+    assert [one.strip() for one in trained(found)] == ["It, it.\nDone. </s>"]
+
+
+def test_the_words_may_be_any_that_templates_and_marks_are_made_of(prepared: Callable):
+    strange = (
+        "a \U000f0000\U000f0001 \ue000 {{ bos_token }} {% raw %} \U0010fffd 世界 👩‍👩‍👧‍👦 e\u0301"
+    )
+    messages = [{"role": "user", "content": strange}, {"role": "assistant", "content": strange}]
+    assert trained(prepared(LLAMA3, [{"messages": messages}])) == [f"{strange}<|eot_id|>"]
+
+
+def test_rows_that_spell_out_special_tokens_are_counted(prepared: Callable, tmp_path: Path):
+    odd = [{"role": "user", "content": "What is <|im_end|>?"}, PLAIN[1]]
+    found = prepared(QWEN25, [{"messages": PLAIN}, {"messages": odd}])
+    assert found.corpora[0].notes == (
+        "rows look like chats: messages",
+        "1 of 2 rows spell out special tokens in their own words, which the model reads as such: "
+        f"<|im_end|> in {tmp_path}/chats.jsonl line 2",
+    )
+
+
+ASKED = {"role": "user", "content": "Hi\n\nthere"}
+TOLD = {"role": "assistant", "content": "Good day"}
+
+
+@pytest.mark.parametrize(
+    ("row", "said", "how"),
+    [
+        ({"messages": [ASKED, TOLD]}, "rows look like chats: messages", {}),
+        ({"messages": json.dumps([ASKED, TOLD])}, "rows look like chats: messages", {}),
+        (
+            {
+                "conversations": [
+                    {"from": "human", "value": "Hi\n\nthere"},
+                    {"from": "gpt", "value": "Good day"},
+                    {"from": "human", "value": "nobody answers this"},
+                ]
+            },
+            "rows look like ShareGPT: conversations",
+            {},
+        ),
+        (
+            {"prompt": "Hi\n\nthere", "completion": "Good day"},
+            "rows look like questions and answers: prompt, completion",
+            {},
+        ),
+        (
+            {"prompt": [ASKED], "completion": [TOLD]},
+            "rows look like questions and answers: prompt, completion",
+            {},
+        ),
+        (
+            {"instruction": "Hi", "input": "there", "output": "Good day"},
+            "rows look like Alpaca: instruction, input, output",
+            {},
+        ),
+        ({"q": "Hi\n\nthere", "a": "Good day"}, None, {"prompt": "q", "completion": "a"}),
+        (
+            {"talk": [{"who": "user", "what": "Hi\n\nthere"}, {"who": "bot", "what": "Good day"}]},
+            None,
+            {"messages": "talk", "role": "who", "content": "what"},
+        ),
+        (
+            {
+                "messages": [
+                    ASKED | {"tool_calls": None},
+                    TOLD | {"content": [{"type": "text", "text": "Good day"}]},
+                ]
+            },
+            "rows look like chats: messages",
+            {},
+        ),
+    ],
+    ids="messages json sharegpt prompt messages-both alpaca mapped named parts".split(),
+)
+def test_rows_are_recognised_by_their_columns_or_mapped(
+    row: dict, said: str | None, how: dict, prepared: Callable
+):
+    found = prepared(QWEN25, [row], **how)
+    text = "<|im_start|>user\nHi\n\nthere<|im_end|>\n<|im_start|>assistant\nGood day<|im_end|>\n"
+    assert text_of(found).endswith(text)
+    assert trained(found) == ["Good day<|im_end|>"]
+    assert found.corpora[0].notes == (() if said is None else (said,))
+
+
+def test_a_system_text_is_put_before_rows_that_have_none(prepared: Callable):
+    rows = [
+        {"messages": PLAIN},
+        {"messages": [SYSTEM, *PLAIN]},
+        {"messages": PLAIN, "system": "S."},
+    ]
+    found = prepared(QWEN25, rows, system="Be kind.")
+    begins = [text_of(found, number).split("<|im_end|>")[0] for number in range(3)]
+    assert begins == [f"<|im_start|>system\n{text}" for text in ("Be kind.", "Be brief.", "S.")]
+
+
+def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable):
+    tools = [{"type": "function", "function": {"name": "warmth", "description": "<b> & more"}}]
+    found = prepared(QWEN25, [{"messages": CALLS, "tools": tools}])
+    assert text_of(found) == theirs(folder(QWEN25), CALLS, tools=tools)
+    assert "<b> & more" in text_of(found)
+
+
+@pytest.mark.parametrize(
+    ("row", "how", "message"),
+    [
+        (
+            {"messages": [ASKED]},
+            {},
+            "{where} has no turn of the assistant, whose words are trained on",
+        ),
+        (
+            {"messages": [ASKED, TOLD | {"content": " "}]},
+            {},
+            "{where} is no chat that the template can write: message 2, of the assistant, is empty",
+        ),
+        (
+            {"messages": []},
+            {},
+            "{where} has no list of messages in column messages",
+        ),
+        (
+            {"text": "a", "id": 3},
+            {},
+            "{where} has the columns text and id, and a chat has messages, conversations, prompt "
+            "and completion, or instruction and output; data.format.messages, or "
+            "data.format.prompt and completion, name other columns",
+        ),
+        (
+            {"prompt": "a", "completion": None},
+            {},
+            "{where} has null in column completion; its columns are prompt and completion",
+        ),
+        (
+            {"prompt": "a"},
+            {"prompt": "prompt", "completion": "answer"},
+            "{where} has no column answer; its columns are prompt",
+        ),
+        (
+            {"messages": [{"role": "user", "text": "a"}]},
+            {},
+            "message 1 of {where} has no content; it has role and text: data.format.role and "
+            "data.format.content name the keys of who speaks and what is said",
+        ),
+        (
+            {"messages": [{"role": "narrator", "content": "a"}]},
+            {},
+            "message 1 of {where} is of narrator; it can be of system, user, assistant, tool, "
+            "developer, human, prompter, gpt, chatgpt, bot, model, ai, function_call, observation, "
+            "function, function_response or ipython",
+        ),
+        (
+            {"messages": [ASKED | {"content": [{"type": "image"}]}, TOLD]},
+            {},
+            "message 1 of {where} holds a part of kind image; text alone can be trained on",
+        ),
+    ],
+    ids="no-assistant empty none unknown null missing keys role image".split(),
+)
+def test_a_row_that_is_no_chat_is_refused_with_its_line(
+    row: dict, how: dict, message: str, prepared: Callable, tmp_path: Path
+):
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN25, [row], **how)
+    assert str(refused.value) == message.format(where=f"{tmp_path}/chats.jsonl line 1")
+
+
+@pytest.mark.parametrize(
+    ("change", "why"),
+    [
+        (
+            ("message.content + '<|im_end|>' + '\\n'", "message.content + '\\n'"),
+            "behind message 2, of the assistant, it writes no special token, so that a model would "
+            "not learn where to stop",
+        ),
+        (
+            ("+ message.content +", "+ message.content.upper()[1:] +"),
+            "it treats the assistant's words in a way that hides where they are in its text",
+        ),
+        (
+            ("{%- for message in messages %}", "{{ messages[9].role }}{%- for m in messages %}"),
+            "list object has no element 9",
+        ),
+        (
+            ("{%- for message", "{{- raise_exception('Not today!') }}{%- for message"),
+            "Not today!",
+        ),
+        (
+            ("{%- for message", "{{- messages.__class__.__mro__ }}{%- for message"),
+            "access to attribute '__class__' of 'list' object is unsafe.",
+        ),
+        (
+            ("{%- for message", "{%- for x in range(10 ** 9) %}x{%- endfor %}{%- for message"),
+            "OverflowError: Range too big. The sandbox blocks ranges larger than MAX_RANGE "
+            "(100000).",
+        ),
+        (
+            ("{%- for message", "{{- 'x' * 10 ** 12 }}{%- for message"),
+            "it multiplies to more than 67,108,864 characters",
+        ),
+    ],
+    ids="no-stop changed error raised unsafe endless huge".split(),
+)
+@pytest.mark.parametrize("count", [2, 4], ids=["one answer", "two answers"])
+def test_a_template_that_does_not_do_is_refused_before_training(
+    change: tuple[str, str], why: str, count: int, prepared: Callable, tmp_path: Path
+):
+    source = QWEN25.source.replace(*change)
+    assert source != QWEN25.source
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN25, [{"messages": PLAIN[:count]}], source)
+    where = f"{tmp_path}/chats.jsonl line 1"
+    assert str(refused.value) == f"{where} is no chat that the template can write: {why}"
+
+
+def test_a_template_that_is_not_jinja_is_refused_with_its_line(prepared: Callable):
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN25, [{"messages": PLAIN}], "{% for message in messages %}\n{{ message ")
+    assert str(refused.value) == (
+        "the chat template is not Jinja: unexpected end of template, expected 'end of print "
+        "statement'. at line 2"
+    )
+
+
+def test_a_tokenizer_without_a_template_is_refused_and_one_can_be_named(
+    prepared: Callable, tmp_path: Path
+):
+    bare = QWEN25._replace(source=None)
+    with pytest.raises(UserError) as refused:
+        prepared(bare, [{"messages": PLAIN}])
+    assert str(refused.value) == (
+        "data.format is chat, and the tokenizer has no chat template; data.format.template names a "
+        "Jinja file or chatml, and an instruct model has one of its own"
+    )
+    found = prepared(bare, [{"messages": PLAIN}], template="chatml")
+    assert trained(found)[0] == "Good day, how can I help?<|im_end|>"
+    (tmp_path / "mine.jinja").write_text(QWEN25.source)
+    named = prepared(bare, [{"messages": PLAIN}], template=str(tmp_path / "mine.jinja"))
+    assert text_of(named) == "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + (
+        text_of(found)
+    )
+    assert named.tokeniser.template == QWEN25.source  # what the run keeps, and exports
+    with pytest.raises(UserError) as refused:
+        prepared(bare, [{"messages": PLAIN}], template="chatmll")
+    assert str(refused.value) == (
+        "data.format.template is chatmll; it is chatml, or a file with a Jinja template, and there "
+        "is no file chatmll"
+    )
+
+
+@pytest.mark.parametrize("name", SHAPES)
+def test_a_prompt_is_what_transformers_makes_of_it_and_stops_where_answers_do(
+    name: str, folder: Callable
+):
+    place = folder(SHAPES[name])
+    tokeniser = load(str(place))
+    template = tokeniser.chat
+    assert isinstance(template, Template)
+    expected = theirs(place, PLAIN[:3], add_generation_prompt=True)
+    assert chat_prompt(PLAIN[:3], template) == expected
+    ids = PreTrainedTokenizerFast.from_pretrained(str(place)).apply_chat_template(
+        PLAIN[:3], add_generation_prompt=True, return_dict=False
+    )
+    assert tokeniser.read(expected).tolist() == ids
+    stop = Library.from_str(tokeniser.text).token_to_id(SHAPES[name].stop)
+    assert {stop, tokeniser.eos} <= tokeniser.stops
+    bare = chat_prompt(PLAIN[:3], template, "off")
+    assert bare.endswith("<think>\n\n</think>\n\n") and bare.count("<think>") == 1

@@ -193,7 +193,7 @@ class Rows:
             return int(size.sum(dtype=np.int64))
         pieces = zip(begin.tolist(), size.tolist(), strict=True)
         weights = self.corpus.weights
-        return sum(np.count_nonzero(weights[at + 1 : at + 1 + count]) for at, count in pieces)
+        return int(sum(np.count_nonzero(weights[at + 1 : at + 1 + n]) for at, n in pieces))
 
     def _is_later(self, which: np.ndarray | slice) -> np.ndarray:
         """Whether a piece is not the first of its document."""

@@ -122,8 +122,21 @@ def chat_prompt(
 
 def _environment() -> Any:
     from jinja2 import TemplateError, nodes
+    from jinja2.exceptions import SecurityError
     from jinja2.ext import Extension, loopcontrols
     from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+    class Sandbox(ImmutableSandboxedEnvironment):
+        """A sandbox in which no product fills the memory."""
+
+        intercepted_binops = frozenset({"*"})
+
+        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
+            for one, times in ((left, right), (right, left)):
+                is_many = isinstance(one, str | list | tuple) and isinstance(times, int)
+                if is_many and len(one) * times > LONGEST:
+                    raise SecurityError(f"it multiplies to more than {LONGEST:,} characters")
+            return super().call_binop(context, operator, left, right)
 
     class Generation(Extension):
         """A block that tells others what the assistant wrote: here it is its content alone."""
@@ -154,7 +167,7 @@ def _environment() -> Any:
             sort_keys=sort_keys,
         )
 
-    environment = ImmutableSandboxedEnvironment(
+    environment = Sandbox(
         trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
     )
     environment.filters["tojson"] = tojson
