@@ -10,6 +10,8 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 from jaxtyping import PyTree
 
 from windlass.checkpoint import archive, seal
@@ -210,7 +212,10 @@ def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
 def load_frozen(
     run_dir: str | Path, arrays: PyTree, identity: Identity, *, part: bool = False
 ) -> PyTree:
-    """What `Store.save_frozen` stored, or a part of it, in the given shardings."""
+    """What `Store.save_frozen` stored, or a part of it, in the given shardings.
+
+    It may have been stored in the precision of another device, and is cast once it is checked.
+    """
     folder = folder_of(run_dir) / FROZEN
     if not folder.exists():
         raise UserError(
@@ -218,13 +223,27 @@ def load_frozen(
             "put back a copy of that folder, or start another run with run.dir"
         )
     try:
-        return _read(folder, arrays, identity, part=part)[0]
+        there = archive.manifest(folder)["arrays"]
+        found = _read(folder, _as_stored(arrays, there), identity, part=part)[0]
+        return jax.tree.map(lambda x, to: x.astype(to.dtype), found, arrays)
     except archive.Damaged as damaged:
         # No older copy exists, and made anew they could differ: nothing is renamed or replaced.
         raise UserError(
             f"the frozen arrays in {folder} are damaged ({damaged}); "
             "put back a copy of that folder, or start another run with run.dir"
         ) from damaged
+
+
+def _as_stored(arrays: PyTree, there: dict[str, dict]) -> PyTree:
+    """Abstract arrays, those of fractions in the precision that they were stored in."""
+
+    def typed(path, x):
+        dtype = jnp.dtype(there.get(path, {}).get("dtype", x.dtype))
+        both = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating)
+        return jax.ShapeDtypeStruct(x.shape, dtype if both else x.dtype, sharding=x.sharding)
+
+    typed_ones = [typed(path, x) for path, x in named(arrays).items()]
+    return jax.tree.unflatten(jax.tree.structure(arrays), typed_ones)
 
 
 def folder_of(run_dir: str | Path) -> Path:

@@ -51,6 +51,8 @@ def names(model: Any, table: Mapping[str, str]) -> dict[str, str]:
     for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_lora):
         if _is_lora(node):
             own = name(path)
+            if own not in table:
+                raise UserError(f"{own} has no name elsewhere, so that PEFT has no adapter for it")
             found |= {f"{own}.{ours}": f"{BEFORE}{table[own]}.{x}" for ours, x in PARTS.items()}
     return found
 

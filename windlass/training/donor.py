@@ -3,22 +3,24 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from windlass import config
+from windlass import adapters, config
 from windlass.checkpoint import store
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, listing, tree
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices.axes import annotate
+from windlass.devices.axes import annotate, placements
 from windlass.errors import UserError
-from windlass.run import Start
+from windlass.run import Run, Start
+from windlass.training import adapter, runs
 from windlass.training import folder as folders
-from windlass.training import runs
 
 SHOWN = 8  # arrays in a refusal
 
@@ -30,13 +32,16 @@ def lend(start: Start, layers: Layers) -> dict[str, Any]:
     except UserError as unknown:
         if (recipe := _descendant(start, layers)) is None:
             raise UserError(f"model.run: {unknown}") from None
-        return {key: recipe[key] for key in ("model", "start", "tokenizer")}
+        return {key: recipe.get(key) for key in ("model", "start", "tokenizer", "adapter")}
     recipe = folders.stored(folder)
     tokenizer = folders.vocabulary(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}
-    return {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
+    lent = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
+    if recipe.get("adapter") is not None:
+        lent["adapter"] = recipe["adapter"] | {"path": None}
+    return lent
 
 
 def keep(start: Start, folder: Path) -> None:
@@ -74,43 +79,95 @@ def check(start: Start) -> tuple[Path, folders.Place]:
 
 
 def take(
-    start: Start, model: PyTree, vocabulary: str, say: Callable[[str], None]
+    start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
-    """The weights of another run whose path and shape are those of an abstract model's.
+    """The weights of another run whose path and shape are those of a built model's.
 
-    Each by its path, and what is to be said of them all.
+    Each by its path, and what is to be said of them all. An adapter that this run has too goes on;
+    any other is merged into what it adapts.
 
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
     folder, (step, part) = check(start)
     newest = store.steps_in(store.folder_of(folder))[-1]
     manifest = store.contents(folder, str(newest if step is None else step))
-    there = _below(part, manifest["arrays"])
-    frozen = {}
+    stored = _Stored(folder, step, part, _below(part, manifest["arrays"]), {})
     if (store.folder_of(folder) / store.FROZEN).exists():
         frozen = _below("model", store.contents(folder, store.FROZEN)["arrays"])
-    here, known = named(model), there | frozen
+        stored = stored._replace(frozen=frozen)
+    theirs = folders.stored(folder).get("adapter")
+    goes_on = theirs is not None and adapter.goes_on(theirs, built.run.adapter)
+    merges = theirs is not None and not goes_on
+    model = built.abstract if goes_on else built.base
+    source = f"{folder} at step {{}}, {start.which} weights{', the adapter merged' * merges}"
+    step, known = _merged(stored, built.mesh, say) if merges else (None, stored.arrays)
+    here = named(model)
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
         raise UserError(_nothing(folder, here, known))
     _check_vocabulary(folder, manifest["identity"]["tokenizer"], vocabulary, model, fits, say)
+    if step is None:
+        step, arrays = stored.read({path: here[path] for path in fits}, say)
+    else:
+        arrays = {path: known[path] for path in fits}
+    return arrays, [("start", source.format(step)), *_listed(fits, here, known)]
 
-    def wanted(of: dict[str, dict]) -> dict[str, jax.ShapeDtypeStruct]:
-        # As it is stored: it is compared with its fingerprint before it is cast.
-        return {
-            path: jax.ShapeDtypeStruct(
-                here[path].shape, of[path]["dtype"], sharding=here[path].sharding
-            )
-            for path in fits
-            if path in of
-        }
 
-    restored = store.load(folder, {part: wanted(there)}, {}, say=say, step=step)
-    arrays = dict(restored.state[part])
-    if kept := wanted(frozen):
-        arrays |= store.load_frozen(folder, {"model": kept}, {}, part=True)["model"]
-    source = ("start", f"{folder} at step {restored.step}, {start.which} weights")
-    return arrays, [source, *_listed(fits, here, known)]
+class _Stored(NamedTuple):
+    """The arrays of another run, as its manifests have them."""
+
+    folder: Path
+    step: int | None
+    part: str  # of the state
+    trained: dict[str, dict]
+    frozen: dict[str, dict]
+
+    @property
+    def arrays(self) -> dict[str, dict]:
+        return self.trained | self.frozen
+
+    def read(
+        self, here: dict[str, Any], say: Callable[[str], None]
+    ) -> tuple[int, dict[str, Array]]:
+        """The step, and the arrays of these paths, each where it is to live."""
+
+        def wanted(of: dict[str, dict]) -> dict[str, jax.ShapeDtypeStruct]:
+            # As it is stored: it is compared with its fingerprint before it is cast.
+            return {
+                path: jax.ShapeDtypeStruct(x.shape, of[path]["dtype"], sharding=x.sharding)
+                for path, x in here.items()
+                if path in of
+            }
+
+        state = {self.part: wanted(self.trained)}
+        restored = store.load(self.folder, state, {}, say=say, step=self.step)
+        arrays = dict(restored.state[self.part])
+        if kept := wanted(self.frozen):
+            arrays |= store.load_frozen(self.folder, {"model": kept}, {}, part=True)["model"]
+        return restored.step, arrays
+
+
+def _merged(
+    stored: _Stored, mesh: jax.sharding.Mesh, say: Callable[[str], None]
+) -> tuple[int, dict[str, Array]]:
+    """The weights of a run with an adapter as those of a plain model."""
+    run = config.load(stored.folder / folders.RECIPE).read(Run, None)
+    names = getattr(import_module(type(run.model).__module__), "NAMES", {})
+
+    def init(key):
+        return run.adapter.adapt(run.model.init(key), names=names, key=key)
+
+    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
+    shapes, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    here = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        shapes,
+        placements(shapes, mesh),
+    )
+    step, arrays = stored.read(named(here), say)
+    model = jax.tree.unflatten(jax.tree.structure(here), [arrays[path] for path in named(here)])
+    merged = eqx.filter_jit(adapters.merged)(eqx.combine(model, static))
+    return step, named(eqx.filter(merged, eqx.is_array))
 
 
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:

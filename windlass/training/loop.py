@@ -19,8 +19,8 @@ from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
+from windlass.training import adapter, origin, runs
 from windlass.training import folder as folders
-from windlass.training import origin, runs
 from windlass.training.banner import banner
 from windlass.training.length import fate
 from windlass.training.outcome import outcome
@@ -218,12 +218,13 @@ class Loop:
     def taken(self) -> dict[str, Array]:
         """The weights that this run starts from, where it starts from any."""
         session, start = self.session, self.session.run.start
-        if start is None:
-            return {}
-        vocabulary = str(session.identity["tokenizer"])
-        found = origin.take(start, session.built, vocabulary, self.report.warning)
-        self.report.banner(found.facts)
-        return found.arrays
+        arrays, facts = adapter.take(session.built, self.report.warning)
+        if start is not None:
+            vocabulary = str(session.identity["tokenizer"])
+            found = origin.take(start, session.built, vocabulary, self.report.warning)
+            arrays, facts = found.arrays | arrays, found.facts + facts
+        self.report.banner(facts)
+        return arrays
 
     def note_another_length(self, done: int) -> None:
         before = runs.steps_of(self.folder)

@@ -11,7 +11,7 @@ from windlass.config import Layers
 from windlass.config.reading import attempt, report
 from windlass.errors import UserError
 from windlass.run import Start
-from windlass.training import donor, published
+from windlass.training import adapter, donor, published
 
 ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
@@ -20,10 +20,13 @@ KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for some
 def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Layers:
     """A recipe in its layers, with what `model: {hub | path | run: ...}` stands for written out.
 
-    That is the model there, under the fields that are changed; a section `start`; and its
-    tokenizer, where the recipe names none.
+    That is the model there, under the fields that are changed; a section `start`; its tokenizer,
+    where the recipe names none; and its adapter, or that of `adapter.path`.
     """
-    layers = config.load(recipe, overrides)
+    return adapter.written_out(_with_model(config.load(recipe, overrides)))
+
+
+def _with_model(layers: Layers) -> Layers:
     written = layers.merged(None)
     model = written.get("model")
     if not isinstance(model, dict) or not any(key in model for key in ORIGINS):
@@ -65,7 +68,7 @@ def check(start: Start) -> None:
 def take(start: Start, built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
     """The arrays for a built model; `vocabulary` is what a checkpoint says of its tokenizer."""
     if start.run is not None:
-        return Taken(*donor.take(start, built.abstract, vocabulary, say))
+        return Taken(*donor.take(start, built, vocabulary, say))
     return Taken(*published.take(start, built.base, built.names))
 
 
