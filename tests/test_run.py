@@ -114,8 +114,21 @@ def test_an_objective_that_needs_what_the_data_has_not_is_refused(monkeypatch):
     monkeypatch.setattr(Objective, "columns", ("tokens", "teacher"))
     assert refused() == (
         "1 problem in the recipe:\n"
-        "  objective  needs the columns teacher; the data has tokens, targets, weight, position, "
-        "document"
+        "  objective  is next_token, which reads the column teacher; data.format text gives "
+        "tokens, targets, weight, position, document"
+    )
+
+
+def test_pairs_and_preference_need_each_other():
+    assert refused("objective=preference") == (
+        "1 problem in the recipe and the command line:\n"
+        "  objective  is preference, which reads the column reference; data.format text gives "
+        "tokens, targets, weight, position, document: pairs would do"
+    )
+    assert refused("data.format=pairs") == (
+        "1 problem in the recipe and the command line:\n"
+        "  data.format  is pairs, whose rows have the column reference, and next_token does not "
+        "read it: objective preference does"
     )
 
 

@@ -16,7 +16,7 @@ from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of, load, load_frozen
 from windlass.config import Layers, json_schema, listing, read, tree
-from windlass.data import Prepared, tokenizer
+from windlass.data import Prepared, reference, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
@@ -108,8 +108,10 @@ def evaluate(
         if split not in prepared.splits:
             has = listing(prepared.splits, "and")
             raise UserError(f"{folder} holds out no {split} documents; it has {has} ones")
+        prepared = reference.joined(prepared, folder)
         session = Session(built, prepared)
         splits = [split] if split != "test" else ["validation", "test"]
+        reference.check(prepared, folder, splits)
         evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
         # Other rows in other batches are no other model; other tokens are.
         identity = built.identity | {"tokenizer": session.identity["tokenizer"]}

@@ -8,7 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 
 from windlass.checkpoint import Checkpoint
 from windlass.config import Every, Open, Problem, listing, section, tree
-from windlass.data import Data
+from windlass.data import FORMATS, Data
+from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import chips, mesh, precision
 from windlass.devices.mesh import Mesh
@@ -229,11 +230,24 @@ def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
 
 
 def _columns(run: Run) -> list[Problem]:
-    missing = [name for name in run.objective.columns if name not in run.data.columns]
-    if not missing:
-        return []
-    has = ", ".join(run.data.columns)
-    return [("objective", f"needs the columns {', '.join(missing)}; the data has {has}")]
+    """What the objective reads and the data has not, or the other way round."""
+    objective = type(run.objective).__module__.rpartition(".")[2]
+    format = type(run.data.format).__module__.rpartition(".")[2]
+    has, reads = run.data.columns, run.objective.columns
+    if missing := [name for name in reads if name not in has]:
+        what = f"is {objective}, which reads {_named(missing)}; "
+        what += f"data.format {format} gives {', '.join(has)}"
+        able = [one for one in FORMATS.names() if set(missing) <= set(FORMATS.load(one).columns)]
+        return [("objective", f"{what}: {listing(able)} would do" if able else what)]
+    if idle := [name for name in has if name not in reads and name not in COLUMNS]:
+        able = [one for one in OBJECTIVES.names() if set(idle) <= set(OBJECTIVES.load(one).columns)]
+        what = f"is {format}, whose rows have {_named(idle)}, and {objective} does not read it"
+        return [("data.format", f"{what}: objective {listing(able)} does")]
+    return []
+
+
+def _named(columns: list[str]) -> str:
+    return f"the column{'s' if len(columns) > 1 else ''} {', '.join(columns)}"
 
 
 def _patience(run: Run) -> list[Problem]:

@@ -64,7 +64,7 @@ class Data:
     @property
     def columns(self) -> dict[str, type[np.generic]]:
         """What a batch of it has, by name."""
-        return COLUMNS
+        return COLUMNS | dict.fromkeys(self.format.columns, np.float32)
 
     @property
     def parts(self) -> list[Part]:
@@ -215,6 +215,7 @@ def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
             packing=data.packing,
             is_once=name != "train",
             longer=data.lengthy,
+            together=data.format.together,
             console=console,
         )
         if not len(splits[name]):

@@ -41,6 +41,8 @@ class Format(Protocol):
 
     reads: ClassVar[str]
     longer: ClassVar[Longer]  # what is usual
+    together: ClassVar[int]  # how many documents of a row stay in one row of tokens
+    columns: ClassVar[tuple[str, ...]]  # what a batch has beside what every batch has
 
     def settled(self, row: dict[str, Any], where: str) -> "tuple[Format, str | None]": ...
 
@@ -54,6 +56,8 @@ class Contract:
 
     reads: ClassVar[str] = "rows"
     longer: ClassVar[Longer] = "drop"
+    together: ClassVar[int] = 1
+    columns: ClassVar[tuple[str, ...]] = ()
     template: str | None = None  # what is asked for in place of the tokenizer's own
 
     def settled(self, row: dict[str, Any], where: str) -> tuple[Any, str | None]:

@@ -19,7 +19,7 @@ from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import forward_flops, training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
-from windlass.training import adapter, origin, runs
+from windlass.training import adapter, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
 from windlass.training.length import fate
@@ -130,6 +130,8 @@ class Loop:
         if self.writer is not None:
             self.writer.truncate(first)
         self.watch.open(self.folder / folders.COMPILES, first)
+        with self.signals.phase("asking the first weights"):
+            reference.ensure(self.session, state, frozen, self.folder, self.report.console)
         with self.signals.phase("compiling the step"):
             step = self.compile()
         self.report.fact("compiled", self.watch.summary())

@@ -11,6 +11,7 @@ from typing import Literal
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import Layers, listing
 from windlass.config.reading import closest
+from windlass.data import reference
 from windlass.errors import UserError
 from windlass.telemetry import about, metrics, tensorboard
 from windlass.training import folder as folders
@@ -19,9 +20,9 @@ LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
     *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
-    *("checkpoints", folders.MODEL, f"{tensorboard.NAME}*"),
+    *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
-    *("about.new", "recipe.new", *(f"{name}.partial" for name in LINES)),
+    *("about.new", "recipe.new", f"{reference.FOLDER}.new", *(f"{name}.partial" for name in LINES)),
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 

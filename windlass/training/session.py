@@ -22,7 +22,7 @@ from windlass import run as runs
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, tree
 from windlass.config.sections import flat
-from windlass.data import Prepared, prepare
+from windlass.data import Prepared, prepare, reference
 from windlass.data.load import evaluation_batches
 from windlass.devices import alignment, chips, mesh, precision, selection
 from windlass.devices.axes import annotate, cast, is_cast, layout, placements
@@ -324,7 +324,7 @@ class Session:
 def open_session(described: Described, console: Console) -> Session:
     vocabulary = folders.vocabulary(described.folder, described.run.tokenizer)
     prepared = prepare(described.run.data, vocabulary, console=console)
-    return Session(Built(described), prepared)
+    return Session(Built(described), reference.joined(prepared, described.folder))
 
 
 class Evaluator:

@@ -1,0 +1,104 @@
+"""Asking the weights of the start for every target, once, before they are trained."""
+
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Float, PyTree
+from rich.console import Console
+
+from windlass.checkpoint.fingerprint import measure
+from windlass.data import reference
+from windlass.data.cache import publish
+from windlass.data.load import evaluation_batches
+from windlass.data.pack import Rows
+from windlass.data.progress import progress
+from windlass.telemetry.compiles import Program
+from windlass.training.session import Session
+from windlass.training.step import Frozen, State
+
+NEW = f"{reference.FOLDER}.new"
+
+
+def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: Console) -> None:
+    """Makes the column before the first step, and after it checks that it is what it was.
+
+    The files are there all at once or not at all: a run that was killed meanwhile makes them anew.
+    """
+    prepared = session.prepared
+    if reference.COLUMN not in prepared.data.columns:
+        return
+    if int(state.step):
+        reference.check(prepared, run)
+        return
+    weights = _digest(measure((state.weights, frozen.model)))
+    written = reference.read(run)
+    if written is not None and _is_of(written, weights, reference.files(prepared), run):
+        return
+    partial = run / NEW
+    shutil.rmtree(partial, ignore_errors=True)
+    partial.mkdir()
+    about = {"weights": weights, "rows": _computed(session, state, frozen, partial, console)}
+    (partial / reference.ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    publish(partial, run / reference.FOLDER, is_whole=lambda: False)
+
+
+def make_reference(model: Callable[..., Any]) -> Callable[..., Float[Array, "batch seq"]]:
+    """The log-probability of every target that is trained on, to be compiled."""
+
+    def log_probabilities(weights: PyTree, frozen: Frozen, batch: dict[str, Array]):
+        whole = model(weights, frozen.model)
+        hidden, _, _ = whole(batch)
+        log_p = whole.head.log_probabilities(hidden, batch["targets"])
+        # Whole on every device, so that any process can write it.
+        return jax.sharding.reshard(jnp.where(batch["weight"] > 0, log_p, 0.0), PartitionSpec())
+
+    return log_probabilities
+
+
+def _computed(
+    session: Session, state: State, frozen: Frozen, place: Path, console: Console
+) -> dict[str, dict[str, str]]:
+    """Writes the column of all rows; of each file, whose rows it has and its hash."""
+    function = Program(
+        make_reference(session.built.model),
+        reference.COLUMN,
+        compiler_options=session.built.described.compiler_options,
+    )
+    size = session.batches.per_device * session.batches.shards
+    rows, about, done = reference.files(session.prepared), {}, 0
+    with progress(console, "asking the first weights", sum(map(len, rows.values()))) as tell:
+
+        def found(part: Rows) -> Iterator[np.ndarray]:
+            nonlocal done
+            ahead, left = session.run.data.prefetch, len(part)
+            plain = part.with_beside({})
+            for batch in evaluation_batches(plain, size, session.place, prefetch=ahead):
+                some = np.asarray(function(state.weights, frozen, batch))[:left]
+                left, done = left - len(some), done + len(some)
+                yield some
+                tell(done, "rows")
+
+        for name, part in rows.items():
+            content = reference.write(place / f"{name}.npy", len(part), part.length, found(part))
+            about[name] = {"rows": part.fingerprint, "content": content}
+    return about
+
+
+def _is_of(written: dict[str, Any], weights: str, rows: dict[str, Rows], run: Path) -> bool:
+    return written["weights"] == weights and all(
+        written["rows"].get(name, {}).get("rows") == part.fingerprint
+        and reference.is_whole(run, name, written)
+        for name, part in rows.items()
+    )
+
+
+def _digest(values: dict[str, int]) -> str:
+    return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
