@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from windlass.data import Prepared
-from windlass.data.pack import COLUMNS, Rows, rows
+from windlass.data.pack import COLUMNS, Packing, Rows, rows
 
 LENGTH = 16
 # Of each pair the bytes of both texts; with a beginning and an end, one more is to be read of each.
@@ -21,11 +21,19 @@ def prepared(documents) -> Prepared:
     return documents(["x" * size for pair in SIZES for size in pair])
 
 
-def of(prepared: Prepared, console: Console, packing="documents") -> Rows:
+def of(prepared: Prepared, console: Console, packing: Packing = "documents") -> Rows:
     corpus = prepared.corpora[0]
     every = np.arange(corpus.documents)
-    how = dict(stride=LENGTH, packing=packing, is_once=False, console=console)
-    return rows(corpus, every, length=LENGTH, together=2, **how)
+    return rows(
+        corpus,
+        every,
+        length=LENGTH,
+        stride=LENGTH,
+        packing=packing,
+        is_once=False,
+        console=console,
+        together=2,
+    )
 
 
 def test_each_pair_is_whole_in_one_row_its_first_document_of_an_even_number(prepared, console):

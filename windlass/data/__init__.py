@@ -119,6 +119,9 @@ class Data:
                 f"stride is {self.stride}; it is 1 to length ({self.length}), beyond which tokens "
                 "would be left out"
             )
+        if self.format.together > 1 and self.lengthy != "drop":
+            what = "documents that belong together stay whole: drop would do"
+            yield f"longer is {self.longer}; {what}"
         for name in ("workers", "prefetch", "split_seed"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
