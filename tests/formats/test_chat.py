@@ -1,16 +1,21 @@
+import io
 import json
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
+from rich.console import Console
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
 from tests.formats.templates import DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
 from windlass.data import Data, Prepared, prepare
+from windlass.data.pack import Rows
+from windlass.data.show import COLORS, row, table
 from windlass.data.tokenizer import Tokenizer, learn, load
 from windlass.errors import UserError
 from windlass.formats.chat import Format
@@ -210,6 +215,7 @@ def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
     assert corpus.owner is not None and corpus.owner.tolist() == [n // 2 for n in range(40)]
     parts = prepare(replace(found.data, validation=0.3), Tokenizer(kind="file", path=_files(found)))
     held_out = parts.split("validation")
+    assert isinstance(held_out, Rows)
     assert held_out.documents == 2 * len(set(corpus.owner[held_out.index.document].tolist()))
 
 
@@ -502,3 +508,112 @@ def test_a_prompt_is_what_transformers_makes_of_it_and_stops_where_answers_do(
     assert {stop, tokeniser.eos} <= tokeniser.stops
     bare = chat_prompt(PLAIN[:3], template, "off")
     assert bare.endswith("<think>\n\n</think>\n\n") and bare.count("<think>") == 1
+
+
+def test_what_is_not_trained_on_is_dimmed_and_the_share_is_told(prepared: Callable):
+    found = prepared(QWEN25, [{"messages": PLAIN}, {"messages": PLAIN[:2]}])
+    shown = row(found.split("train"), 1, found.tokeniser)
+    bright = [shown.plain[x.start : x.end] for x in shown.spans if x.style in COLORS]
+    assert bright == ["Good day, how can I help?", "<|im_end|>"]
+    rows = found.split("train")
+    console = Console(file=io.StringIO(), width=120)
+    console.print(table(found))
+    told = console.file.getvalue().splitlines()[3]  # pyright: ignore[reportAttributeAccessIssue]
+    cells = [cell.strip() for cell in told.strip("│").split("│")]
+    weights = [rows[number]["weight"] for number in range(2)]
+    places = [rows[number]["document"] >= 0 for number in range(2)]
+    share = np.sum(weights) / np.sum(places)
+    assert cells[3:] == [f"{np.sum(places)}", f"{np.sum(places) / 2048:.1%}", f"{share:.1%}"]
+    assert rows.tokens == np.sum(weights)
+
+
+def test_a_saved_tokenizer_chats_as_before_in_transformers_too(folder: Callable, tmp_path: Path):
+    place = folder(LLAMA3)
+    said = json.loads((place / "tokenizer_config.json").read_text())
+    kept = {**said, "model_max_length": 777, "auto_map": {"AutoTokenizer": "code.py"}}
+    (place / "tokenizer_config.json").write_text(json.dumps(kept))
+    library = Library.from_file(str(place / "tokenizer.json"))
+    end = library.token_to_id("<|eom_id|>")
+    (place / "generation_config.json").write_text(json.dumps({"eos_token_id": [end]}))
+    first = load(str(place))
+    first.save(tmp_path / "kept")
+    again = load(str(tmp_path / "kept"))
+    names = ("text", "eos", "bos", "template", "ends")
+    assert all(getattr(again, name) == getattr(first, name) for name in names)
+    assert again.stops == {again.eos, end, library.token_to_id("<|eot_id|>")}
+    assert theirs(tmp_path / "kept", PLAIN) == theirs(place, PLAIN)
+    config = json.loads((tmp_path / "kept/tokenizer_config.json").read_text())
+    assert config["model_max_length"] == 777 and "auto_map" not in config
+
+
+def test_a_template_is_read_from_each_place_that_files_have_it(folder: Callable):
+    place = folder(QWEN25)
+    config = place / "tokenizer_config.json"
+    several = [{"name": "tool_use", "template": "T"}, {"name": "default", "template": "D"}]
+    config.write_text(json.dumps({"chat_template": several}))
+    tokens = {"eos_token": {"content": "<|im_end|>"}, "bos_token": "<|im_start|>"}
+    (place / "special_tokens_map.json").write_text(json.dumps(tokens))
+    found = load(str(place))
+    assert (found.template, found.name(found.eos)) == ("D", "<|im_end|>")
+    assert found.chat is not None and found.chat.variables["bos_token"] == "<|im_start|>"
+    (place / "chat_template.jinja").write_text("J")
+    assert load(str(place)).template == "J"
+
+
+def test_a_second_start_reads_the_cache_and_another_template_does_not(
+    prepared: Callable, monkeypatch: pytest.MonkeyPatch
+):
+    rows = [{"messages": PLAIN}]
+    first = prepared(QWEN25, rows)
+    again = prepared(QWEN25, rows)
+    assert again.corpora[0].folder == first.corpora[0].folder
+    other = prepared(QWEN25, rows, template="chatml")
+    assert other.corpora[0].folder != first.corpora[0].folder
+    assert other.fingerprint != first.fingerprint
+    last = prepared(QWEN25, rows, turns="last")
+    assert last.fingerprint != first.fingerprint
+
+
+def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, tmp_path: Path):
+    found = prepared(QWEN25, [{"messages": PLAIN}])
+    file = tmp_path / "broken.jsonl"
+    file.write_text(json.dumps({"messages": PLAIN}) + '\n{"messages": [}\n')
+    data = replace(found.data, source=jsonl.Source(path=str(file)))
+    with pytest.raises(UserError) as refused:
+        prepare(data, Tokenizer(kind="file", path=_files(found)))
+    assert str(refused.value) == (
+        f"{file} line 2 is not JSON (Expecting value at column 15); one JSON object to a line is "
+        "expected"
+    )
+    file.write_text("")
+    data = replace(found.data, source=jsonl.Source(path=str(file)))
+    with pytest.raises(UserError) as refused:
+        prepare(data, Tokenizer(kind="file", path=_files(found)))
+    assert str(refused.value) == "data.source has no documents"
+
+
+def test_rows_that_are_all_too_long_are_refused(prepared: Callable):
+    found = prepared(QWEN25, [{"messages": PLAIN}])
+    with pytest.raises(UserError) as refused:
+        prepare(replace(found.data, length=16), Tokenizer(kind="file", path=_files(found)))
+    assert str(refused.value) == (
+        "data.length is 16, and all 1 documents of data.source are longer, the shortest of "
+        f"{found.split('train').targets} tokens; a longer row, or data.longer=cut or split would do"
+    )
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            {"messages": "a", "prompt": "b", "completion": "c"},
+            "messages is given, and prompt too; leave one of them out",
+        ),
+        ({"prompt": "b"}, "completion is missing; prompt needs it"),
+        ({"completion": "b"}, "prompt is missing; completion needs it"),
+    ],
+)
+def test_columns_that_do_not_go_together_are_refused(fields: dict, message: str):
+    with pytest.raises(ValueError) as refused:
+        Format(**fields)
+    assert str(refused.value) == message

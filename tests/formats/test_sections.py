@@ -186,3 +186,22 @@ def test_a_source_without_rows_is_refused(tmp_path: Path):
         "data.format is sections, which is made of whole rows, and data.source is stories, which "
         "has none; jsonl, parquet, hub and example do"
     )
+
+
+def test_a_vocabulary_is_learned_from_all_that_rows_say(prepared: Callable, tmp_path: Path):
+    data = prepared([{**ROW, "answer": "zyzzyva " * 20}], 512).data
+    found = prepare(data, Tokenizer(kind="bpe", vocab=270))
+    tokens = found.tokeniser.encode("zyzzyva")
+    assert len(tokens) < 4 and found.tokeniser.decode(tokens) == "zyzzyva"
+
+
+def test_a_stride_is_refused_where_nothing_is_split():
+    given = {"source": {"kind": "stories"}, "length": 8, "stride": 4}
+    with pytest.raises(UserError) as refused:
+        read(Data, {**given, "longer": "drop"})
+    assert str(refused.value) == (
+        "1 problem in the recipe:\n"
+        "  stride  is 4; it is for documents that are split over rows, and longer ones are "
+        "dropped: data.longer=split splits them"
+    )
+    assert read(Data, given).lengthy == "split"

@@ -68,3 +68,11 @@ def test_a_line_that_is_no_document_is_refused_with_its_number(
     with pytest.raises(UserError) as refused:
         source[1]
     assert str(refused.value) == f"{file} line 3 {message}"
+
+
+def test_a_row_has_all_columns_and_a_place(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('\n{"a": [{"b": "\\ud83d"}], "c": null}\n')
+    source = Source(path=str(file))
+    assert source.row(0) == {"a": [{"b": "\ufffd"}], "c": None}
+    assert source.where(0) == f"{file} line 2"

@@ -123,3 +123,9 @@ def test_a_file_of_another_kind_is_refused(tmp_path: Path):
         len(Source(path=str(file)))
     said = str(refused.value)
     assert said.startswith(f"{file} cannot be read as Parquet (Parquet magic bytes not found")
+
+
+def test_a_row_has_all_columns_and_a_place(folder: Path):
+    source = Source(path=str(folder), column="absent")  # which only a text needs
+    assert source.row(1301) == {"id": 301, "text": "document 301 of b.parquet"}
+    assert source.where(1301) == f"{folder}/b.parquet row 302"

@@ -122,6 +122,12 @@ class Data:
         if self.format.together > 1 and self.lengthy != "drop":
             what = "documents that belong together stay whole: drop would do"
             yield f"longer is {self.longer}; {what}"
+        if self.stride is not None and self.lengthy != "split":
+            yield (
+                f"stride is {self.stride}; it is for documents that are split over rows, and "
+                f"longer ones are {'cut' if self.lengthy == 'cut' else 'dropped'}: "
+                "data.longer=split splits them"
+            )
         for name in ("workers", "prefetch", "split_seed"):
             if getattr(self, name) < 0:
                 yield f"{name} is {getattr(self, name)}; it must be 0 or more"
@@ -186,7 +192,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     """Tokenises and packs what is not yet in the cache, and opens it."""
     console = console or Console(stderr=True)
     cache = _cache(data)
-    tokeniser = vocabulary(data.parts, tokenizer, cache, console)
+    tokeniser = vocabulary(data.parts, tokenizer, cache, console, data.format)
     if (asked := data.format.template) is not None:
         tokeniser = tokeniser.speaking(template.found(asked))
     corpora, splits = [], []
@@ -241,6 +247,13 @@ def _cache(data: Data) -> Path:
 
 def _nothing_in(name: str, data: Data, tokens: Corpus) -> str:
     documents = tokens.documents - tokens.empty
+    if data.lengthy == "drop" and np.diff(tokens.offsets).min() - 1 > data.length:
+        shortest = int(np.diff(tokens.offsets).min()) - 1
+        return (
+            f"data.length is {data.length}, and all {documents:,} documents of data.source are "
+            f"longer, the shortest of {shortest:,} tokens; a longer row, or data.longer=cut or "
+            "split would do"
+        )
     if name == "train":
         held_out = data.validation + data.test
         return (

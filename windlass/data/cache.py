@@ -25,7 +25,7 @@ from rich.console import Console
 from windlass.config import tree
 from windlass.data import tokenizer as vocabularies
 from windlass.data.checks import Checker, Checks, Found
-from windlass.data.documents import Notes, made
+from windlass.data.documents import Notes, made, words
 from windlass.data.progress import progress
 from windlass.data.tokenizer import (
     SAMPLE_CHARACTERS,
@@ -95,7 +95,13 @@ class Part(NamedTuple):
     share: float  # of the rows that are drawn
 
 
-def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Console) -> Tokeniser:
+def vocabulary(
+    parts: Sequence[Part],
+    asked: Tokenizer,
+    cache: Path,
+    console: Console,
+    format: Format = PLAIN,
+) -> Tokeniser:
     """The tokeniser of a recipe; one that is to be learned reads of each source by its share."""
     if asked.kind == "byte":
         return vocabularies.byte()
@@ -106,6 +112,7 @@ def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Co
         assert asked.hub is not None
         fetched = fetch(asked.hub, asked.revision, TOKENIZER, key="tokenizer.hub")
         return vocabularies.load(str(fetched.folder), asked.eos)
+    is_text = format.reads == "text"
     for part in parts:
         if part.source.yields != "text":
             raise UserError(
@@ -113,12 +120,13 @@ def vocabulary(parts: Sequence[Part], asked: Tokenizer, cache: Path, console: Co
                 "tokenizer.kind=file with tokenizer.path names the tokenizer that made them"
             )
     stamps = _stamps(parts)
-    start = _key(FORMAT, asked.vocab, stamps, [part.share for part in parts])
+    how = [part.share for part in parts]
+    start = _key(FORMAT, asked.vocab, stamps, how, *([] if is_text else ["rows"]))
     file = cache / "vocabularies" / f"{start}.json"
     if not file.is_file():
         with claimed(cache / "building" / start, console):
             if not file.is_file():  # no other process was faster
-                learned = _learned(parts, asked, console)
+                learned = _learned(parts, asked, console, is_text)
                 if _stamps(parts) != stamps:
                     raise UserError(CHANGED)
                 kept = {"text": learned.text, **learned.kept}
@@ -284,7 +292,7 @@ def _stamps(parts: Sequence[Part]) -> list[str]:
     return found
 
 
-def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console) -> Tokeniser:
+def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console, is_text: bool) -> Tokeniser:
     assert asked.vocab is not None
     enough = min(SAMPLE_CHARACTERS, asked.vocab * SAMPLE_CHARACTERS_PER_TOKEN)
     documents = sum(len(part.source) for part in parts)
@@ -296,7 +304,8 @@ def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console) -> Token
                 characters = 0
                 for number in vocabularies.sample(len(part.source), part.source.together()):
                     with under(part.key):
-                        text = part.source[number]["text"]
+                        source = part.source
+                        text = source[number]["text"] if is_text else words(source.row(number))
                     done, total, characters = done + 1, total + len(text), characters + len(text)
                     yield text
                     tell(done, f"{total / 1e6:,.1f}M characters")

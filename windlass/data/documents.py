@@ -93,6 +93,13 @@ def _rendered(
         )
 
 
+def words(row: Any) -> str:
+    """All text of a row, whatever its columns are."""
+    if isinstance(row, dict | list):
+        return "\n".join(map(words, row.values() if isinstance(row, dict) else row))
+    return row if isinstance(row, str) else ""
+
+
 def _name(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 

@@ -12,6 +12,7 @@ from windlass.data.mix import Mixture
 from windlass.data.pack import Rows
 from windlass.data.tokenizer import Tokeniser
 
+LONGER = {"split": "split over several", "cut": "cut", "drop": "dropped"}
 COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a row differ
 
 
@@ -44,8 +45,7 @@ def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
         longest = int(np.diff(rows.corpus.offsets).max())
         told = f"{longest:,} tokens, with {rows.tokens:,} in all to train on"
         if rows.longer:
-            becomes = {"split": "split over several", "cut": "cut", "drop": "dropped"}
-            done = becomes[prepared.data.lengthy]
+            done = LONGER[prepared.data.lengthy]
             told += f"; {rows.longer:,} longer than data.length ({rows.length:,}) are {done}"
         yield "longest", f"{several}{told}"
 
@@ -70,11 +70,19 @@ def row(rows: Rows | Mixture, number: int, tokeniser: Tokeniser) -> Text:
 
 def table(prepared: Prepared) -> Table:
     shown = Table("split", "documents", "rows", "tokens", "of all places")
+    is_masked = any(rows.tokens < rows.targets for rows in prepared.splits.values())
+    is_short = any(rows.longer for rows in prepared.splits.values())
+    if is_masked:
+        shown.add_column("trained on")
+    if is_short:
+        shown.add_column(f"longer, {LONGER[prepared.data.lengthy]}")
     for column in shown.columns[1:]:
         column.justify = "right"
     for name, rows in prepared.splits.items():
-        numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.tokens)]
-        shown.add_row(name, *numbers, f"{rows.efficiency:.1%}")
+        numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.targets)]
+        masked = [f"{rows.tokens / rows.targets:.1%}"] if is_masked else []
+        longer = [f"{rows.longer:,}"] if is_short else []
+        shown.add_row(name, *numbers, f"{rows.efficiency:.1%}", *masked, *longer)
     return shown
 
 

@@ -177,7 +177,8 @@ class Tokeniser:
 
     def speaking(self, template: str) -> "Tokeniser":
         """The same vocabulary with another chat template."""
-        return Tokeniser(self.text, **self.kept | {"template": template})
+        kept: dict[str, Any] = self.kept | {"template": template}
+        return Tokeniser(self.text, **kept)
 
     @cached_property
     def chat(self) -> Template | None:
@@ -192,8 +193,8 @@ class Tokeniser:
     def stops(self) -> frozenset[int]:
         """The tokens after which nothing more is written: an answer's, and a document's."""
         ends = turns.shape(self.chat).ends if self.chat is not None else ()
-        of_chats = [self._library.token_to_id(token) for token in ends]
-        return frozenset({self.eos, *self.ends, *of_chats})
+        of_chats = {x for x in self.special if self.name(x) in ends}
+        return frozenset({self.eos, *self.ends} | of_chats)
 
     def save(self, folder: str | Path) -> None:
         """Writes the files that `transformers` reads a tokenizer from."""

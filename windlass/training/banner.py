@@ -44,9 +44,10 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     rows = loader.rows
     some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
     dropped = f", {some} left out of each" if loader.dropped else ""
+    masked = f" of {rows.targets:,} trained on" if rows.tokens < rows.targets else ""
     yield (
         "data",
-        f"{rows.tokens:,} tokens in {len(rows):,} rows ({rows.efficiency:.1%} full), "
+        f"{rows.tokens:,} tokens{masked} in {len(rows):,} rows ({rows.efficiency:.1%} full), "
         f"{loader.batches_per_epoch} steps an epoch{dropped}",
     )
     yield from facts(session.prepared)

@@ -238,6 +238,7 @@ class Session:
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
             "loss scale": "of float16" if self.scales_loss else "none",
+            "data.longer": self.run.data.lengthy,
             "seed": self.run.train.seed,
         }
 
