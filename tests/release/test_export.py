@@ -62,7 +62,7 @@ def test_its_tokenizer_cuts_text_as_the_run_does(run, exported):
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(exported)
-    own = tokenizer.load(str(run / "tokenizer.json"), None)
+    own = tokenizer.load(str(run / "tokenizer"))
     assert found(TEXT, add_special_tokens=False).input_ids == own.encode(TEXT).tolist()
     assert found(TEXT).input_ids == [own.bos, *own.encode(TEXT)]
     assert (found.eos_token_id, found.bos_token_id) == (own.eos, own.bos)
@@ -106,7 +106,7 @@ def test_a_difference_is_found_and_told(run, exported, tmp_path):
     settings = json.loads((spoilt / "tokenizer_config.json").read_text())
     (spoilt / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "a"}))
     tokens = check.random_tokens(300)
-    own = tokenizer.load(str(run / "tokenizer.json"), None)
+    own = tokenizer.load(str(run / "tokenizer"))
     found = check.compare(spoilt, None, tokens, ours(run, tokens), own)
     assert not found.good
     told = str(found).split("; ")

@@ -132,7 +132,7 @@ def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
         for array in arrays(model, names)
         for name, bring in array.out()
     ]
-    return sorted(found, key=lambda one: _in_order(one.name))
+    return sorted(found, key=lambda one: in_order(one.name))
 
 
 def write(
@@ -159,6 +159,6 @@ def write(
     return written
 
 
-def _in_order(name: str) -> list:
+def in_order(name: str) -> list:
     """Layers by number, as people count."""
     return [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in name.split(".")]

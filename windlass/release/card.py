@@ -36,6 +36,7 @@ class Subject:
     title: str
     address: str  # what others load: the name on the hub, or the folder's
     base: str | None  # the model it started from, as the hub names it
+    based_on: str  # the same, or its folder
     is_known_elsewhere: bool  # whether `transformers` has its architecture
 
 
@@ -124,18 +125,17 @@ def _use(of: Subject) -> str:
             "Windlass, and the tensors in `model.safetensors` are named for its parts.\n"
         )
         return "\n".join(parts)
-    base = of.base or "the model it was trained from"
     if of.form == "adapter":
         parts += [
             "```python",
             "from peft import PeftModel",
             "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
             f'tokenizer = AutoTokenizer.from_pretrained("{of.address}")',
-            f'base = AutoModelForCausalLM.from_pretrained("{base}")',
+            f'base = AutoModelForCausalLM.from_pretrained("{of.based_on}")',
             f'model = PeftModel.from_pretrained(base, "{of.address}")',
             "```\n",
             "```sh",
-            f"vllm serve '{base}' --enable-lora --max-lora-rank {_rank(of)} "
+            f"vllm serve '{of.based_on}' --enable-lora --max-lora-rank {_rank(of)} "
             f"--lora-modules '{of.title}={of.address}'",
             "```\n",
         ]

@@ -16,6 +16,7 @@ from windlass.config import listing
 from windlass.data.tokenizer import Tokeniser
 from windlass.errors import UserError
 from windlass.hub.config import families
+from windlass.hub.template import chat_prompt
 
 ROWS, LENGTH = 2, 64  # of random tokens
 # Of the largest logit: two programs that add in another order differ by some 1e-6 of it, while a
@@ -132,6 +133,10 @@ def _other_tokens(folder: Path, tokeniser: Tokeniser) -> list[str]:
         for text in TEXTS
         if theirs(text, add_special_tokens=False).input_ids != tokeniser.encode(text).tolist()
     ]
+    if tokeniser.chat is not None:
+        text = theirs.apply_chat_template([*CHAT], tokenize=False, add_generation_prompt=True)
+        if text != chat_prompt([*CHAT], tokeniser.chat):
+            wrong.append("a chat is another text there")
     if theirs.eos_token_id != tokeniser.eos:
         wrong.append(f"a document ends with token {theirs.eos_token_id}, not {tokeniser.eos}")
     return wrong

@@ -1,15 +1,16 @@
 """The files of an export: the name and size of each, known before it is written."""
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.config import tree
-from windlass.data.tokenizer import Tokeniser
-from windlass.hub import config, shards, weights
+from windlass.hub import config, peft, shards, weights
+from windlass.hub.shards import Tensor
 from windlass.release.card import Subject, card
 from windlass.release.source import Source
+from windlass.training import folder as folders
 
 GENERATION = "generation_config.json"
 
@@ -38,25 +39,32 @@ def as_json(name: str, content: dict[str, Any]) -> File:
     return text(name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def whole(source: Source, model: Any, dtype: str, shard_size: int) -> Iterator[File]:
+def whole(source: Source, tensors: Iterable[Tensor], dtype: str, shard_size: int) -> Iterator[File]:
     """A model in sharded safetensors, with what says how it computes and how it writes."""
     yield as_json("config.json", _config(source, dtype))
-    yield as_json(GENERATION, source.came_with(GENERATION) or _ends(source.tokeniser))
-    parts = shards.divided(
-        (tensor.typed(dtype) for tensor in weights.tensors(model, source.names)), shard_size
-    )
+    yield as_json(GENERATION, _generation(source))
+    parts = shards.divided((tensor.typed(dtype) for tensor in tensors), shard_size)
     yield from (File(part.file, part.size, part.write) for part in parts)
     if len(parts) > 1:
         yield text(shards.INDEX, shards.index(parts))
 
 
+def adapter(source: Source, model: Any, base: str | None, dtype: str) -> Iterator[File]:
+    """The two files of a PEFT adapter."""
+    settings: Any = source.run.adapter
+    about = peft.described(model, settings, source.built.names, base)
+    revision = source.start.get("revision")
+    yield as_json(peft.CONFIG, about | ({"revision": revision} if revision else {}))
+    own = weights.tensors(peft.own(model), peft.names(model, source.built.names))
+    part = shards.Shard(peft.TENSORS, [tensor.typed(dtype) for tensor in own])
+    yield File(part.file, part.size, part.write)
+
+
 def beside(source: Source, subject: Subject) -> Iterator[File]:
-    """What every export has: the tokenizer's files, and the card."""
-    tokeniser = source.tokeniser
-    ends = {"eos_token": tokeniser.eos, "bos_token": tokeniser.bos}
-    named = {key: tokeniser.name(token) for key, token in ends.items() if token is not None}
-    yield text("tokenizer.json", tokeniser.text)
-    yield as_json("tokenizer_config.json", {"tokenizer_class": "PreTrainedTokenizerFast", **named})
+    """What every export has: the tokenizer with its chat template, and the card."""
+    for path in sorted((source.folder / folders.TOKENIZER).glob("*")):
+        if path.name != GENERATION:
+            yield text(path.name, path.read_bytes())
     yield text("README.md", card(subject))
 
 
@@ -66,8 +74,14 @@ def _config(source: Source, dtype: str) -> dict[str, Any]:
         return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
     like = source.came_with("config.json")
     found = config.written(model, length=source.run.data.length, dtype=dtype, like=like)
-    return found if like else found | _ends(source.tokeniser)
+    ends = {"bos_token_id": source.tokeniser.bos, "eos_token_id": source.tokeniser.eos}
+    return found if like else found | ends
 
 
-def _ends(tokeniser: Tokeniser) -> dict[str, int | None]:
-    return {"bos_token_id": tokeniser.bos, "eos_token_id": tokeniser.eos}
+def _generation(source: Source) -> dict[str, Any]:
+    """As it came, with every token that ends an answer."""
+    tokeniser, said = source.tokeniser, source.came_with(GENERATION) or {}
+    ends = said.get("eos_token_id", [])
+    ends = dict.fromkeys([*(ends if isinstance(ends, list) else [ends]), *sorted(tokeniser.stops)])
+    own = {"bos_token_id": tokeniser.bos, "eos_token_id": [*ends] if len(ends) > 1 else [*ends][0]}
+    return {**own, **said, "eos_token_id": own["eos_token_id"]}

@@ -2,19 +2,25 @@
 
 import re
 from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any, Literal
 
+import equinox as eqx
+import jax
 from rich.console import Console
 from rich.text import Text
 
 import windlass
+from windlass import adapters
 from windlass.config import read, section, tree
 from windlass.data.progress import progress
 from windlass.errors import UserError
+from windlass.hub import peft, weights
 from windlass.release import check as checking
-from windlass.release import contents, folder, push
+from windlass.release import contents, folder, merge, push
 from windlass.release.card import Form, Subject
 from windlass.release.check import Comparison
 from windlass.release.contents import File
@@ -43,7 +49,7 @@ class Options:
 
     def __post_init__(self):
         wrong = []
-        if _bytes(self.shard_size) is None:
+        if not _bytes(self.shard_size):
             wrong.append(f"shard_size is {self.shard_size}; it must be a size such as 5GB or 500MB")
         if self.private and self.push is None:
             wrong.append("private is of what is pushed; push names that")
@@ -78,21 +84,24 @@ class Export:
         self.to, self.asked, self.console = to, asked, console
         self.source = Source(runs.find(run), asked.weights, asked.step)
         self.form: Form = _form(asked.form, self.source)
-        self.dtype = self.source.dtype if asked.dtype == "as-is" else asked.dtype
+        own = "float32" if self.form == "adapter" else self.source.dtype
+        self.dtype = own if asked.dtype == "as-is" else asked.dtype
 
     def __call__(self) -> Exported:
-        planned = list(self.files(self.source.abstract, self.source.step))
+        source, asked = self.source, self.asked
+        planned = list(self.files(source.abstract, source.step))
         self.refuse_early(planned)
-        if self.asked.dry_run:
-            return self.exported(planned, self.source.step)
-        step, model = self.source.load(self.say)
-        files = list(self.files(model, step))
-        with folder.written(self.to) as place:
-            self.write(files, place)
-        comparison = self.compared(model) if self.asked.check else None
+        if asked.dry_run:
+            return self.exported(planned, source.step)
+        step, model = source.load(self.say, whole=self.form != "adapter" or asked.check)
+        with source.built.described.scope():
+            files = list(self.files(model, step))
+            with folder.written(self.to) as place:
+                self.write(files, place)
+            comparison = self.compared(model) if asked.check else None
         address = None
-        if self.asked.push is not None and (comparison is None or comparison.good):
-            address = push.push(self.to, self.asked.push, self.asked.private)
+        if asked.push is not None and (comparison is None or comparison.good):
+            address = push.push(self.to, asked.push, asked.private)
         return self.exported(files, step, comparison, address)
 
     def refuse_early(self, planned: list[File]) -> None:
@@ -103,14 +112,31 @@ class Export:
         if self.asked.check:
             checking.check_possible(self.form, self.source.run.model)
         if not self.asked.dry_run:
-            folder.check_room(self.to, _total(planned), self.smaller())
+            needed = _total(planned)
+            if self.form == "adapter" and self.asked.check:
+                needed += sum(4 * x.size for x in jax.tree.leaves(self.source.built.base))
+            folder.check_room(self.to, needed, self.smaller())
 
     def files(self, model: Any, step: int, dtype: str | None = None) -> Iterator[File]:
         """What the export is made of; an abstract model tells the same names and sizes."""
-        largest = _bytes(self.asked.shard_size)
-        assert largest is not None
-        yield from contents.whole(self.source, model, dtype or self.dtype, largest)
-        yield from contents.beside(self.source, self.subject(step))
+        source, dtype = self.source, dtype or self.dtype
+        if self.form == "adapter":
+            yield from contents.adapter(source, model, self.base, dtype)
+        else:
+            tensors = merge.tensors if self.form == "merged" else weights.tensors
+            yield from contents.whole(
+                source, tensors(model, source.names), dtype, _bytes(self.asked.shard_size)
+            )
+        yield from contents.beside(source, self.subject(step))
+
+    @property
+    def base(self) -> str | None:
+        """The model that an adapter belongs to, as whoever loads it can find it."""
+        start = self.source.start
+        if start.get("path") is None:
+            return start.get("hub")
+        # A folder of this machine is of use on it, and nobody else's business.
+        return start["path"] if self.asked.push is None else Path(start["path"]).name
 
     def subject(self, step: int) -> Subject:
         source, asked = self.source, self.asked
@@ -122,7 +148,8 @@ class Export:
             step=step,
             title=(asked.push or self.to.name).rpartition("/")[2],
             address=asked.push or self.to.name,
-            base=source.base,
+            base=source.start.get("hub"),
+            based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
             is_known_elsewhere=source.names is not None,
         )
 
@@ -141,18 +168,39 @@ class Export:
         folder.mark(into, windlass=windlass.__version__, run=run, form=self.form)
 
     def compared(self, model: Any) -> Comparison:
+        """The export as others load it, beside the run's own model with numbers as written."""
         source = self.source
         tokens = checking.random_tokens(source.run.model.vocab)
-        with source.built.described.scope():
-            ours = checking.logits(checking.rounded(model, self.dtype), tokens)
+        if self.form == "adapter":
+            own = checking.rounded(peft.own(model), self.dtype)
+            ours = checking.logits(eqx.combine(own, checking.rounded(model, "float32")), tokens)
+            with self.base_beside(model) as base:
+                return checking.compare(self.to, base, tokens, ours, source.tokeniser)
+        if self.form == "merged" and self.dtype != "float32":
+            model = adapters.merged(model)  # what is rounded is the sum
+        ours = checking.logits(checking.rounded(model, self.dtype), tokens)
         return checking.compare(self.to, None, tokens, ours, source.tokeniser)
+
+    @contextmanager
+    def base_beside(self, model: Any) -> Iterator[Path]:
+        """The model that the adapter belongs to, from the run: where it came from may be gone."""
+        plain = weights.tensors(adapters.plain(model), self.source.names)
+        with TemporaryDirectory(prefix=f".{self.to.name}.base-", dir=self.to.parent) as place:
+            for file in contents.whole(self.source, plain, "float32", 10**12):
+                file.write(Path(place), lambda count: None)
+            yield Path(place)
 
     def smaller(self) -> str:
         """What would take less room, if anything would."""
-        if self.dtype != "float32" or self.form == "adapter":
-            return ""
-        less = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
-        return f"; --dtype bfloat16 takes {size(less)}"
+        less = []
+        if self.form == "adapter":
+            less += ["without --check"] if self.asked.check else []
+        elif self.dtype == "float32":
+            total = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
+            less.append(f"--dtype bfloat16 takes {size(total)}")
+        if self.form == "merged" and not self.source.beside_the_adapter:
+            less.append("--as adapter takes next to nothing")
+        return "".join(f"; {one}" for one in less)
 
     def exported(
         self,
@@ -169,15 +217,22 @@ class Export:
 
 
 def _form(asked: Form | None, source: Source) -> Form:
-    has_adapter = source.adapter is not None
-    form = asked or ("adapter" if has_adapter else "model")
-    if has_adapter and form == "model":
+    if source.run.adapter is None:
+        if asked not in (None, "model"):
+            raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
+        return "model"
+    more = source.beside_the_adapter
+    form = asked or ("merged" if more else "adapter")
+    if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
             "model with it"
         )
-    if not has_adapter and form != "model":
-        raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
+    if form == "adapter" and more:
+        raise UserError(
+            f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "
+            "be missing; --as merged has it all"
+        )
     return form
 
 
@@ -185,9 +240,10 @@ def _total(files: Iterable[File]) -> int:
     return sum(file.size for file in files)
 
 
-def _bytes(text: str) -> int | None:
+def _bytes(text: str) -> int:
+    """The bytes of a size such as 5GB; 0 where it is none."""
     found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)", text, re.IGNORECASE)
-    return int(float(found[1]) * UNITS[found[2].upper()]) if found else None
+    return int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
 
 
 def _stderr() -> Console:

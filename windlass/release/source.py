@@ -4,7 +4,6 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -12,11 +11,13 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from windlass import adapters
 from windlass.checkpoint.fingerprint import named
 from windlass.checkpoint.store import FROZEN, contents, load, load_frozen, saved
 from windlass.data import tokenizer
 from windlass.data.tokenizer import Tokeniser
 from windlass.devices.mesh import Mesh
+from windlass.devices.names import named as listed
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
 from windlass.run import Run
@@ -42,11 +43,7 @@ class Source:
     @property
     def names(self) -> Mapping[str, str] | None:
         """The family's table of names elsewhere; None: its arrays have their own."""
-        return getattr(import_module(type(self.run.model).__module__), "NAMES", None)
-
-    @property
-    def adapter(self) -> Any:
-        return getattr(self.run, "adapter", None)
+        return self.built.names or None
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -54,9 +51,16 @@ class Source:
         return folders.stored(self.folder)
 
     @property
-    def base(self) -> str | None:
-        """The model that the run started from, as the hub names it."""
-        return (self.recipe.get("start") or {}).get("hub")
+    def start(self) -> dict[str, Any]:
+        """What the run started from; empty where that is nothing."""
+        return self.recipe.get("start") or {}
+
+    @cached_property
+    def beside_the_adapter(self) -> list[str]:
+        """The weights of the model itself that a run with an adapter trained."""
+        mask, own = self.built.trainable.mask, adapters.own(self.built.abstract)
+        both = zip(listed(mask), jax.tree.leaves(own), strict=True)
+        return [name for (name, is_trained), is_own in both if is_trained and not is_own]
 
     def came_with(self, name: str) -> dict[str, Any] | None:
         """What a file of the model that the run started from said."""
@@ -69,23 +73,26 @@ class Source:
         about = self.came_with("config.json") or {}
         return about.get("dtype") or about.get("torch_dtype") or "float32"
 
-    @property
+    @cached_property
     def tokeniser(self) -> Tokeniser:
-        return tokenizer.load(str(self.folder / folders.TOKENIZER), self.run.tokenizer.eos)
+        return tokenizer.load(str(self.folder / folders.TOKENIZER))
 
     @property
     def abstract(self) -> Any:
         return eqx.combine(self.built.abstract, self.built.static)
 
-    def load(self, say: Callable[[str], None]) -> tuple[int, Any]:
-        """The step that was found good, and the model with its numbers, of the types it has."""
+    def load(self, say: Callable[[str], None], *, whole: bool = True) -> tuple[int, Any]:
+        """The step that was found good, and the model with its numbers, of the types it has.
+
+        Unless it is to be whole, what was not trained stays abstract.
+        """
         built, place = self.built, self.place
         weights, rest = built.parted(built.abstract)
         restored = load(
             self.folder, {place.part: weights}, built.identity, say=say, step=place.step
         )
         frozen = rest
-        if jax.tree.leaves(rest):
+        if whole and jax.tree.leaves(rest):
             kept = _as_stored({"model": rest}, contents(self.folder, FROZEN)["arrays"])
             frozen = load_frozen(self.folder, kept, built.identity, part=True)["model"]
         return restored.step, eqx.combine(restored.state[place.part], frozen, built.static)

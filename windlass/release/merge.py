@@ -1,0 +1,62 @@
+"""The tensors of a model with its adapter merged into it, each made when it is written."""
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import equinox as eqx
+import jax
+import numpy as np
+
+from windlass import adapters
+from windlass.adapters import Adapted
+from windlass.hub.names import Array, arrays
+from windlass.hub.shards import Tensor
+from windlass.hub.weights import in_order
+
+
+def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
+    """As `hub.weights.tensors` of the merged model, which is never whole in memory."""
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
+    nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
+    found = []
+    for array in arrays(eqx.filter_eval_shape(adapters.merged, model), names):
+        owner, _, field = array.path.rpartition(".")
+        if not _is_adapted(nodes.get(owner)):
+            found += _plain(array._replace(value=nodes[array.path]))
+        elif field == "weight":
+            found += _merged(array, nodes[owner])
+        else:
+            found += _plain(array._replace(value=getattr(nodes[owner].base, field)))
+    return sorted(found, key=lambda one: in_order(one.name))
+
+
+def _plain(array: Array) -> list[Tensor]:
+    dtype = np.dtype(array.value.dtype)
+    return [Tensor(name, array.shape, dtype, bring) for name, bring in array.out()]
+
+
+def _merged(array: Array, node: Adapted) -> list[Tensor]:
+    def bring(number: int) -> np.ndarray:
+        one = node if array.layers is None else _layer(node, number)
+        return np.ascontiguousarray(array.layout.outward(np.asarray(_weight(one))))
+
+    dtype = np.dtype(array.value.dtype)
+    return [
+        Tensor(name, array.shape, dtype, partial(bring, number))
+        for number, name in enumerate(array.names())
+    ]
+
+
+@eqx.filter_jit
+def _weight(node: Adapted) -> jax.Array:
+    return node.merged().weight
+
+
+@eqx.filter_jit
+def _layer(node: Adapted, number: Any) -> Adapted:
+    return jax.tree.map(lambda x: x[number] if eqx.is_array(x) else x, node)
+
+
+def _is_adapted(node: Any) -> bool:
+    return isinstance(node, Adapted)
