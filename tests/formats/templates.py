@@ -309,6 +309,34 @@ DEEPSEEK = Shape(
     stop="<｜end▁of▁sentence｜>",
 )
 
+# gpt-oss: a turn speaks on channels, whose names the model writes itself, and has three endings.
+HARMONY = Shape(
+    r"""<|start|>system<|message|>Today {{ strftime_now("%Y-%m-%d") }}<|end|>
+{%- for message in messages -%}
+    {%- if message.role == 'assistant' and message.tool_calls -%}
+        {%- if message.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{% endif -%}
+        {{- "<|start|>assistant to=functions." + message.tool_calls[0].function.name + "<|channel|>commentary json<|message|>" }}
+        {{- message.tool_calls[0].function.arguments|tojson }}
+        {{- "<|call|>" }}
+    {%- elif message.role == 'assistant' and loop.last and not add_generation_prompt -%}
+        {%- if message.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{% endif -%}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
+    {%- elif message.role == 'assistant' -%}
+        {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
+    {%- elif message.role == 'tool' -%}
+        {{- "<|start|>functions to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+    {%- else -%}
+        {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
+    {%- endif -%}
+{%- endfor -%}
+{%- if add_generation_prompt -%}<|start|>assistant{%- endif -%}
+""",
+    bos=None,
+    eos="<|return|>",
+    special=("<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|return|>", "<|call|>"),
+    stop="<|return|>",
+)
+
 SHAPES = {
     "qwen2.5": QWEN25,
     "llama3": LLAMA3,

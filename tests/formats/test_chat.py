@@ -12,7 +12,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
-from tests.formats.templates import DEEPSEEK, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
+from tests.formats.templates import DEEPSEEK, HARMONY, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
 from windlass.data import Data, Prepared, prepare
 from windlass.data.pack import Rows
 from windlass.data.show import COLORS, row, table
@@ -166,6 +166,22 @@ def test_a_call_is_trained_on_whole_and_what_the_tool_answers_is_not(
     # As others write it, the arguments are the text of an object.
     written[1]["tool_calls"][0]["function"]["arguments"] = arguments
     assert text_of(prepared(shape, [{"messages": written}])) == text_of(found)
+
+
+def test_channels_that_a_model_opens_itself_are_trained_on(prepared: Callable):
+    thought = {"thinking": "Look."}
+    messages = [PLAIN[0], PLAIN[1] | thought, CALLS[0], CALLS[1] | thought, *CALLS[2:]]
+    look = "<|channel|>analysis<|message|>Look.<|end|><|start|>assistant"
+    assert trained(prepared(HARMONY, [{"messages": messages}])) == [
+        "<|channel|>final<|message|>Good day, how can I help?<|end|>",
+        f"{look} to=functions.warmth<|channel|>commentary json<|message|>"
+        '{"place": "Bern"}<|call|>',
+        "<|channel|>final<|message|>It is 12 degrees.<|return|>",
+    ]
+    (row,) = [{"messages": [*PLAIN[:3], PLAIN[3] | thought]}]
+    assert trained(prepared(HARMONY, [row]))[-1] == (
+        f"{look}<|channel|>final<|message|> It, it.\nDone. <|return|>"
+    )
 
 
 def thoughtful(name: str, thought: str) -> list[dict]:
