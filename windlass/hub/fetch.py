@@ -2,10 +2,10 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 from windlass.config import listing
-from windlass.errors import UserError
+from windlass.errors import FULL, UserError
 
 CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
@@ -36,6 +36,7 @@ def fetch(
     """
     from huggingface_hub import constants, errors, snapshot_download
 
+    speaking: Any = errors.HfHubHTTPError.__bases__[0]  # the errors of its client, whichever it is
     cache = Path(constants.HF_HUB_CACHE)
     section, where = key.rpartition(".")[0], f"{key} is {name}"
     try:
@@ -67,6 +68,18 @@ def fetch(
         ) from None
     except errors.LocalEntryNotFoundError as missing:
         raise UserError(_offline(where, name, kind, cache, missing)) from None
+    except speaking as error:
+        raise UserError(
+            f"{where}; the hub stopped answering ({str(error).splitlines()[0]}); the same command "
+            "again goes on with what is missing"
+        ) from None
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise UserError(
+            f"{where}; there is no room for it in {cache}: {error.strerror}. HF_HOME names another "
+            "place, and `hf cache` tells what is there"
+        ) from None
     return Fetched(Path(folder), Path(folder).name)
 
 

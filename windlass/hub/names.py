@@ -162,24 +162,29 @@ class Array(NamedTuple):
             index = index or (slice(None),) * len(shape)
             key = tuple(one.indices(size) for one, size in zip(index, shape, strict=True))
             if key not in read:
-                read[key] = self._part(tensors, index).astype(dtype)
+                read[key] = self._part(tensors, index)
             return read[key]
 
         place = self.value.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return jax.make_array_from_callback(shape, place, part, dtype=dtype)
 
     def _part(self, tensors: Mapping[str, Tensor], index: Index) -> np.ndarray:
-        names = self.names()
+        names, dtype = self.names(), self.value.dtype
         if self.layers is None:
-            return self.layout.part(tensors[names[0]], index)
-        some = names[index[0]]
-        return np.stack([self.layout.part(tensors[name], index[1:]) for name in some])
+            return self.layout.part(tensors[names[0]], index).astype(dtype, copy=False)
+        some, inner = names[index[0]], index[1:]
+        sizes = zip(inner, self.layout.sizes, strict=True)
+        part = np.empty((len(some), *(len(range(*i.indices(n))) for i, n in sizes)), dtype)
+        for number, name in enumerate(some):
+            part[number] = self.layout.part(tensors[name], inner)
+        return part
 
 
 def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
     """Every array of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
-        node, owner, layers, turned, words = model, None, None, False, []
+        node, layers, turned, words = model, None, False, []
+        owner: Any = None
         steps = iter(path)
         for step in steps:
             if isinstance(node, Stack):  # the step is to `kinds`, the next one to one of them

@@ -96,9 +96,9 @@ def _scaling(
         if found["factor"] is None and found["original_length"]:
             longest = config.get("max_position_embeddings") or found["original_length"]
             found["factor"] = longest / found["original_length"]
-        both = given.get("mscale"), given.get("mscale_all_dim")
-        if found["attention_factor"] is None and all(both) and found["factor"]:
-            above, below = (0.1 * scale * math.log(found["factor"]) + 1 for scale in both)
+        one, all_of_it = given.get("mscale"), given.get("mscale_all_dim")
+        if found["attention_factor"] is None and one and all_of_it and found["factor"]:
+            above, below = (0.1 * x * math.log(found["factor"]) + 1 for x in (one, all_of_it))
             found["attention_factor"] = above / below
     if found["factor"] is None:
         problems.append((f"{at}.factor", f"is missing: {kind} scaling needs it"))

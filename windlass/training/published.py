@@ -45,7 +45,8 @@ def lend(
     _check_kind(folder, start)
     origin = f"{folder / configs.FILE}"
     model = configs.read(configs.load(folder), origin, given)
-    if not has_tokenizer and kept is None and not (folder / TOKENIZER).is_file():
+    is_kept = (folder / START).is_file()
+    if not (has_tokenizer or is_kept or (folder / TOKENIZER).is_file()):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"

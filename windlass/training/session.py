@@ -247,11 +247,17 @@ class Session:
         return self.built.described.compute == "float16"
 
     def init(self, taken: dict[str, Array] | None = None) -> tuple[State, Frozen]:
-        """The state at step 0, made where it lives; arrays that are `taken`, by path, as given."""
+        """The state at step 0, made where it lives; arrays that are `taken`, by path, as given.
+
+        Those that are of the right type already become the state's own, and are gone afterwards.
+        """
         key, taken = jax.random.key(self.run.train.seed), taken or {}
         on_cpu = self.built.described.chosen.kind == "cpu"
-        start = Program(self._start, "start", compiler_options=RUN_ONCE if on_cpu else {})
-        return start(key, taken)
+        options = RUN_ONCE if on_cpu else {}
+        start = Program(self._start, "start", donate_argnums=1, compiler_options=options)
+        own = named(self.built.base) | named(self.built.abstract)
+        given = {path: x for path, x in taken.items() if x.dtype == own[path].dtype}
+        return start(key, given, {path: x for path, x in taken.items() if path not in given})
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and places of `init`, without making it."""
@@ -261,7 +267,7 @@ class Session:
             sharding = NamedSharding(self.mesh, spec)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0), {}))
+        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0), {}, {}))
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (self.batches.rows, self.run.data.length)
@@ -299,9 +305,11 @@ class Session:
         ema = None if state.ema is None else finished(state.ema)
         return state._replace(weights=finished(state.weights), ema=ema)
 
-    def _start(self, key: PRNGKeyArray, taken: dict[str, Array]) -> tuple[State, Frozen]:
+    def _start(
+        self, key: PRNGKeyArray, taken: dict[str, Array], lowered: dict[str, Array]
+    ) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
-        model = eqx.filter(self.built.init(weights_key, taken), eqx.is_array)
+        model = eqx.filter(self.built.init(weights_key, taken | lowered), eqx.is_array)
         model = jax.tree.map(
             lambda x, to: jax.sharding.reshard(x, to.sharding), model, self.built.abstract
         )
