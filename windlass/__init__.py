@@ -12,6 +12,7 @@ if TYPE_CHECKING:
         prepare,
         runs,
         schema,
+        tasks,
         train,
         verify,
     )
@@ -25,6 +26,7 @@ __all__ = [
     "prepare",
     "runs",
     "schema",
+    "tasks",
     "train",
     "verify",
 ]

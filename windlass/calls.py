@@ -1,6 +1,7 @@
 """What the commands do, each as one call in Python."""
 
 import dataclasses
+import json
 import os
 from collections.abc import Iterator, Sequence
 from functools import partial
@@ -23,6 +24,7 @@ from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator
+from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
 from windlass.release import folder as exports
@@ -57,6 +59,7 @@ __all__ = [
     "schema",
     "standing",
     "stream",
+    "tasks",
     "train",
     "verify",
 ]
@@ -127,6 +130,35 @@ def evaluate(
                 known, new = losses
                 answer["verdict"] = verdict(new, known, names=("test", "validation"))
         return answer
+
+
+def tasks(
+    run: str | Path | None,
+    names: str | Sequence[str],
+    overrides: Sequence[str] = (),
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    folder: str | Path | None = None,
+    weights: str = "last",
+    step: int | None = None,
+    batch: int = 8,
+) -> dict[str, dict[str, float]]:
+    """What tasks of lm-evaluation-harness measure of a run's model; `folder` has one's own tasks.
+
+    Of each task at most `limit` questions are asked, after so many solved examples (`shots`).
+    """
+    from windlass.evaluation import harness
+
+    every = [names] if isinstance(names, str) else names
+    place = find(run)
+    chosen = folders.place_of(place, weights, step)
+    built = _built(place, overrides)
+    with built.described.scope():
+        generator = _generator(place, built, chosen)
+        scorer = Scorer(generator.model, longest=_longest(place, built.run), batch=batch)
+        how = {"limit": limit, "shots": shots, "folder": folder}
+        return harness.measure(scorer, generator, every, **how)
 
 
 def generate(
@@ -273,6 +305,13 @@ def _generator(folder: Path, built: Built, place: Place) -> Generator:
     _, weights, frozen = _weights(folder, built, built.identity, place, None)
     tokeniser = tokenizer.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
     return Generator(built.model(weights, frozen.model), tokeniser)
+
+
+def _longest(folder: Path, run: Run) -> int:
+    """How many tokens a run's model reads at once: as many as it came with, or was trained on."""
+    file = folder / folders.MODEL / "config.json"
+    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    return said.get("max_position_embeddings") or run.data.length
 
 
 def _weights(

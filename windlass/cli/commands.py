@@ -134,8 +134,21 @@ def evaluate(
     ] = "validation",
     weights: WhichWeights = "last",
     step: Step = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="tasks of lm-evaluation-harness instead, as a,b"),
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option(metavar="N", help="of each task so many questions")
+    ] = None,
+    shots: Annotated[
+        str | None, typer.Option(metavar="N", help="solved examples before each question")
+    ] = None,
+    tasks_from: Annotated[
+        str | None, typer.Option(metavar="DIR", help="tasks of your own, in YAML files")
+    ] = None,
 ) -> None:
-    """Measure the loss and perplexity of a run on held-out rows.
+    """Measure the loss and perplexity of a run on held-out rows; or how it does at public tasks.
 
     On test rows it measures validation too and gives a verdict on both. The run notes how often
     its test rows were looked at: what was chosen by them is no longer tested by them.
@@ -143,7 +156,13 @@ def evaluate(
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
+    windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
     """
+    asked = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    if tasks is not None:
+        return _tasks(ctx, run, tasks, options(Asked, weights=weights, step=step, **asked))
+    for name in (name for name, value in asked.items() if value is not None):
+        raise UserError(f"--{name.replace('_', '-')} is for --tasks, which is not given")
     measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
         from windlass.calls import evaluate as call
@@ -262,6 +281,30 @@ class Measured(Chosen):
     """The options of `evaluate`."""
 
     split: Split
+
+
+@section
+class Asked(Chosen):
+    """The options of `evaluate --tasks`."""
+
+    limit: int | None
+    shots: int | None
+    tasks_from: str | None
+
+
+def _tasks(ctx: typer.Context, run: str | None, tasks: str, asked: Asked) -> None:
+    with ctx.obj.phase("evaluating"):
+        from windlass.calls import tasks as call
+        from windlass.telemetry.console import number
+
+        how = vars(asked) | {"folder": asked.tasks_from}
+        del how["tasks_from"]
+        with waiting("evaluating"):
+            found = call(run, [name.strip() for name in tasks.split(",")], ctx.args, **how)
+    width = max(len(name) for name in found) + 2
+    for name, values in found.items():
+        told = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
+        say(Text.assemble((f"{name:<{width}}", "bold"), told))
 
 
 def _refuse(what: str) -> int:

@@ -33,6 +33,10 @@ class Generator:
         self._read = Program(self._one_token, "prompt reader", donate_argnames="memory")
         self._write = Program(self._one_token, "token writer", donate_argnames="memory")
 
+    @property
+    def model(self) -> Model:
+        return eqx.combine(self._weights, self._rest)
+
     def renew(self, model: Model) -> None:
         """Go on with other weights of the same model; nothing is compiled again."""
         weights, _ = eqx.partition(model, eqx.is_array)
