@@ -633,3 +633,19 @@ def test_columns_that_do_not_go_together_are_refused(fields: dict, message: str)
     with pytest.raises(ValueError) as refused:
         Format(**fields)
     assert str(refused.value) == message
+
+
+def test_a_block_for_what_is_generated_changes_nothing(prepared: Callable, folder: Callable):
+    source = (
+        "{% for m in messages %}{% if m.role == 'assistant' %}<|im_start|>assistant\n"
+        "{% generation %}{{ m.content }}<|im_end|>{% endgeneration %}\n{% continue %}{% endif %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    )
+    found = prepared(QWEN25, [{"messages": PLAIN}], source)
+    assert text_of(found) == theirs(folder(QWEN25, source), PLAIN)
+    assert trained(found)[0] == "Good day, how can I help?<|im_end|>"
+
+
+def test_rows_are_rendered_as_of_one_day(prepared: Callable):
+    text = text_of(prepared(HARMONY, [{"messages": PLAIN}]))
+    assert text.startswith("<|start|>system<|message|>Today 2024-07-26<|end|>")
