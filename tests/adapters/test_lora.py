@@ -1,5 +1,7 @@
 """LoRA on every family: at first the same model, then one that merges into a plain one."""
 
+from typing import Any, cast
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -130,9 +132,10 @@ def test_no_random_number_is_drawn_without_dropout_or_without_a_key(rate, random
 
 def test_adapters_start_as_peft_and_as_a_normal_distribution_say():
     linear = Linear("heads head_dim", "embed", dict(heads=8, head_dim=32, embed=4), key=key(0))
-    for init, spread in (("peft", 1 / 16 / np.sqrt(3)), ("normal", 0.02)):
-        made = Adapter(rank=64, init=init).adapt(linear, names={}, key=key(1))
+    peft, normal = Adapter(rank=64), Adapter(rank=64, init="normal")
+    for adapter, spread in ((peft, 1 / 16 / np.sqrt(3)), (normal, 0.02)):
+        made: Any = adapter.adapt(linear, names={}, key=key(1))
         assert np.std(made.down.weight) == pytest.approx(spread, rel=0.03)
         assert not made.up.weight.any()
-    bound = np.abs(Adapter(rank=64).adapt(linear, names={}, key=key(1)).down.weight).max()
+    bound = np.abs(cast(Any, peft.adapt(linear, names={}, key=key(1))).down.weight).max()
     assert 0.99 / 16 < bound <= 1 / 16

@@ -95,9 +95,9 @@ def test_an_adapter_that_peft_made_is_read_with_all_it_is(case, tmp_path):
     import torch
 
     of, adapter = peers.CASES[case]
-    words = {**peft.described(peers.adapted(case), adapter, peers.table(case), None)}
+    words: dict[str, Any] = peft.described(peers.adapted(case), adapter, peers.table(case), None)
     made = theirs.get_peft_model(
-        reference.module(of), theirs.LoraConfig(**words | {"inference_mode": False})
+        reference.module(of), theirs.LoraConfig(**{**words, "inference_mode": False})
     )
     torch.manual_seed(0)
     for name, weight in made.named_parameters():

@@ -5,6 +5,7 @@ import dataclasses
 import shutil
 from contextlib import closing
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -28,7 +29,12 @@ from windlass.training import folder as folders
 from windlass.training.session import Session, describe, open_session
 from windlass.training.trainable import choose
 
-ADAPTER = {"kind": "lora", "rank": 4, "dropout": 0.2, "targets": ["blocks.mlp.*", "q_proj"]}
+ADAPTER: dict[str, Any] = {
+    "kind": "lora",
+    "rank": 4,
+    "dropout": 0.2,
+    "targets": ["blocks.mlp.*", "q_proj"],
+}
 LORA = RECIPE | {"adapter": ADAPTER}
 KEYS = [
     "device.count=1",
@@ -54,6 +60,11 @@ def session(*keys: str, recipe: dict | None = None) -> Session:
     described = describe(copy.deepcopy(recipe or LORA), [*SMALL, *KEYS, *keys])
     with described.scope():
         return open_session(described, Console(quiet=True))
+
+
+def lora(of: Session) -> Adapter:
+    assert isinstance(of.run.adapter, Adapter)
+    return of.run.adapter
 
 
 def written(folder: Path) -> dict[str, int]:
@@ -94,6 +105,7 @@ def taken(*keys: str, recipe: dict) -> tuple[Session, origin.Taken]:
     new = session(*keys, recipe=recipe)
     with new.built.described.scope():
         said = str(new.identity["tokenizer"])
+        assert new.run.start is not None
         return new, origin.take(new.run.start, new.built, said, lambda text: None)
 
 
@@ -120,7 +132,7 @@ def test_the_adapter_of_another_run_goes_on_or_is_merged_as_the_recipe_says(run)
         assert np.abs(np.asarray(x) - np.asarray(merged.arrays[path])).max() < 1e-6
 
     another, base = taken("adapter.rank=2", recipe=other)
-    assert another.run.adapter.rank == 2
+    assert another.run.adapter == dataclasses.replace(lora(old), rank=2)
     assert measure(base.arrays) == measure(merged.arrays)
     with another.built.described.scope():
         start, kept = another.init(base.arrays)
@@ -154,15 +166,13 @@ def test_frozen_arrays_of_one_precision_are_read_in_another(tmp_path):
 
 
 def test_the_adapter_of_reference_system_000_has_the_parameters_it_reports():
-    config = qwen2.Config(
-        **dict(vocab=151936, embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64),
-        theta=1e6,
-        tied=True,
-    )
-    lora = Adapter(rank=32, alpha=64.0, dropout=0.05)
+    sizes: Any = dict(vocab=151936, embed=896, mlp=4864, layers=24)
+    heads: Any = dict(heads=14, kv_heads=2, head_dim=64)
+    config = qwen2.Config(**sizes, **heads, theta=1e6, tied=True)
+    made = Adapter(rank=32, alpha=64.0, dropout=0.05)
 
     def init(key):
-        return eqx.filter(lora.adapt(config.init(key), names=qwen2.NAMES, key=key), eqx.is_array)
+        return eqx.filter(made.adapt(config.init(key), names=qwen2.NAMES, key=key), eqx.is_array)
 
     chosen = choose(jax.eval_shape(init, jax.random.key(0)), None)
     assert (chosen.trained, chosen.total) == (17_596_416, 511_629_184)
@@ -174,12 +184,12 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
         state, frozen = old.abstract_state()
         state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
     whole = eqx.combine(state, old.built.static)
-    peft.write(Path("from"), whole, old.run.adapter, qwen3.NAMES, "owner/name")
+    peft.write(Path("from"), whole, lora(old), qwen3.NAMES, "owner/name")
     recipe = RECIPE | {"adapter": {"kind": "lora", "path": "from", "dropout": 0.2}}
 
     new = session("run.dir=new", recipe=recipe)
     assert new.run.adapter == dataclasses.replace(
-        old.run.adapter,
+        lora(old),
         alpha=8.0,
         path="from",
         targets=("down_proj", "gate_proj", "q_proj", "up_proj"),
@@ -201,10 +211,11 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
 
 
 def test_a_field_that_disagrees_with_the_folder_of_an_adapter_is_refused(run):
-    whole = session().built
+    begun = session()
+    whole = begun.built
     arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole.abstract)
     model = eqx.combine(arrays, whole.static)
-    peft.write(Path("from"), model, whole.run.adapter, qwen3.NAMES, None)
+    peft.write(Path("from"), model, lora(begun), qwen3.NAMES, None)
     given = {"kind": "lora", "path": "from", "rank": 8, "alpha": 8, "dora": True}
     assert refused(recipe=RECIPE | {"adapter": given}) == (
         "2 problems in the recipe and the command line:\n"

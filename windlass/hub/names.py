@@ -16,6 +16,7 @@ import numpy as np
 
 from windlass.adapters import Adapted
 from windlass.config.reading import report
+from windlass.devices.axes import Placed
 from windlass.errors import UserError
 from windlass.layers.attention import Attention
 from windlass.layers.linear import Linear
@@ -199,7 +200,7 @@ def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
                 owner, node = node, _child(node, step)
         sizes = value.shape if layers is None else value.shape[1:]
         # What an adapter of queries reads is not turned, what it writes is.
-        paired = turned and owner.axes[words[-1]][-1] == "head_dim"
+        paired = turned and isinstance(owner, Placed) and owner.axes[words[-1]][-1] == "head_dim"
         layout = Layout(tuple(sizes), _groups(owner, words[-1], len(sizes)), paired)
         own = jax.tree_util.keystr(path, simple=True, separator=".")
         yield Array(own, _name(words, names), value, layers, layout)

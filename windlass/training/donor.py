@@ -100,8 +100,8 @@ def take(
     merges = theirs is not None and not goes_on
     model = built.abstract if goes_on else built.base
     source = f"{folder} at step {{}}, {start.which} weights{', the adapter merged' * merges}"
-    step, known = _merged(stored, built.mesh, say) if merges else (None, stored.arrays)
-    here = named(model)
+    step, merged = _merged(stored, built.mesh, say) if merges else (None, {})
+    here, known = named(model), merged or stored.arrays
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
         raise UserError(_nothing(folder, here, known))
@@ -109,7 +109,7 @@ def take(
     if step is None:
         step, arrays = stored.read({path: here[path] for path in fits}, say)
     else:
-        arrays = {path: known[path] for path in fits}
+        arrays = {path: merged[path] for path in fits}
     return arrays, [("start", source.format(step)), *_listed(fits, here, known)]
 
 
@@ -153,9 +153,10 @@ def _merged(
     """The weights of a run with an adapter as those of a plain model."""
     run = config.load(stored.folder / folders.RECIPE).read(Run, None)
     names = getattr(import_module(type(run.model).__module__), "NAMES", {})
+    adapter: Any = run.adapter
 
     def init(key):
-        return run.adapter.adapt(run.model.init(key), names=names, key=key)
+        return adapter.adapt(run.model.init(key), names=names, key=key)
 
     shapes = eqx.filter_eval_shape(init, jax.random.key(0))
     shapes, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))

@@ -199,7 +199,7 @@ class Built:
         family = type(self.run.model).__module__.rpartition(".")[2]
         given = {name: x for name, x in tree(self.run.model).items() if x is not None}
         fields = ", ".join(f"{name} {value}" for name, value in given.items())
-        identity = {"model": f"{family} ({fields})"}
+        identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
         adapter, patterns = self.run.adapter, self.run.train.trainable
         if adapter is not None:
             kind = type(adapter).__module__.rpartition(".")[2]
