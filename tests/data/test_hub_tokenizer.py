@@ -16,7 +16,8 @@ from windlass.sources.example import Source
 from windlass.training import folder as folders
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
-DATA = Data(source=Source(name="legal", column="question"), length=64)
+SOURCE = Source(name="legal", column="question")
+DATA = Data(source=SOURCE, length=64)
 
 
 @pytest.fixture
@@ -36,7 +37,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> vocabularies.Toke
 def test_text_is_read_as_the_model_on_the_hub_reads_it(cached, revision: str | None):
     asked = Tokenizer(kind="hub", hub="some/model", revision=revision)
     prepared = prepare(DATA, asked, console=Console(quiet=True))
-    text = DATA.source[3]["text"]
+    text = SOURCE[3]["text"]
     assert prepared.tokeniser.encode(text).tolist() == cached.encode(text).tolist()
     assert prepared.tokeniser.eos == cached.eos
 

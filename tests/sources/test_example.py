@@ -1,5 +1,6 @@
 import json
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -28,7 +29,7 @@ STRUCTURES = {
 }
 
 
-def rows(name: str) -> list[dict]:
+def rows(name: Any) -> list[dict]:
     source = Source(name=name)
     return [source.row(index) for index in range(len(source))]
 

@@ -11,6 +11,7 @@ import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
+from datasets import config
 from huggingface_hub import constants
 
 from windlass.errors import UserError
@@ -23,7 +24,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 @pytest.fixture(autouse=True)
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """The library's own cache, out of the user's home."""
-    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "library")
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "library")
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     datasets.disable_progress_bars()
 
@@ -93,10 +94,9 @@ def test_a_configuration_is_one_of_several(tmp_path: Path):
 
 
 def test_the_fingerprint_follows_the_files_and_what_is_asked_of_them(folder: Path):
-    prints = {
-        Source(name=str(folder), **asked).fingerprint()
-        for asked in ({}, {"split": "test"}, {"limit": 3}, {"columns": {"a": "answer"}})
-    }
+    every: list[dict[str, Any]]
+    every = [{}, {"split": "test"}, {"limit": 3}, {"columns": {"a": "answer"}}]
+    prints = {Source(name=str(folder), **asked).fingerprint() for asked in every}
     before = Source(name=str(folder)).fingerprint()
     assert len(prints) == 4 and before in prints
     pyarrow.parquet.write_table(

@@ -297,10 +297,17 @@ def _tasks(ctx: typer.Context, run: str | None, tasks: str, asked: Asked) -> Non
         from windlass.calls import tasks as call
         from windlass.telemetry.console import number
 
-        how = vars(asked) | {"folder": asked.tasks_from}
-        del how["tasks_from"]
         with waiting("evaluating"):
-            found = call(run, [name.strip() for name in tasks.split(",")], ctx.args, **how)
+            found = call(
+                run,
+                [name.strip() for name in tasks.split(",")],
+                ctx.args,
+                limit=asked.limit,
+                shots=asked.shots,
+                folder=asked.tasks_from,
+                weights=asked.weights,
+                step=asked.step,
+            )
     width = max(len(name) for name in found) + 2
     for name, values in found.items():
         told = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
