@@ -97,7 +97,8 @@ def evaluate(
     """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows.
 
     `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
-    average over the steps, `ema`. On test rows validation is measured too, with a verdict on both,
+    average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
+    perplexity are of. On test rows validation is measured too, with a verdict on both,
     and the run notes how many `looks` there were: each makes it less of a test.
     """
     if split not in SPLITS:
@@ -122,6 +123,8 @@ def evaluate(
         _warn_of_changed_documents(folder, described, prepared, reached, console)
         measured = {name: one(found, frozen) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
+        if "perplexity" in answer and any(one.weights is not None for one in prepared.corpora):
+            answer["over"] = "the tokens that are trained on, each by its weight"
         if split == "test":
             answer["looks"] = _note_look(folder, described, console, step=reached, weights=weights)
             if "validation" in measured:

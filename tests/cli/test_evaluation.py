@@ -10,11 +10,12 @@ def shown(found: dict) -> list[str]:
 def test_two_splits_are_two_columns_with_the_verdict_below_them():
     losses = {"loss": 1.25, "perplexity": 3.4903, "validation_loss": 1.125}
     found = {"step": 300, **losses, "validation_perplexity": 3.0802, "looks": 2}
-    assert shown(found | {"verdict": "undecided: it is so"}) == [
+    assert shown(found | {"verdict": "undecided: it is so", "over": "some tokens"}) == [
         "step             300",
         "                 test        validation",
         "loss             1.2500      1.1250",
         "perplexity       3.4903      3.0802",
+        "over             some tokens",
         "verdict          undecided: it is so",
         "looked at        2 times: the test rows of this run",
     ]

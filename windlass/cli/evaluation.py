@@ -12,7 +12,7 @@ BESIDE = "validation_"  # what was measured of other rows than those asked for
 def lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """A name and a value in each; of two splits a column each, and then what they say together."""
     found = dict(found)
-    after = {name: found.pop(name) for name in ("verdict", "looks") if name in found}
+    after = {name: found.pop(name) for name in ("over", "verdict", "looks") if name in found}
     beside = {name: found.pop(name) for name in list(found) if name.startswith(BESIDE)}
     yield "step", number(found.pop("step"))
     if beside:
@@ -21,8 +21,9 @@ def lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
         other = beside.get(BESIDE + name)
         shown = number(value) if other is None else f"{number(value):<12}{number(other)}"
         yield name.replace("_", " "), shown
-    if "verdict" in after:
-        yield "verdict", after["verdict"]
+    for name in ("over", "verdict"):
+        if name in after:
+            yield name, after[name]
     if "looks" in after:
         times = "once" if after["looks"] == 1 else f"{after['looks']} times"
         yield "looked at", f"{times}: the test rows of this run"

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
 from windlass.config import section
+from windlass.devices.axes import layout
 from windlass.objectives import Contract, Tally
 
 
@@ -72,19 +73,19 @@ class Objective(Contract):
 
 def _sums(
     values: Float[Array, "batch seq k"], pair: Int[Array, "batch seq"]
-) -> tuple[Float[Array, "batch seq k"], Bool[Array, "batch seq"]]:
-    """The sums over each pair, at its last place; and where these places are.
+) -> tuple[Float[Array, "batch pair k"], Bool[Array, "batch pair"]]:
+    """The sums over each pair of each row, and which of them are of a pair at all."""
+    most = pair.shape[1] // 2  # each has a place at least in either answer
 
-    A running sum that begins anew with each pair: any number of them may share a row, and nothing
-    is read or written by an index, which could not be split over devices.
-    """
-    changes = pair[:, 1:] != pair[:, :-1]
-    begins = jnp.pad(changes, ((0, 0), (1, 0)), constant_values=True)
-    ends = jnp.pad(changes, ((0, 0), (0, 1)), constant_values=True)
+    def of_row(values, pair):
+        # Pairs stand in their order, and what is of none behind them: it is summed and cut off.
+        number = jnp.where(pair < 0, most, pair)
+        every = jnp.concatenate([values, jnp.ones_like(values[:, :1])], axis=-1)
+        found = jax.ops.segment_sum(every, number, most + 1, indices_are_sorted=True)[:most]
+        return found[:, :-1], found[:, -1] > 0
 
-    def join(left, right):
-        (before, any_before), (after, any_after) = left, right
-        return jnp.where(any_after[..., None], after, before + after), any_before | any_after
-
-    sums, _ = jax.lax.associative_scan(join, (values, begins), axis=1)
-    return sums, ends & (pair >= 0)
+    of_rows, rows = jax.vmap(of_row), layout(("batch",), pair.shape[:1])
+    if rows is None:
+        return of_rows(values, pair)
+    # Each device adds up the rows it holds: sums into indexed places cannot be split otherwise.
+    return jax.shard_map(of_rows, in_specs=(rows, rows), out_specs=(rows, rows))(values, pair)
