@@ -184,7 +184,7 @@ def test_a_source_without_rows_is_refused(tmp_path: Path):
         prepare(data, Tokenizer(kind="byte"))
     assert str(refused.value) == (
         "data.format is sections, which is made of whole rows, and data.source is stories, which "
-        "has none; jsonl, parquet, hub and example do"
+        "has none; jsonl, parquet, csv, hub and example do"
     )
 
 

@@ -60,7 +60,7 @@ def _rendered(
     if not source.has_rows:
         raise UserError(
             f"data.format is {_name(format)}, which is made of whole rows, and data.source is "
-            f"{_name(source)}, which has none; jsonl, parquet, hub and example do"
+            f"{_name(source)}, which has none; jsonl, parquet, csv, hub and example do"
         )
     if len(source):
         format, said = format.settled(_at(0, source.row), source.where(0))

@@ -1,0 +1,70 @@
+"""CSV files with a line of names: a document is one column of one row."""
+
+from functools import cached_property
+from typing import Any, ClassVar
+
+import numpy as np
+
+from windlass.config import section
+from windlass.errors import UserError
+from windlass.sources import File, Files, without
+
+
+@section
+class Source(Files):
+    """The rows of a .csv file, of every one in a folder, or of the files a pattern matches."""
+
+    yields: ClassVar[str] = "text"
+    has_rows: ClassVar[bool] = True
+    suffix: ClassVar[str] = ".csv"
+
+    path: str  # a file, a folder or a pattern such as data/*.csv, or a URL of these
+    column: str = "text"  # the one that holds the text
+
+    @property
+    def total(self) -> int:
+        return int(self._ends[-1])
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row = self.row(index)
+        if self.column not in row:
+            raise without(self.where(index), self.column, list(row))
+        return {"text": row[self.column]}
+
+    def row(self, index: int) -> dict[str, Any]:
+        which, row = self._place(index)
+        return self._tables[which].slice(row, 1).to_pylist()[0]
+
+    def where(self, index: int) -> str:
+        which, row = self._place(index)
+        return f"{self.found[which]} row {row + 1:,}"
+
+    def _place(self, index: int) -> tuple[int, int]:
+        which = int(np.searchsorted(self._ends, index, side="right"))
+        return which, index - (int(self._ends[which]) - self._tables[which].num_rows)
+
+    @cached_property
+    def _ends(self) -> np.ndarray:
+        return np.cumsum([table.num_rows for table in self._tables])
+
+    @cached_property
+    def _tables(self) -> list[Any]:
+        return [_read(file) for file in self.found]
+
+
+def _read(file: File) -> Any:
+    """A file as columns of text: a number is the text that stands there."""
+    # Not above: it takes a moment to import, and only those who read CSV need it.
+    import pyarrow
+    from pyarrow import csv
+
+    lines = csv.ParseOptions(newlines_in_values=True)
+    try:
+        with file.open() as opened:
+            names = csv.open_csv(opened, parse_options=lines).schema.names
+        kinds = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
+        with file.open() as opened:
+            return csv.read_csv(opened, parse_options=lines, convert_options=kinds)
+    except pyarrow.ArrowException as wrong:
+        why = str(wrong).partition("\n")[0].rstrip(".")
+        raise UserError(f"{file} cannot be read as CSV ({why})") from None
