@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 import windlass
 from tests import trained
-from windlass.data.tokenizer import byte
+from windlass.data.tokenizer import END, byte
 from windlass.hub.template import CHATML
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
@@ -32,19 +32,22 @@ def tuned(tmp_path_factory) -> Path:
 
 @pytest.fixture(scope="session")
 def adapted(tmp_path_factory) -> Path:
-    """A Llama in float32, with an adapter trained beside it."""
+    """A Llama in float32, with an adapter trained beside it on chats, which end as no text does."""
     adapter = {"kind": "lora", "rank": 3, "alpha": 5.0, "targets": ["q_proj", "blocks.mlp.*"]}
     place = tmp_path_factory.mktemp("adapted")
-    return trained_from("Llama", "float32", place, tied=False, adapter=adapter)
+    return trained_from("Llama", "float32", place, tied=False, format="chat", adapter=adapter)
 
 
-def trained_from(kind: str, dtype: str, place: Path, *, tied: bool, **sections: dict) -> Path:
-    """A run of a step from a folder that is then gone, as is the corpus."""
+def trained_from(
+    kind: str, dtype: str, place: Path, *, tied: bool, format: str = "text", **sections: dict
+) -> Path:
+    """A run of two steps from a folder that is then gone, as is the corpus."""
     write(kind, dtype, place / "base", tied)
-    trained.write_corpus(place / "corpus.jsonl", 8)
+    corpus = place / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(row(number)) + "\n" for number in range(16)))
     recipe = {
         "model": {"path": str(place / "base")},
-        "data": {"source": {"kind": "jsonl", "path": str(place / "corpus.jsonl")}, "length": 64},
+        "data": {"source": {"kind": "jsonl", "path": str(corpus)}, "length": 128, "format": format},
         "optim": {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"shape": "constant"}},
         "train": {"steps": 2, "batch": 2},
         "device": {"kind": "cpu", "count": 1},
@@ -53,8 +56,15 @@ def trained_from(kind: str, dtype: str, place: Path, *, tied: bool, **sections: 
     }
     windlass.train(recipe)
     shutil.move(place / "base", place / "elsewhere")
-    (place / "corpus.jsonl").unlink()
+    corpus.unlink()
     return place / "run"
+
+
+def row(number: int) -> dict:
+    """Text, and the same as a chat."""
+    question, answer = f"What comes after {number}?", f"{number + 1} does."
+    said = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"text": f"{question} {answer}", "messages": said}
 
 
 def write(kind: str, dtype: str, folder: Path, tied: bool) -> None:
@@ -75,8 +85,8 @@ def write(kind: str, dtype: str, folder: Path, tied: bool) -> None:
     library = Library.from_str(byte().text)
     library.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
     tokenizer = transformers.PreTrainedTokenizerFast(
-        tokenizer_object=library, eos_token=SPECIAL[1], chat_template=CHATML
+        tokenizer_object=library, eos_token=END, chat_template=CHATML
     )
     tokenizer.save_pretrained(folder)
-    generation = {"eos_token_id": [258], "temperature": 0.7, "do_sample": True}
+    generation = {"eos_token_id": 256, "temperature": 0.7, "do_sample": True}
     (folder / "generation_config.json").write_text(json.dumps(generation))

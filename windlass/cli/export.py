@@ -63,9 +63,13 @@ def export(
     windlass export mine --to mine-best --weights best --push me/mine --private --dry-run
     """
     with ctx.obj.phase("exporting"):
+        import jax
+
         from windlass.release.export import Options
         from windlass.release.export import export as call
 
+        # An accelerator is not needed, and so not taken from whoever else may use it.
+        jax.config.update("jax_platforms", "cpu")
         asked = options(
             Options,
             {"form": "as"},

@@ -21,6 +21,7 @@ LOSSES = {
     "validation_ema_loss": "validation loss of the average",
     "validation_perplexity": "validation perplexity",
 }
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 TAKEN = {"last": "the last", "best": "the best", "ema": "the average of the"}
 
 
@@ -134,10 +135,7 @@ def _use(of: Subject) -> str:
             f'base = AutoModelForCausalLM.from_pretrained("{of.based_on}")',
             f'model = PeftModel.from_pretrained(base, "{of.address}")',
             "```\n",
-            "```sh",
-            f"vllm serve '{of.based_on}' --enable-lora --max-lora-rank {_rank(of)} "
-            f"--lora-modules '{of.title}={of.address}'",
-            "```\n",
+            *_served_beside(of),
         ]
         return "\n".join(parts)
     parts += [
@@ -154,10 +152,18 @@ def _use(of: Subject) -> str:
     return "\n".join(parts)
 
 
-def _rank(of: Subject) -> int:
-    """The least that vLLM offers which is enough."""
-    rank = (of.recipe.get("adapter") or {}).get("rank") or 16
-    return next((size for size in (8, 16, 32, 64, 128, 256, 320) if size >= rank), 512)
+def _served_beside(of: Subject) -> list[str]:
+    adapter = of.recipe["adapter"]
+    if adapter.get("dora"):
+        return ["vLLM serves no adapters of DoRA; `windlass export --as merged` writes a model.\n"]
+    # The least that vLLM offers which is enough.
+    room = next((size for size in RANKS if size >= adapter["rank"]), RANKS[-1])
+    return [
+        "```sh",
+        f"vllm serve '{of.based_on}' --enable-lora --max-lora-rank {room} "
+        f"--lora-modules '{of.title}={of.address}'",
+        "```\n",
+    ]
 
 
 def _recipe(of: Subject) -> str:

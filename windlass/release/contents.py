@@ -12,7 +12,9 @@ from windlass.release.card import Subject, card
 from windlass.release.source import Source
 from windlass.training import folder as folders
 
-GENERATION = "generation_config.json"
+GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
+# The name that transformers 5 writes for any tokenizer.json, and the one that 4 knows as well.
+NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
 
 Tell = Callable[[int], None]
 
@@ -63,7 +65,11 @@ def adapter(source: Source, model: Any, base: str | None, dtype: str) -> Iterato
 def beside(source: Source, subject: Subject) -> Iterator[File]:
     """What every export has: the tokenizer with its chat template, and the card."""
     for path in sorted((source.folder / folders.TOKENIZER).glob("*")):
-        if path.name != GENERATION:
+        if path.name == SETTINGS:
+            settings = json.loads(path.read_text(encoding="utf-8"))
+            is_new = settings.get("tokenizer_class") == NEW_CLASS
+            yield as_json(SETTINGS, settings | ({"tokenizer_class": OLD_CLASS} if is_new else {}))
+        elif path.name != GENERATION:
             yield text(path.name, path.read_bytes())
     yield text("README.md", card(subject))
 
@@ -80,8 +86,8 @@ def _config(source: Source, dtype: str) -> dict[str, Any]:
 
 def _generation(source: Source) -> dict[str, Any]:
     """As it came, with every token that ends an answer."""
-    tokeniser, said = source.tokeniser, source.came_with(GENERATION) or {}
-    ends = said.get("eos_token_id", [])
-    ends = dict.fromkeys([*(ends if isinstance(ends, list) else [ends]), *sorted(tokeniser.stops)])
-    own = {"bos_token_id": tokeniser.bos, "eos_token_id": [*ends] if len(ends) > 1 else [*ends][0]}
-    return {**own, **said, "eos_token_id": own["eos_token_id"]}
+    said = source.came_with(GENERATION) or {}
+    came, stops = said.get("eos_token_id", []), sorted(source.tokeniser.stops)
+    ends = list(dict.fromkeys([*(came if isinstance(came, list) else [came]), *stops]))
+    own = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
+    return {"bos_token_id": source.tokeniser.bos, **said, **own}

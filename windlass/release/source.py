@@ -99,8 +99,6 @@ class Source:
 
 
 def _described(folder: Path) -> Described:
-    # An accelerator is not needed, and so not taken from whoever else may use it.
-    jax.config.update("jax_platforms", "cpu")
     layers = origin.load(folder / folders.RECIPE, [f"run.dir={folder}"])
     run = dataclasses.replace(
         layers.read(Run, None),
