@@ -7,6 +7,8 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from windlass.adapters import own
+from windlass.adapters.lora import Adapter
 from windlass.devices.axes import placements
 from windlass.layers.kernels import attend
 from windlass.layers.stack import arrange
@@ -50,7 +52,7 @@ def test_training_takes_six_operations_for_each_weight_and_token_and_half_of_att
     seen = (LENGTH + 1) / 2  # positions a query sees, on average
     attention = s["layers"] * 2 * s["heads"] * s["head_dim"] * seen
     expected = 6 * (matrices + attention) * ROWS * LENGTH
-    found = training_flops(forward_flops(loss, model, batch()))
+    found = training_flops(loss, model, batch())
     assert found == pytest.approx(expected, rel=0.01)
 
 
@@ -72,6 +74,27 @@ def test_a_mesh_does_not_change_the_count(model):
             placements(model, mesh),
         )
         assert forward_flops(loss, placed, batch(mesh)) == alone
+
+
+def test_with_an_adapter_the_gradients_of_frozen_matrices_are_not_counted(model):
+    adapted = eqx.filter_eval_shape(
+        lambda model: Adapter(rank=32).adapt(model, names={}, key=jax.random.key(0)), model
+    )
+    trained, frozen = eqx.partition(adapted, own(adapted))
+
+    def of(trained, frozen, batch):
+        return loss(eqx.combine(trained, frozen), batch)
+
+    forward = forward_flops(of, trained, frozen, batch())
+    # Three for attention and the adapter, two for a frozen matrix: its own gradient is not taken.
+    plain = forward_flops(loss, model, batch())
+    s, tokens = SIZES, ROWS * LENGTH
+    attention = s["layers"] * 2 * 2 * s["heads"] * s["head_dim"] * (LENGTH + 1) / 2 * tokens
+    added = forward - plain
+    expected = 2 * (plain - attention) + 3 * attention + 3 * added
+    found = training_flops(of, trained, frozen, batch())
+    assert found == pytest.approx(expected, rel=0.01)
+    assert training_flops(of, trained, frozen, batch()) < training_flops(loss, adapted, batch())
 
 
 def product(x):

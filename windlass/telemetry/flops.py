@@ -7,63 +7,126 @@ before it runs counts as one round.
 
 import math
 import re
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, NamedTuple
 
 import equinox as eqx
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
+import jax
+import jax.numpy as jnp
+from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jaxtyping import PyTree
 
 # What causal attention is called in a program, with its window after it. Kernels compute more
 # pairs of positions than a model needs, and say nothing of how many: all count as those it needs.
 CAUSAL = re.compile(r"causal_attention(?:_(\d+))?")
 
 
+class Work(NamedTuple):
+    """Operations of a program, and which of its results depend on what is trained."""
+
+    forward: int
+    training: int  # with the gradients that are taken, each as large as the product it is of
+    moved: list[bool]
+
+
 def forward_flops(function: Callable, *arguments: Any) -> int:
     """Operations of one call, on all devices together; arguments may be shapes without values."""
-    program, _, _ = eqx.filter_make_jaxpr(function)(*arguments)
-    return _total(program.jaxpr)
+    return _counted(function, arguments, trained=0).forward
 
 
-def training_flops(forward: int) -> int:
-    """Operations of a step: each product has two gradients, of the same size as itself.
+def training_flops(function: Callable, weights: PyTree, *others: Any) -> int:
+    """Operations of a call and of its gradient by `weights`, the first argument.
 
-    What rematerialisation computes again is no work of the model's, and is not counted.
+    A product of two things that depend on them has two gradients; one with a frozen matrix has one
+    alone. What rematerialisation computes again is no work of the model's, and is not counted.
     """
-    return 3 * forward
+    trained = len(jax.tree.leaves(eqx.filter(weights, _is_array)))
+    return _counted(function, (weights, *others), trained=trained).training
 
 
-def _total(program: Jaxpr) -> int:
-    return sum(map(_operations, program.eqns))
+def _counted(function: Callable, arguments: Sequence[Any], trained: int) -> Work:
+    program, _, _ = eqx.filter_make_jaxpr(function)(*arguments)
+    return _work(program.jaxpr, [i < trained for i in range(len(program.jaxpr.invars))])
 
 
-def _operations(equation: JaxprEqn) -> int:
-    params = equation.params
-    inner = [_total(program) for program in _programs(params)]
+def _work(program: Jaxpr, moved: Sequence[bool]) -> Work:
+    known = dict(zip(program.invars, moved, strict=True))
+    forward = training = 0
+
+    def is_moved(variable: Any) -> bool:
+        return not isinstance(variable, Literal) and known.get(variable, False)
+
+    for equation in program.eqns:
+        found = _operations(equation, [is_moved(variable) for variable in equation.invars])
+        forward, training = forward + found.forward, training + found.training
+        for variable, is_so in zip(equation.outvars, found.moved, strict=True):
+            known[variable] = is_so and jnp.issubdtype(variable.aval.dtype, jnp.inexact)
+    return Work(forward, training, [is_moved(variable) for variable in program.outvars])
+
+
+def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
+    params, results = equation.params, [any(moved)] * len(equation.outvars)
+
+    def product(operations: int) -> Work:
+        return Work(operations, operations * (1 + moved[0] + moved[1]), results)
+
+    def kernel(operations: int) -> Work:
+        return Work(operations, operations * (3 if any(moved) else 1), results)
+
     match equation.primitive.name:
         case "dot_general":
             (contracted, _), _ = params["dimension_numbers"]
             left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
-            return 2 * math.prod(result) * math.prod(left[axis] for axis in contracted)
+            return product(2 * math.prod(result) * math.prod(left[axis] for axis in contracted))
         case "conv_general_dilated":
-            kernel, result = _shape(equation.invars[1]), _shape(equation.outvars[0])
-            outputs = kernel[params["dimension_numbers"].rhs_spec[0]]
-            return 2 * math.prod(result) * math.prod(kernel) // outputs
+            filters, result = _shape(equation.invars[1]), _shape(equation.outvars[0])
+            outputs = filters[params["dimension_numbers"].rhs_spec[0]]
+            return product(2 * math.prod(result) * math.prod(filters) // outputs)
         case "pallas_call":
             declared = params["cost_estimate"]
             if declared is not None:
-                return declared.flops
-            return math.prod(params["grid_mapping"].grid) * sum(inner)
+                return kernel(declared.flops)
+            held = sum(_work(one, [False] * len(one.invars)).forward for one in _programs(params))
+            return kernel(math.prod(params["grid_mapping"].grid) * held)
         case "scan":
-            return params["length"] * sum(inner)
+            (body,) = _programs(params)
+            return _repeated(body, moved, params)
         case "cond":
-            return max(inner)
+            found = [_work(branch, moved[1:]) for branch in _programs(params)]
+            return max(found)._replace(moved=results)
         case "shard_map":
             # Shapes inside are those of one device.
             name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
-            return math.prod(params["mesh"].shape[axis] for axis in params[name]) * sum(inner)
-        case _:
-            attention = CAUSAL.fullmatch(params.get("name") or "")
-            return _attention(equation, attention[1]) if attention else sum(inner)
+            devices = math.prod(params["mesh"].shape[axis] for axis in params[name])
+            (body,) = _programs(params)
+            found = _work(body, moved)
+            return Work(devices * found.forward, devices * found.training, found.moved)
+    if attention := CAUSAL.fullmatch(params.get("name") or ""):
+        return kernel(_attention(equation, attention[1]))
+    found = [_inner(body, moved) for body in _programs(params)]
+    if len(found) == 1 and len(found[0].moved) == len(results):
+        return found[0]
+    forward, training = (sum(one[i] for one in found) for i in (0, 1))
+    return Work(forward, training, results)
+
+
+def _inner(body: Jaxpr, moved: list[bool]) -> Work:
+    if len(body.invars) == len(moved):
+        return _work(body, moved)
+    return _work(body, [any(moved)] * len(body.invars))
+
+
+def _repeated(body: Jaxpr, moved: list[bool], params: dict[str, Any]) -> Work:
+    """The rounds of a scan; what one of them moves is moved in the next."""
+    first, length = params["num_consts"], params["length"]
+    while True:
+        found = _work(body, moved)
+        new = list(moved)
+        for i in range(params["num_carry"]):
+            new[first + i] |= found.moved[i]
+        if new == moved:
+            return Work(length * found.forward, length * found.training, found.moved)
+        moved = new
 
 
 def _attention(equation: JaxprEqn, window: str | None) -> int:
@@ -85,3 +148,7 @@ def _programs(params: dict[str, Any]) -> Iterator[Jaxpr]:
                 yield each.jaxpr
             elif isinstance(each, Jaxpr):
                 yield each
+
+
+def _is_array(x: Any) -> bool:
+    return isinstance(x, jax.Array | jax.ShapeDtypeStruct)

@@ -16,7 +16,7 @@ from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report, duration
-from windlass.telemetry.flops import forward_flops, training_flops
+from windlass.telemetry.flops import training_flops
 from windlass.telemetry.memory import memory
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import adapter, origin, reference, runs
@@ -253,8 +253,7 @@ class Loop:
         if peak is not None:
             state, frozen = self.abstract
             evaluate = make_evaluation(session.built.model, session.run.objective)
-            once = forward_flops(evaluate, state.weights, frozen, session.abstract_batch())
-            flops = training_flops(once)
+            flops = training_flops(evaluate, state.weights, frozen, session.abstract_batch())
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens_per_row,
