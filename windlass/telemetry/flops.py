@@ -60,7 +60,7 @@ def _work(program: Jaxpr, moved: Sequence[bool]) -> Work:
         found = _operations(equation, [is_moved(variable) for variable in equation.invars])
         forward, training = forward + found.forward, training + found.training
         for variable, is_so in zip(equation.outvars, found.moved, strict=True):
-            known[variable] = is_so and jnp.issubdtype(variable.aval.dtype, jnp.inexact)
+            known[variable] = is_so and jnp.issubdtype(_dtype(variable), jnp.inexact)
     return Work(forward, training, [is_moved(variable) for variable in program.outvars])
 
 
@@ -106,7 +106,7 @@ def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
     found = [_inner(body, moved) for body in _programs(params)]
     if len(found) == 1 and len(found[0].moved) == len(results):
         return found[0]
-    forward, training = (sum(one[i] for one in found) for i in (0, 1))
+    forward, training = (sum(one.forward for one in found), sum(one.training for one in found))
     return Work(forward, training, results)
 
 
@@ -139,6 +139,10 @@ def _attention(equation: JaxprEqn, window: str | None) -> int:
 
 def _shape(variable: Any) -> tuple[int, ...]:
     return variable.aval.shape
+
+
+def _dtype(variable: Any) -> Any:
+    return variable.aval.dtype
 
 
 def _programs(params: dict[str, Any]) -> Iterator[Jaxpr]:
