@@ -7,11 +7,17 @@ import math
 import pytest
 
 import windlass
-from windlass.config import load, shipped, tree
+from tests import published
+from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
 from windlass.training.session import describe
 
 VOCAB = SMALLEST_VOCABULARY + 20
+BY_HUB = [
+    *("train.epochs=null", "train.steps=2", "train.batch=4", "data.length=256"),
+    *("data.longer=cut", "data.validation=0.1", "device=cpu", "device.count=1"),
+]
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = [
     "train.steps=2",
     "train.batch=8",
@@ -21,6 +27,23 @@ SMALL = [
     "device=cpu",
     "device.count=1",
 ]
+
+
+@pytest.fixture(autouse=True)
+def hub(tmp_path, monkeypatch):
+    """A cache of the hub in which every model of a recipe is a tiny one."""
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    for name in {name for name in map(on_hub, shipped()) if name}:
+        repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        published.write(repository / "snapshots" / COMMIT)
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text(COMMIT)
+
+
+def on_hub(name: str) -> str | None:
+    return load(name).merged(None)["model"].get("hub")
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -44,10 +67,40 @@ def test_a_recipe_is_in_order_as_it_is_written(name):
 
 @pytest.mark.parametrize("name", shipped())
 def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
-    trained = windlass.train(reduced(name), [*SMALL, f"run.dir={tmp_path}/run"])
+    keys = BY_HUB if on_hub(name) else SMALL
+    recipe = name if on_hub(name) else reduced(name)
+    trained = windlass.train(recipe, [*keys, f"run.dir={tmp_path}/run"])
     assert (trained.step, trained.is_finished) == (2, True)
     assert math.isfinite(trained.metrics["loss"])
     assert trained.metrics["validation_loss"] < 1.5 * math.log(VOCAB)
+
+
+def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
+    run = describe("legal-cot-sft", ["device=cpu"]).run
+    assert run.start.hub == "Qwen/Qwen2.5-0.5B"
+    assert (run.data.length, run.train.batch, run.train.epochs) == (1024, 64, 3)
+    assert (run.optim.learning_rate, run.optim.weight_decay, run.optim.clip_norm) == (
+        2e-4,
+        0.01,
+        0.3,
+    )
+    assert (run.optim.beta1, run.optim.beta2, run.optim.eps) == (0.9, 0.999, 1e-8)
+    schedule = run.optim.schedule
+    assert (schedule.shape, schedule.floor, schedule.decay_share) == ("cosine", 0, 1)
+    assert [schedule.warmup(steps) for steps in (75, 100)] == [3, 3]  # 3%, rounded up
+    assert (run.adapter.rank, run.adapter.alpha, run.adapter.dropout) == (32, 64, 0.05)
+    assert run.adapter.targets == tuple(f"{name}_proj" for name in "q k v o gate up down".split())
+    assert run.checkpoint.every == Every(50, "steps", (Every(1, "epochs"),))
+    assert (run.checkpoint.keep, run.telemetry.every) == (2, Every(5))
+    assert (run.data.validation, run.data.test, run.data.split_seed) == (0.1, 0.1, 42)
+    assert run.data.packing == "documents"
+    headings = [one.heading.removeprefix("### ") for one in run.data.format.sections]
+    assert headings == [
+        *("Instruction", "Response", "Topic", "Difficulty", "Reasoning", "Answer"),
+        "Case Citation",
+    ]
+    assert [one.optional for one in run.data.format.sections] == [*[False] * 4, True, False, True]
+    assert run.data.format.loss_from is None
 
 
 def reduced(name: str) -> dict:

@@ -5,11 +5,13 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windlass.calls import (
+        chat,
         delete,
         evaluate,
         export,
         generate,
         prepare,
+        recipe,
         runs,
         schema,
         tasks,
@@ -19,11 +21,13 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "chat",
     "delete",
     "evaluate",
     "export",
     "generate",
     "prepare",
+    "recipe",
     "runs",
     "schema",
     "tasks",

@@ -16,14 +16,15 @@ from windlass import data
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of, load, load_frozen
-from windlass.config import Layers, json_schema, listing, read, tree
+from windlass.config import AnyRecipe, Layers, Written, json_schema, listing, read, tree
 from windlass.data import Prepared, reference, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
-from windlass.evaluation.generate import Generator
+from windlass.evaluation.chat import Conversation, Messages, encoded, ends
+from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
@@ -33,7 +34,7 @@ from windlass.run import Run
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.training import folder as folders
-from windlass.training import origin
+from windlass.training import origin, tuning
 from windlass.training import runs as standings
 from windlass.training.folder import Place
 from windlass.training.length import Length
@@ -42,8 +43,10 @@ from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Built, Evaluator, Session, describe
 from windlass.training.step import Frozen
 
+ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
 __all__ = [
     "RUNS",
+    "chat",
     "Standing",
     "Trained",
     "check_deletable",
@@ -55,6 +58,7 @@ __all__ = [
     "generate",
     "is_run",
     "prepare",
+    "recipe",
     "runs",
     "schema",
     "standing",
@@ -66,7 +70,7 @@ __all__ = [
 
 
 def prepare(
-    recipe: str | Path | dict[str, Any],
+    recipe: AnyRecipe,
     overrides: Sequence[str] = (),
     *,
     console: Console | None = None,
@@ -83,6 +87,20 @@ def prepare(
         per_epoch = len(prepared.split("train")) // run.train.batch
         drawn = run.train.batch * Length.of(run.train, per_epoch).steps
     return dataclasses.replace(prepared, drawn=drawn)
+
+
+def recipe(
+    model: str | Path,
+    data: str | Path,
+    overrides: Sequence[str] = (),
+    *,
+    console: Console | None = None,
+) -> Written:
+    """A recipe that tunes a model on data, for `train`: what is left open is chosen.
+
+    The model is a folder, a run, or OWNER/NAME of the hub; the data a file, a folder or OWNER/NAME.
+    """
+    return tuning.chosen(str(model), str(data), overrides, console=console)
 
 
 def evaluate(
@@ -166,25 +184,31 @@ def tasks(
 
 def generate(
     run: str | Path | None,
-    prompts: str | Sequence[str],
+    prompts: str | Sequence[str | Messages],
     overrides: Sequence[str] = (),
     *,
+    chat: bool = False,
     weights: str = "last",
     step: int | None = None,
     batch: int = 16,
     **sampling: Any,
 ) -> list[str]:
-    """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`."""
+    """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`.
+
+    A prompt is text to write on from, or with `chat` what a user says; a list of messages is
+    a chat to answer.
+    """
     every = [prompts] if isinstance(prompts, str) else prompts
-    asked = {"weights": weights, "step": step, "batch": batch}
+    asked = {"chat": chat, "weights": weights, "step": step, "batch": batch}
     return list(each(run, every, overrides, **asked, **sampling))
 
 
 def each(
     run: str | Path | None,
-    prompts: Sequence[str],
+    prompts: Sequence[str | Messages],
     overrides: Sequence[str] = (),
     *,
+    chat: bool = False,
     weights: str = "last",
     step: int | None = None,
     batch: int = 16,
@@ -198,7 +222,9 @@ def each(
     place = folders.place_of(folder, weights, step)
     built = _built(folder, overrides)
     with built.described.scope():
-        yield from _generator(folder, built, place).each(prompts, how, batch)
+        generator = _generator(folder, built, place)
+        asked = [_asked(prompt, chat, generator, folder) for prompt in prompts]
+        yield from generator.each(asked, how, batch)
 
 
 def stream(
@@ -217,6 +243,31 @@ def stream(
     built = _built(folder, overrides)
     with built.described.scope():
         yield from _generator(folder, built, place).stream(prompt, how)
+
+
+def chat(
+    run: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    system: str | None = None,
+    thinking: str = "none",
+    weights: str = "last",
+    step: int | None = None,
+    **sampling: Any,
+) -> Conversation:
+    """A conversation with a run's model: called with what is said, it answers and remembers.
+
+    `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
+    """
+    how = read(Sampling, {"tokens": ANSWER_TOKENS} | sampling, origin="the call")
+    folder = find(run)
+    place = folders.place_of(folder, weights, step)
+    built = _built(folder, overrides)
+    with built.described.scope():
+        generator = _generator(folder, built, place)
+    _check_chats(generator, folder)
+    scope = built.described.scope
+    return Conversation(generator, how, system=system, thinking=thinking, scope=scope)
 
 
 def verify(run: str | Path | None) -> checking.Report | exports.Report:
@@ -307,7 +358,24 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
 def _generator(folder: Path, built: Built, place: Place) -> Generator:
     _, weights, frozen = _weights(folder, built, built.identity, place, None)
     tokeniser = tokenizer.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
-    return Generator(built.model(weights, frozen.model), tokeniser)
+    return Generator(built.model(weights, frozen.model), tokeniser, ends(tokeniser))
+
+
+def _asked(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
+    """A prompt as a generator takes it: text, or the tokens of a chat."""
+    if isinstance(prompt, str) and not is_chat:
+        return prompt
+    _check_chats(generator, folder)
+    said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return encoded(generator.tokeniser, said)
+
+
+def _check_chats(generator: Generator, folder: Path) -> None:
+    if generator.tokeniser.chat is None:
+        raise UserError(
+            f"{folder} has no chat template, since its tokenizer came without one; "
+            f'`windlass generate {folder} "..."` writes on from a text'
+        )
 
 
 def _longest(folder: Path, run: Run) -> int:

@@ -19,7 +19,8 @@ from windlass.cli.commands import app
 from windlass.config import read, shipped
 from windlass.evaluation.sampling import Sampling
 
-COMMANDS = ["train", "data", "evaluate", "generate", "verify", "runs", "schema"]
+COMMANDS = ["train", "data", "evaluate", "generate", "chat", "export"]
+COMMANDS += ["verify", "runs", "schema"]
 
 
 def test_alone_it_explains_itself(program):
@@ -59,12 +60,12 @@ def test_train_alone_lists_every_recipe_with_its_first_line(program):
         (
             "nope",
             "windlass has no command nope; "
-            "there are train, data, evaluate, generate, verify, runs and schema",
+            "there are train, data, evaluate, generate, chat, export, verify, runs and schema",
         ),
         (
             "trian",
             "windlass has no command trian; did you mean train? "
-            "there are train, data, evaluate, generate, verify, runs and schema",
+            "there are train, data, evaluate, generate, chat, export, verify, runs and schema",
         ),
         ("--nope", "no such option: --nope; windlass --help says what there is"),
         ("data", "which recipe? A YAML file, or quickstart"),

@@ -9,8 +9,9 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import export, writing
+from windlass.cli import export, training, writing
 from windlass.cli.options import (
+    A_RECIPE,
     WITH_KEYS,
     Chosen,
     RunName,
@@ -35,7 +36,6 @@ app = typer.Typer(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 
-A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
 Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
 
 
@@ -72,27 +72,7 @@ def program(
         print(ctx.get_help())
 
 
-@app.command(cls=Command, context_settings=WITH_KEYS)
-def train(
-    ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
-) -> int | None:
-    """Train a recipe; the same command again goes on where it stopped.
-
-    Without a recipe: lists those that ship. Ctrl-C finishes the step and saves; a second one stops
-    at once.
-
-    windlass train
-    windlass train quickstart
-    windlass train quickstart train.steps=500 optim.learning_rate=1e-3
-    windlass train mine.yaml --device gpu --mesh.tensor 2
-    """
-    if recipe is None:
-        return _list_recipes()
-    from windlass.calls import train as call
-
-    trained = call(recipe, ctx.args, signals=ctx.obj)
-    return None if trained.stopped_by is None else 128 + trained.stopped_by
+app.command(cls=Command, context_settings=WITH_KEYS)(training.train)
 
 
 @app.command(cls=Command, context_settings=WITH_KEYS)
@@ -178,6 +158,7 @@ def evaluate(
 
 
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)
+app.command(cls=Command, context_settings=WITH_KEYS)(writing.chat)
 app.command(cls=Command)(export.export)
 
 
@@ -361,15 +342,6 @@ def _agrees(question: str) -> bool:
     except EOFError:  # Ctrl-D
         print()
         return False
-
-
-def _list_recipes() -> None:
-    say(Text("windlass train RECIPE, where RECIPE is a YAML file or one of"))
-    names = shipped()
-    width = max(len(name) for name in names)
-    for name, path in names.items():
-        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
-        say(Text.assemble((f"  {name:<{width}}", "bold"), f"  {first}"))
 
 
 def _print_version() -> None:

@@ -16,6 +16,7 @@ from windlass.errors import UserError
 T = TypeVar("T")
 # Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
 WITH_KEYS = {"allow_extra_args": True}
+A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
 RunName = Annotated[
     str | None,
     typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),

@@ -63,7 +63,9 @@ class Command(TyperCommand):
                         raise UserError(f"{name} has no value; write {name} {known[name].metavar}")
                     options.append(words.pop(0))
             elif word.startswith("--"):
-                if meant := difflib.get_close_matches(name, known, n=1, cutoff=ALIKE):
+                # A word with a dot is a key: `--model.run` is no slip for `--model`.
+                alike = [] if "." in name else known
+                if meant := difflib.get_close_matches(name, alike, n=1, cutoff=ALIKE):
                     raise UserError(f"no option {name}; did you mean {meant[0]}?")
                 keys.append(word)
                 if not equals and words and not words[0].startswith("--"):

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
-from typing import Annotated, Any, TextIO
+from typing import Annotated, Any, Literal, TextIO
 
 import typer
 from rich.console import Console
@@ -44,6 +44,9 @@ def generate(
     batch: Annotated[
         str, typer.Option(metavar="N", help="with --file: so many prompts at a time")
     ] = "16",
+    chat: Annotated[
+        bool, typer.Option("--chat", help="with --file: a prompt is what a user says in a chat")
+    ] = False,
     temperature: Temperature = "0.8",
     top_k: TopK = None,
     top_p: TopP = None,
@@ -57,7 +60,9 @@ def generate(
     """Write on from a prompt, printed as it comes, or from every prompt of a file.
 
     Of a file, each prompt gives a line of JSON: its own keys, and text. A .jsonl file has an object
-    with a prompt in each line; any other is plain text with a prompt in each line.
+    with a prompt in each line, or with the messages of a chat to answer; any other is plain text
+    with a prompt in each line. A prompt is written on from as it stands; --chat puts it in the
+    model's chat template, as the messages of a chat always are.
 
     windlass generate quickstart "Once upon a time"
     windlass generate quickstart "One day" --temperature 0.5 --top-k 40
@@ -83,6 +88,8 @@ def generate(
         if file is None:
             if out is not None:
                 raise UserError(f"--out is {out}; it goes with --file, and > is for one prompt")
+            if chat:
+                raise UserError("--chat goes with --file; windlass chat RUN talks to a model")
             _write(prompt or "", calls.stream(run, prompt or "", ctx.args, **asked))
             return
         if prompt is not None:
@@ -90,8 +97,69 @@ def generate(
         from windlass.evaluation import prompts
 
         rows, size = prompts.read(file), options(Batch, batch=batch).batch
-        texts = calls.each(run, [row["prompt"] for row in rows], ctx.args, batch=size, **asked)
+        said = [row.get("messages") or row["prompt"] for row in rows]
+        texts = calls.each(run, said, ctx.args, batch=size, chat=chat, **asked)
         _write_lines(rows, texts, out)
+
+
+def chat(
+    ctx: typer.Context,
+    run: RunName = None,
+    system: Annotated[
+        str | None, typer.Option(metavar="TEXT", help="what the model is told first of all")
+    ] = None,
+    thinking: Annotated[
+        str,
+        typer.Option(metavar="WHICH", help="of a reasoning model: on, off, or none: as it likes"),
+    ] = "none",
+    temperature: Temperature = "0.8",
+    top_k: TopK = None,
+    top_p: TopP = None,
+    repetition_penalty: Penalty = "1",
+    tokens: Tokens = "512",
+    stop: Stop = None,
+    seed: Seed = "0",
+    weights: WhichWeights = "last",
+    step: Step = None,
+) -> None:
+    """Talk to a run's model, in the chat template it was trained with.
+
+    All that was said is sent again with each turn. Ctrl-C stops an answer, Ctrl-D leaves, /help
+    lists what else there is. Through a pipe each line is a turn, and answers alone are printed.
+
+    windlass chat runs/mine-1a2b3c4d
+    windlass chat mine --system "Answer in one sentence." --temperature 0.3
+    echo "What is a windlass?" | windlass chat mine
+    """
+    chosen = options(Chosen, weights=weights, step=step)
+    with ctx.obj.phase("loading the model"):
+        from windlass import calls
+        from windlass.cli.talk import Talk
+        from windlass.evaluation.sampling import Sampling
+
+        sampling = options(
+            Sampling,
+            temperature=temperature,
+            top_k=top_k,
+            top_p=top_p,
+            repetition_penalty=repetition_penalty,
+            tokens=tokens,
+            stop=stop or [],
+            seed=seed,
+        )
+        thought = vars(options(Thought, thinking=thinking))
+        with waiting("loading the model"):
+            talk = calls.chat(
+                run, ctx.args, system=system, **thought, **vars(chosen), **vars(sampling)
+            )
+    Talk(talk, ctx.obj).run()
+
+
+@section
+class Thought:
+    """Whether a reasoning model thinks."""
+
+    thinking: Literal["none", "off", "on"]
 
 
 @section

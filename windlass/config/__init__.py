@@ -4,18 +4,20 @@ from typing import Any
 
 from windlass.config.every import Due, Every
 from windlass.config.reading import Problem, listing, read
-from windlass.config.recipe import KINDS, Layers, find, load, shipped
+from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load, shipped
 from windlass.config.schema import comments, json_schema
 from windlass.config.sections import Open, differences, section, tree
 from windlass.config.text import write
 
 __all__ = [
     "KINDS",
+    "AnyRecipe",
     "Due",
     "Every",
     "Layers",
     "Open",
     "Problem",
+    "Written",
     "comments",
     "differences",
     "find",

@@ -76,7 +76,7 @@ class Every(Spelled):
             raise ValueError("it must be above 0")
         return cls(int(number) if number == int(number) else number, unit)
 
-    def written(self) -> int | float | str | list[int | float | str]:
+    def written(self) -> Any:
         own = self.number if self.unit == "steps" else _joined(self.number, self.unit)
         return [own, *(other.written() for other in self.also)] if self.also else own
 

@@ -4,7 +4,7 @@ import dataclasses
 from collections.abc import Iterable, Sequence
 from importlib import resources
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from windlass.config.reading import (
     Check,
@@ -78,11 +78,24 @@ class Layers:
         return found
 
 
-def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Layers:
+class Written(NamedTuple):
+    """A recipe that is in no file, as YAML: under its name its runs are found."""
+
+    name: str
+    text: str
+
+
+AnyRecipe = str | Path | dict[str, Any] | Written
+
+
+def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
     """A recipe by path, by the name of one that ships with the package, or as a mapping."""
     problems: list[Problem] = []
     if isinstance(recipe, dict):
         name, origin, data = "recipe", "the recipe", recipe
+    elif isinstance(recipe, Written):
+        name, origin = recipe.name, "the recipe"
+        data, problems = parse(recipe.text, origin)
     else:
         path = find(recipe)
         name, origin = path.stem, str(recipe) if path == Path(recipe) else path.stem

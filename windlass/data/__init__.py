@@ -191,21 +191,32 @@ class Prepared:
 def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None) -> Prepared:
     """Tokenises and packs what is not yet in the cache, and opens it."""
     console = console or Console(stderr=True)
-    cache = _cache(data)
-    tokeniser = vocabulary(data.parts, tokenizer, cache, console, data.format)
-    if (asked := data.format.template) is not None:
-        tokeniser = tokeniser.speaking(template.found(asked))
-    corpora, splits = [], []
-    for part in data.parts:
+    corpora, splits = tokenised(data, tokenizer, console=console), []
+    for part, tokens in zip(data.parts, corpora, strict=True):
         with under(part.key):
-            corpora.append(corpus(part.source, tokeniser, cache, console, data.format, data.checks))
-            splits.append(_parted(data, corpora[-1], console))
+            splits.append(_parted(data, tokens, console))
     shares = [part.share for part in data.parts]
     joined: dict[str, Rows | Mixture] = {}
     for name in splits[0]:
         parts = [rows[name] for rows in splits]
         joined[name] = parts[0] if data.mixture is None else Mixture(parts, shares)
-    return Prepared(data, tuple(corpora), joined)
+    return Prepared(data, corpora, joined)
+
+
+def tokenised(
+    data: Data, tokenizer: Tokenizer, *, console: Console | None = None
+) -> tuple[Corpus, ...]:
+    """The documents of each source as tokens, before they are parted and packed."""
+    console = console or Console(stderr=True)
+    cache = _cache(data)
+    tokeniser = vocabulary(data.parts, tokenizer, cache, console, data.format)
+    if (asked := data.format.template) is not None:
+        tokeniser = tokeniser.speaking(template.found(asked))
+    corpora = []
+    for part in data.parts:
+        with under(part.key):
+            corpora.append(corpus(part.source, tokeniser, cache, console, data.format, data.checks))
+    return tuple(corpora)
 
 
 def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:

@@ -63,10 +63,17 @@ class Generator:
 
     def stream(self, prompt: Prompt, sampling: Sampling) -> Iterator[str]:
         """The text that follows a prompt, in pieces that can be printed as they come."""
-        (start,) = starts = self.encoded([prompt])
-        tokens = (int(column[0]) for column in self._columns(starts, sampling))
-        written = takewhile(lambda token: token not in self.ends, tokens)
-        return until(self._text(start, written), sampling.stop)
+        (start,) = self.encoded([prompt])
+        return self.text(start, self.tokens(start, sampling), sampling)
+
+    def tokens(self, start: np.ndarray, sampling: Sampling) -> Iterator[int]:
+        """The tokens that follow those of a prompt, up to the end of the text."""
+        drawn = (int(column[0]) for column in self._columns([start], sampling))
+        return takewhile(lambda token: token not in self.ends, drawn)
+
+    def text(self, start: np.ndarray, tokens: Iterable[int], sampling: Sampling) -> Iterator[str]:
+        """The text of tokens that follow a prompt, in pieces that can be printed as they come."""
+        return until(self._text(start, tokens), sampling.stop)
 
     def encoded(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
         """The tokens that the model reads of each prompt."""
@@ -90,7 +97,7 @@ class Generator:
             if not writing:
                 break
         for start, tokens in zip(starts, written, strict=True):
-            yield "".join(until(self._text(start, tokens), sampling.stop))
+            yield "".join(self.text(start, tokens, sampling))
 
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
         tokeniser = self.tokeniser

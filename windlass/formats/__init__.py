@@ -40,6 +40,7 @@ class Format(Protocol):
     """
 
     reads: ClassVar[str]
+    speaks: ClassVar[bool]
     longer: ClassVar[Longer]  # what is usual
     together: ClassVar[int]  # how many documents of a row stay in one row of tokens
     columns: ClassVar[tuple[str, ...]]  # what a batch has beside what every batch has
@@ -58,6 +59,7 @@ class Contract:
     longer: ClassVar[Longer] = "drop"
     together: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = ()
+    speaks: ClassVar[bool] = False  # whether a model that is trained on it can be talked to
     template: str | None = None  # what is asked for in place of the tokenizer's own
 
     def settled(self, row: dict[str, Any], where: str) -> tuple[Any, str | None]:

@@ -30,6 +30,7 @@ class Format(Contract):
     """
 
     longer: ClassVar[Longer] = "drop"
+    speaks: ClassVar[bool] = True
 
     template: str | None = None  # chatml, or a file with a Jinja template; null: the tokenizer's
     # of a reasoning model: off puts an empty thought before each last answer, on the row's own

@@ -3,13 +3,13 @@
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 from jaxtyping import Array
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
-from windlass.config import Due
+from windlass.config import AnyRecipe, Due
 from windlass.data.load import Loader
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
@@ -43,7 +43,7 @@ class Trained(NamedTuple):
 
 
 def train(
-    recipe: str | Path | dict[str, Any],
+    recipe: AnyRecipe,
     overrides: Sequence[str] = (),
     *,
     signals: Signals | None = None,
@@ -353,7 +353,10 @@ class Loop:
             summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
         summary.append(("compiled", self.watch.summary()))
         if is_finished:
-            summary.append(("next", f'windlass generate {self.folder} "Once upon a time"'))
+            how = f'windlass generate {self.folder} "Once upon a time"'
+            if self.session.run.data.format.speaks:
+                how = f"windlass chat {self.folder}"
+            summary.append(("next", how))
             summary.append(("next", f"windlass export {self.folder} --to FOLDER"))
         else:
             summary.append(("stopped", f"at step {done} of {self.steps}, saved"))

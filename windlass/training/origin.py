@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 from jaxtyping import Array
 
 from windlass import config
-from windlass.config import Layers
+from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
 from windlass.errors import UserError
 from windlass.run import Start
@@ -17,7 +17,7 @@ ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
 
 
-def load(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Layers:
+def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
     """A recipe in its layers, with what `model: {hub | path | run: ...}` stands for written out.
 
     That is the model there, under the fields that are changed; a section `start`; its tokenizer,

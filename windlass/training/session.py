@@ -20,7 +20,7 @@ from rich.console import Console
 from windlass import adapters
 from windlass import run as runs
 from windlass.checkpoint.fingerprint import named
-from windlass.config import Layers, tree
+from windlass.config import AnyRecipe, Layers, tree
 from windlass.config.sections import flat
 from windlass.data import Prepared, prepare, reference
 from windlass.data.load import evaluation_batches
@@ -113,7 +113,7 @@ class Described:
         return Path(self.run.run.dir).expanduser() if self.run.run.dir else default
 
 
-def describe(recipe: str | Path | dict[str, Any], overrides: Sequence[str] = ()) -> Described:
+def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
     """Read a recipe, choose the devices, and check that one goes with the other."""
     layers = origin.load(recipe, overrides)
     asked = layers.peek("device", Device) or Device()

@@ -9,7 +9,7 @@ import os
 import signal
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
@@ -24,6 +24,7 @@ class Signals:
         self.stop: signal.Signals | None = None  # the loop ends after the step it is in
         self._phase: str | None = None
         self._waits = False
+        self._interrupt: Callable[[], None] | None = None
 
     @contextmanager
     def listening(self) -> Iterator["Signals"]:
@@ -65,12 +66,24 @@ class Signals:
         finally:
             self._waits = False
 
+    @contextmanager
+    def interrupts(self, heard: Callable[[], None]) -> Iterator[None]:
+        """In this block Ctrl-C calls this, in another thread, and ends nothing."""
+        self._interrupt = heard
+        try:
+            yield
+        finally:
+            self._interrupt = None
+
     def _watch(self, reads: int) -> None:
         while heard := os.read(reads, 1):
             if heard[0] in HEARD:
                 self._heard(signal.Signals(heard[0]))
 
     def _heard(self, number: signal.Signals) -> None:
+        if self._interrupt is not None and number == signal.SIGINT:
+            self._interrupt()
+            return
         name = "Ctrl-C" if number == signal.SIGINT else number.name
         if not self._waits:
             _leave(f"{name} while {self._phase or 'starting'}: nothing was lost", number)

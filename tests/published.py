@@ -1,0 +1,59 @@
+"""Small models in folders as Hugging Face has them, with a tokenizer that knows chats."""
+
+import dataclasses
+import importlib
+import json
+from pathlib import Path
+
+import equinox as eqx
+import jax
+from tokenizers import AddedToken
+from tokenizers import Tokenizer as Library
+
+from tests import tiny
+from windlass.data.tokenizer import byte
+from windlass.hub import config as configs
+from windlass.hub import weights
+from windlass.hub.template import CHATML
+
+SPECIAL = ["<|im_start|>", "<|im_end|>"]
+VOCAB = 257 + len(SPECIAL)
+LENGTH = 512  # the positions it says it was trained on
+
+
+def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) -> Path:
+    """A tiny model of a family with random weights; every byte is a token."""
+    folder.mkdir(parents=True)
+    config = dataclasses.replace(tiny.config(family), vocab=VOCAB, scaling=None)
+    model = eqx.filter_jit(config.init)(jax.random.key(0))
+    names = importlib.import_module(f"windlass.models.{family}").NAMES
+    weights.write(folder, model, names)
+    said = configs.written(config, length=LENGTH, dtype="float32")
+    write_json(folder / "config.json", said)
+    library = Library.from_str(byte().text)
+    library.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
+    library.save(str(folder / "tokenizer.json"))
+    settings = {"eos_token": "<|im_end|>", "tokenizer_class": "PreTrainedTokenizerFast"}
+    if template is not None:
+        settings["chat_template"] = template
+    write_json(folder / "tokenizer_config.json", settings)
+    write_json(folder / "generation_config.json", {"eos_token_id": VOCAB - 1})
+    return folder
+
+
+def write_json(path: Path, value: dict) -> None:
+    path.write_text(json.dumps(value, indent=2), encoding="utf-8")
+
+
+def write_chats(path: Path, count: int) -> None:
+    """Chats of one question and one answer that can be learned by heart."""
+    rows = [
+        {
+            "messages": [
+                {"role": "user", "content": f"What comes after {number}?"},
+                {"role": "assistant", "content": f"{number + 1} does."},
+            ]
+        }
+        for number in range(count)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")

@@ -1,0 +1,123 @@
+"""What is chosen for a model and data, and what is refused."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+import windlass
+from tests import published
+from windlass.config import load
+from windlass.config.sections import flat
+from windlass.errors import UserError
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory) -> Path:
+    folder = tmp_path_factory.mktemp("place")
+    published.write(folder / "model")
+    published.write_chats(folder / "few.jsonl", 20)
+    published.write_chats(folder / "many.jsonl", 2000)
+    long = [{"prompt": "Again?", "completion": "Yes. " * count} for count in (1, 50, 400)]
+    (folder / "long.jsonl").write_text("".join(json.dumps(row) + "\n" for row in long))
+    (folder / "plain.jsonl").write_text('{"text": "Once upon a time"}\n' * 3)
+    (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
+    (folder / "other.jsonl").write_text('{"body": "Once"}\n')
+    (folder / "empty.jsonl").write_text("")
+    (folder / "table.csv").write_text("a,b\n")
+    (folder / "nothing").mkdir()
+    return folder
+
+
+def chosen(place: Path, monkeypatch, data: str, *keys: str, model: str = "model") -> dict:
+    monkeypatch.chdir(place)
+    recipe = windlass.recipe(model, data, ["device=cpu", "device.count=1", *keys])
+    return flat(load(recipe).merged(None)) | {"name": recipe.name}
+
+
+def test_many_rows_make_larger_batches_and_some_are_held_out(place, monkeypatch):
+    few = chosen(place, monkeypatch, "few.jsonl")
+    assert few["model.path"] == "model" and few["name"] == "model-few"
+    assert few["adapter.kind"] == "lora" and few["data.format"] == "chat"
+    assert (few["data.length"], few["data.validation"], few["train.batch"]) == (128, 0.0, 1)
+    many = chosen(place, monkeypatch, "many.jsonl")
+    # 2,000 rows of about 53 tokens are some 780 rows of 128: 48 steps of 16.
+    assert (many["data.validation"], many["train.batch"]) == (0.05, 16)
+    assert many["optim.learning_rate"] == 2e-4 and many["train.epochs"] == 3
+
+
+def test_keys_of_the_command_line_are_not_chosen_against(place, monkeypatch):
+    found = chosen(place, monkeypatch, "few.jsonl", "train.steps=5", "adapter=null")
+    assert "train.epochs" not in found
+    assert found["optim.learning_rate"] == 1e-5
+    found = chosen(place, monkeypatch, "few.jsonl", "train.batch_per_device=2", "data.length=64")
+    assert "train.batch" not in found
+
+
+def test_rows_longer_than_the_model_reads_are_counted(place, monkeypatch):
+    monkeypatch.chdir(place)
+    text = windlass.recipe("model", "long.jsonl", ["device=cpu", "device.count=1"]).text
+    assert (
+        "  length: 512  # longer are 1 of 3 rows, up to 2,027 tokens; the model reads up to 512\n"
+    ) in text
+
+
+def test_rows_that_are_no_chats_are_trained_on_whole(place, monkeypatch):
+    monkeypatch.chdir(place)
+    text = windlass.recipe("model", "plain.jsonl", ["device=cpu", "device.count=1"]).text
+    assert "  format: text  # every word of column text is trained on: these are no chats" in text
+
+
+@pytest.mark.parametrize(
+    ("model", "data", "said"),
+    [
+        (
+            "modle",
+            "few.jsonl",
+            "--model is modle: there is no such folder, and a model of the hub is named OWNER/NAME",
+        ),
+        (
+            "nothing",
+            "few.jsonl",
+            "model.path is nothing, which has no config.json: it is no model of Hugging Face",
+        ),
+        (
+            "model",
+            "fwe.jsonl",
+            "--data is fwe.jsonl: there is no such file or folder, and a data set of the hub is "
+            "named OWNER/NAME",
+        ),
+        (
+            "model",
+            "table.csv",
+            "--data is table.csv; files that end in .jsonl, .ndjson, .json, .parquet or .txt are "
+            "read, and other kinds as a data set that is a folder, which can hold CSV files too",
+        ),
+        ("model", "empty.jsonl", "--data is empty.jsonl, which has no rows"),
+        (
+            "model",
+            "pairs.jsonl",
+            "pairs.jsonl line 1 has a chosen answer and a rejected one: the recipe chat-dpo "
+            "trains on such pairs",
+        ),
+        (
+            "model",
+            "other.jsonl",
+            "other.jsonl line 1 has the columns body, and a chat has messages, conversations, "
+            "prompt and completion, or instruction and output; data.format.messages, or "
+            "data.format.prompt and completion, name other columns",
+        ),
+    ],
+)
+def test_what_cannot_be_tuned_is_refused(place, monkeypatch, model, data, said):
+    with pytest.raises(UserError) as refusal:
+        chosen(place, monkeypatch, data, model=model)
+    assert str(refusal.value) == said
+
+
+def test_a_name_that_is_neither_a_folder_nor_on_the_hub_says_both(place, monkeypatch):
+    with pytest.raises(UserError) as refusal:
+        chosen(place, monkeypatch, "few.jsonl", model="modles/qwen")
+    assert str(refusal.value).startswith(
+        "there is no folder modles/qwen here, and model.hub is modles/qwen; the hub is not asked"
+    )

@@ -1,0 +1,136 @@
+"""A conversation at a terminal, or through a pipe: a line in, an answer out."""
+
+import json
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from rich.console import Console
+from rich.text import Text
+
+from windlass.cli.writing import harmless
+from windlass.config.reading import offer
+from windlass.errors import UserError
+from windlass.training.signals import Signals
+
+if TYPE_CHECKING:
+    from windlass.evaluation.chat import Conversation
+
+PROMPT = "> "
+LEAVING = "Ctrl-D leaves"
+COMMANDS = {
+    "/reset": "forget what was said",
+    "/system": "TEXT: another system prompt; alone: shows it",
+    "/save": "FILE: add the conversation to a file of chats",
+    "/help": "this list",
+    "/quit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
+}
+
+
+class Talk:
+    """Reads what the user says and writes what the model answers.
+
+    Through a pipe it writes answers alone, and whatever is refused ends it.
+    """
+
+    def __init__(self, conversation: "Conversation", signals: Signals):
+        self.conversation, self.signals = conversation, signals
+        self.is_live = sys.stdin.isatty() and sys.stdout.isatty()
+        self._console = Console(highlight=False, soft_wrap=True)
+        self._is_answering = False
+        self._stop = threading.Event()
+
+    def run(self) -> None:
+        """Until the input ends, or the user leaves."""
+        with self.signals.interrupts(self._interrupted):
+            for line in self._lines():
+                if line.split() == ["/quit"]:
+                    return
+                try:
+                    self._do(line)
+                except UserError as refused:
+                    if not self.is_live:
+                        raise
+                    self._console.print(Text(str(refused), "red"))
+
+    def _lines(self) -> Iterator[str]:
+        if not self.is_live:
+            yield from (line.rstrip("\r\n") for line in sys.stdin)
+            return
+        import readline  # noqa: F401  so that a line can be edited, and an earlier one taken again
+
+        while True:
+            try:
+                yield input(PROMPT)
+            except EOFError:
+                print()
+                return
+
+    def _do(self, line: str) -> None:
+        if not line.strip():
+            return
+        name, _, rest = line.partition(" ")
+        match name:
+            case "/reset":
+                self.conversation.reset()
+                self._say("forgotten")
+            case "/system":
+                self.conversation.system = rest.strip() or self.conversation.system
+                self._say(f"system prompt: {self.conversation.system or 'none'}")
+            case "/save":
+                self._save(rest.strip())
+            case "/help":
+                for command, said in COMMANDS.items():
+                    self._say(f"{command:<9}{said}")
+            case _ if name.startswith("/"):
+                known = offer(name, list(COMMANDS))
+                raise UserError(f"no command {name}; {known}. A space before it makes it text")
+            case _:
+                self._answer(line.strip())
+
+    def _answer(self, text: str) -> None:
+        began, is_stopped = time.monotonic(), False
+        self._stop.clear()
+        self._is_answering = True
+        try:
+            with closing(self.conversation.stream(text)) as pieces:
+                for piece in pieces:
+                    sys.stdout.write(harmless(piece) if self.is_live else piece)
+                    sys.stdout.flush()
+                    if is_stopped := self._stop.is_set():
+                        break
+        finally:
+            self._is_answering = False
+        print()
+        if self.is_live:
+            tokens = self.conversation.tokens
+            speed = tokens / max(time.monotonic() - began, 1e-9)
+            stopped = ", stopped" if is_stopped else ""
+            self._console.print(Text(f"{tokens} tokens, {speed:.1f} a second{stopped}", "dim"))
+
+    def _interrupted(self) -> None:
+        if self._is_answering:
+            self._stop.set()
+        elif self.is_live:
+            sys.stdout.write(f"\n{LEAVING}\n{PROMPT}")
+            sys.stdout.flush()
+
+    def _save(self, file: str) -> None:
+        if not file:
+            raise UserError("/save needs a file; /save chats.jsonl adds a line to one")
+        if not self.conversation.turns:
+            raise UserError("nothing was said yet: there is nothing to save")
+        row = json.dumps({"messages": self.conversation.messages}, ensure_ascii=False)
+        try:
+            with open(file, "a", encoding="utf-8") as chats:
+                chats.write(f"{row}\n")
+        except OSError as error:
+            raise UserError(f"{file} cannot be written: {error.strerror}") from None
+        self._say(f"{len(self.conversation.messages)} messages added to {file}")
+
+    def _say(self, text: str) -> None:
+        if self.is_live:
+            self._console.print(Text(text, "dim"))

@@ -1,0 +1,117 @@
+"""The command that trains: a recipe, or a model on data."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.syntax import Syntax
+from rich.text import Text
+
+from windlass.cli.options import A_RECIPE, say
+from windlass.config import AnyRecipe, Written, shipped
+from windlass.errors import UserError
+
+
+def train(
+    ctx: typer.Context,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
+    model: Annotated[
+        str | None,
+        typer.Option(metavar="MODEL", help="tune this: a folder, a run, or OWNER/NAME of the hub"),
+    ] = None,
+    data: Annotated[
+        str | None,
+        typer.Option(metavar="DATA", help="with --model: a file, a folder, or OWNER/NAME"),
+    ] = None,
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="with --model: keep the recipe in this file")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="with --model: print the recipe, and train nothing")
+    ] = False,
+) -> int | None:
+    """Train a recipe, or a model on data; the same command again goes on where it stopped.
+
+    Without a recipe: lists those that ship. Ctrl-C finishes the step and saves; a second one stops
+    at once.
+
+    With --model and --data no recipe is needed: rows of chats (messages, ShareGPT, prompt and
+    completion, or Alpaca's columns) in JSON lines or Parquet are recognised, and the model is tuned
+    with LoRA on the assistant's words. The recipe is printed, with what was chosen and why; any key
+    can be given beside it.
+
+    windlass train
+    windlass train quickstart
+    windlass train quickstart train.steps=500 optim.learning_rate=1e-3
+    windlass train mine.yaml --device gpu --mesh.tensor 2
+    windlass train --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl
+    windlass train --model ./model --data chats.jsonl train.epochs=1 --dry-run
+    """
+    asked: AnyRecipe | None = recipe
+    if model is not None or data is not None:
+        if recipe is not None:
+            raise UserError(
+                f"{recipe} is a recipe, which names its own model and data, and --model or --data "
+                "is given too; leave one of them out"
+            )
+        with ctx.obj.phase("choosing a recipe"):
+            asked = _chosen(model, data, ctx.args, save)
+        if dry_run:
+            return None
+    elif save is not None or dry_run:
+        option = "--dry-run" if save is None else "--save"
+        raise UserError(f"{option} goes with --model and --data, which have a recipe chosen")
+    if asked is None:
+        return _list_recipes()
+    from windlass.calls import train as call
+
+    trained = call(asked, ctx.args, signals=ctx.obj)
+    return None if trained.stopped_by is None else 128 + trained.stopped_by
+
+
+def _chosen(model: str | None, data: str | None, keys: list[str], save: str | None) -> Written:
+    """The recipe for a model and data, printed, and kept where that is asked for."""
+    if data is None:
+        raise UserError(
+            f"--model is {model}; --data says what it is tuned on: a file such as chats.jsonl, a "
+            "folder, or OWNER/NAME of the hub"
+        )
+    if model is None:
+        raise UserError(
+            f"--data is {data}; --model says what is tuned on it: a folder, a run, or OWNER/NAME "
+            "of the hub"
+        )
+    from windlass.calls import recipe as choose
+
+    chosen = choose(model, data, keys)
+    console = Console(highlight=False, soft_wrap=True)
+    if console.is_terminal:
+        console.print(Syntax(chosen.text, "yaml", background_color="default"))
+    else:
+        print(chosen.text)
+    if save is None:
+        say(Text("--save FILE keeps this recipe, and windlass train FILE trains it", "dim"))
+    else:
+        _keep(chosen.text, save)
+    return chosen
+
+
+def _keep(text: str, save: str) -> None:
+    file = Path(save).expanduser()
+    try:
+        if file.exists() and file.read_text(encoding="utf-8") != text:
+            raise UserError(f"--save is {save}, which is there and holds something else")
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save is {save}, which cannot be written: {error.strerror}") from None
+    say(Text(f"kept in {save}", "dim"))
+
+
+def _list_recipes() -> None:
+    say(Text("windlass train RECIPE, where RECIPE is a YAML file or one of"))
+    names = shipped()
+    width = max(len(name) for name in names)
+    for name, path in names.items():
+        first = path.read_text(encoding="utf-8").partition("\n")[0].lstrip("# ")
+        say(Text.assemble((f"  {name:<{width}}", "bold"), f"  {first}"))

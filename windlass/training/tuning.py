@@ -1,0 +1,209 @@
+"""A recipe for tuning a model on data: what is left open is chosen by looking at the two."""
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+from rich.console import Console
+
+from windlass import config
+from windlass.config import Written, listing
+from windlass.config.sections import flat
+from windlass.config.text import write
+from windlass.data import FORMATS, SOURCES, tokenised
+from windlass.devices import selection
+from windlass.devices.selection import Device
+from windlass.errors import UserError
+from windlass.hub import config as configs
+from windlass.hub.fetch import CONFIGS, fetch
+from windlass.run import Run, Start
+from windlass.training import origin, runs
+
+BASE = "chat-lora"
+WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained
+ENOUGH = 100  # rows of data, of which some can be held out
+STEPS = 30  # an epoch has at least, while a batch can be made smaller
+LARGEST_BATCH = 16
+LONGEST = 4096  # tokens in a row
+MULTIPLE = 128  # of which a length is one: matrices are multiplied in pieces that wide
+FILES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+FILES |= {".txt": "text"}
+A_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
+
+
+class Choice(NamedTuple):
+    """A value for a key of the recipe, and why."""
+
+    key: str
+    value: Any
+    why: str
+
+
+def chosen(
+    model: str, data: str, overrides: Sequence[str] = (), *, console: Console | None = None
+) -> Written:
+    """The recipe for a model, a folder or OWNER/NAME, and data, a file, a folder or OWNER/NAME.
+
+    Keys of the command line are not in it, but what they say is not chosen against them.
+    """
+    recipe = config.load(BASE).merged(None)
+    said = config.load({}, overrides).command_line
+    name = f"{_stem(model)}-{_stem(data)}"
+    recipe["model"] = _model(model)
+    recipe["data"]["source"] = source = _source(data)
+    choices = [_format(source, said)]
+    _set(recipe, choices)
+    _leave_out(recipe, flat(said))
+    try:
+        layers = origin.load(Written(name, write(recipe)), overrides)
+    except UserError as refused:
+        if "hub" not in recipe["model"]:
+            raise
+        raise UserError(f"there is no folder {model} here, and {refused}") from None
+    run = layers.read(Run, None)
+    corpus = tokenised(run.data, run.tokenizer, console=console)[0]
+    lengths = np.diff(corpus.offsets)
+    asked = layers.peek("device", Device) or Device()
+    devices = selection.devices(selection.choose(asked, selection.present(), os.environ))
+    measured = _Measured(corpus.rows, lengths[lengths > 0], len(devices), run)
+    choices += _numbers(measured, flat(said))
+    _set(recipe, choices)
+    _leave_out(recipe, flat(said))
+    command = " ".join([f"windlass train --model {model} --data {data}", *overrides])
+    return Written(name, f"# Chosen by\n#\n#   {command}\n\n{_explained(recipe, choices)}")
+
+
+class _Measured(NamedTuple):
+    """What a recipe is chosen by."""
+
+    rows: int
+    lengths: np.ndarray  # of each document, in tokens
+    devices: int
+    run: Run
+
+
+def _model(name: str) -> dict[str, Any]:
+    folder = Path(name).expanduser()
+    if runs.is_run(folder):
+        return {"run": name}
+    if folder.is_dir():
+        return {"path": name}
+    if A_NAME.fullmatch(name) and name[0] not in ".~":
+        return {"hub": name}
+    raise UserError(
+        f"--model is {name}: there is no such folder, and a model of the hub is named OWNER/NAME"
+    )
+
+
+def _source(name: str) -> dict[str, Any]:
+    place = Path(name).expanduser()
+    if place.is_file():
+        if place.suffix not in FILES:
+            raise UserError(
+                f"--data is {name}; files that end in {listing(FILES)} are read, and other kinds "
+                "as a data set that is a folder, which can hold CSV files too"
+            )
+        return {"kind": FILES[place.suffix], "path": name}
+    if place.is_dir():
+        kinds = {FILES[file.suffix] for file in place.iterdir() if file.suffix in FILES}
+        return {"kind": kinds.pop(), "path": name} if len(kinds) == 1 else _hub(name)
+    if A_NAME.fullmatch(name) and name[0] not in ".~" and place.suffix not in FILES:
+        return _hub(name)
+    raise UserError(
+        f"--data is {name}: there is no such file or folder, and a data set of the hub is named "
+        "OWNER/NAME"
+    )
+
+
+def _hub(name: str) -> dict[str, Any]:
+    return {"kind": "hub", "name": name}
+
+
+def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
+    """Chats where the first row is one, and else the text of it."""
+    given = {key: x for key, x in source.items() if key != "kind"}
+    documents = SOURCES.load(source["kind"])(**given)
+    key = "data.format"
+    if not getattr(documents, "has_rows", False):
+        return Choice(key, "text", "every word is trained on: these are no chats")
+    if not len(documents):
+        raise UserError(f"--data is {given.get('path') or given['name']}, which has no rows")
+    row = documents.row(0)
+    if {"chosen", "rejected"} <= set(row):
+        raise UserError(
+            f"{documents.where(0)} has a chosen answer and a rejected one: the recipe chat-dpo "
+            "trains on such pairs"
+        )
+    try:
+        _, note = FORMATS.load("chat")().settled(row, documents.where(0))
+    except UserError:
+        if not isinstance(row.get("text"), str) or isinstance(said.get("data"), dict):
+            raise
+        return Choice(key, "text", "every word of column text is trained on: these are no chats")
+    return Choice(key, "chat", note or "the words of the assistant are trained on")
+
+
+def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
+    rows, lengths, devices, run = measured
+    longest = int(lengths.max())
+    limit, why = min((LONGEST, "more is slow"), *_limit(run.start))
+    length = said.get("data.length") or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
+    fits = f"the longest of {rows:,} rows has {longest:,} tokens"
+    if longest > limit:
+        many = int((lengths > limit).sum())
+        fits = f"longer are {many:,} of {rows:,} rows, up to {longest:,} tokens; {why}"
+    yield Choice("data.length", length, fits)
+    held = 0.05 if rows >= ENOUGH else 0.0
+    few = "" if held else f": {rows} rows are too few to hold out any"
+    yield Choice("data.validation", held, f"the share of rows held out{few}")
+    packed = max(1, int(lengths.clip(max=length).sum() * (1 - held)) // length)
+    batch = 2 ** int(np.log2(max(1, min(LARGEST_BATCH, packed // STEPS))))
+    batch = -(-batch // devices) * devices
+    steps = "1 step" if packed // batch == 1 else f"about {packed // batch} steps"
+    yield Choice("train.batch", batch, f"{steps} an epoch")
+    if run.adapter is None:
+        yield Choice("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
+
+
+def _limit(start: Start | None) -> list[tuple[int, str]]:
+    """How much a model has learned to read at once, where it says so."""
+    if start is None or start.run is not None:
+        return []
+    folder = Path(start.path or "").expanduser()
+    if start.hub is not None:
+        folder = fetch(start.hub, start.revision, CONFIGS).folder
+    found = configs.load(folder).get("max_position_embeddings")
+    return [(found, f"the model reads up to {found:,}")] if isinstance(found, int) else []
+
+
+def _leave_out(recipe: dict[str, Any], said: dict[str, Any]) -> None:
+    """Take out the keys in whose place the command line has others."""
+    for given, instead in (("steps", "epochs"), ("batch_per_device", "batch")):
+        if said.get(f"train.{given}") is not None:
+            recipe["train"].pop(instead, None)
+
+
+def _set(recipe: dict[str, Any], choices: list[Choice]) -> None:
+    for key, value, _ in choices:
+        section, name = key.split(".")
+        recipe[section][name] = value
+
+
+def _explained(recipe: dict[str, Any], choices: list[Choice]) -> str:
+    """A recipe as YAML, with the reasons for what was chosen."""
+    reasons, section, lines = {key: why for key, _, why in choices}, "", []
+    for line in write(recipe).splitlines():
+        if not line.startswith(" "):
+            section = line.partition(":")[0]
+        why = reasons.pop(f"{section}.{line.strip().partition(':')[0]}", None)
+        lines.append(f"{line}  # {why}" if why else line)
+    return "\n".join([*lines, ""])
+
+
+def _stem(name: str) -> str:
+    last = Path(name.rstrip("/")).name
+    stem = Path(last).stem if Path(last).suffix in FILES else last
+    return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "here"
