@@ -68,10 +68,11 @@ def test_train_alone_lists_every_recipe_with_its_first_line(program):
             "there are train, data, evaluate, generate, chat, export, verify, runs and schema",
         ),
         ("--nope", "no such option: --nope; windlass --help says what there is"),
-        ("data", "which recipe? A YAML file, or quickstart"),
+        ("data", "which recipe? A YAML file, or chat-dpo, chat-lora, legal-cot-sft or quickstart"),
         (
             "train quickstat",
-            'no file or recipe named "quickstat"; did you mean quickstart? there is quickstart',
+            'no file or recipe named "quickstat"; did you mean quickstart? "
+            "there are chat-dpo, chat-lora, legal-cot-sft and quickstart',
         ),
         ("data quickstart --rows x", '--rows is "x"; it must be a whole number'),
         ("data quickstart --rows -1", "--rows is -1; it must be 0 or more"),
