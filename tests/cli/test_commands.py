@@ -71,8 +71,8 @@ def test_train_alone_lists_every_recipe_with_its_first_line(program):
         ("data", "which recipe? A YAML file, or chat-dpo, chat-lora, legal-cot-sft or quickstart"),
         (
             "train quickstat",
-            'no file or recipe named "quickstat"; did you mean quickstart? "
-            "there are chat-dpo, chat-lora, legal-cot-sft and quickstart',
+            'no file or recipe named "quickstat"; did you mean quickstart? '
+            "there are chat-dpo, chat-lora, legal-cot-sft and quickstart",
         ),
         ("data quickstart --rows x", '--rows is "x"; it must be a whole number'),
         ("data quickstart --rows -1", "--rows is -1; it must be 0 or more"),
