@@ -82,7 +82,8 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
 
 def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     run = describe("legal-cot-sft", ["device=cpu"]).run
-    assert run.start.hub == "Qwen/Qwen2.5-0.5B"
+    assert run.start is not None and run.start.hub == "Qwen/Qwen2.5-0.5B"
+    assert run.adapter is not None
     assert (run.data.length, run.train.batch, run.train.epochs) == (1024, 64, 3)
     assert (run.optim.learning_rate, run.optim.weight_decay, run.optim.clip_norm) == (
         2e-4,
