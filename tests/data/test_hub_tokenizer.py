@@ -55,7 +55,7 @@ def test_a_hub_that_cannot_be_reached_is_said_with_what_to_do(tmp_path: Path):
     (tmp_path / "mine.yaml").write_text(
         "model: {family: llama, vocab: 300, embed: 32, mlp: 64, layers: 1, heads: 2, kv_heads: 2, "
         "head_dim: 16, theta: 1e4}\n"
-        "tokenizer: {kind: hub, hub: some/model}\n"
+        "tokenizer: {hub: some/model}\n"
         "data: {source: {kind: example, name: legal, column: question}, length: 64}\n"
         "optim: {kind: adamw, learning_rate: 1e-3}\n"
         "train: {steps: 1, batch: 1}\ndevice: cpu\n"

@@ -188,6 +188,10 @@ def test_a_path_without_a_tokenizer_json_is_refused(tmp_path: Path):
         ),
         ({"kind": "hub"}, "hub is missing; tokenizer.kind hub needs it"),
         (
+            {"path": "a", "hub": "some/model"},
+            "hub is some/model; it belongs to tokenizer.kind hub, and this is file",
+        ),
+        (
             {"kind": "bpe", "vocab": 256},
             "vocab is 256; 256 bytes and the end of a document need 257",
         ),
@@ -197,6 +201,14 @@ def test_refusals(fields: dict, message: str):
     with pytest.raises(ValueError) as refused:
         Tokenizer(**fields)
     assert str(refused.value) == message
+
+
+@pytest.mark.parametrize(
+    ("fields", "kind"),
+    [({}, "byte"), ({"vocab": 300}, "bpe"), ({"path": "a"}, "file"), ({"hub": "a/b"}, "hub")],
+)
+def test_a_kind_follows_from_the_keys_beside_it(fields: dict, kind: str):
+    assert Tokenizer(**fields) == Tokenizer(kind=kind, **fields)
 
 
 def test_words_are_forgotten_before_they_fill_memory(

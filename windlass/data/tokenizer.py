@@ -40,7 +40,8 @@ class Tokenizer:
 
     shorthand: ClassVar[str] = "kind"
 
-    kind: Literal["byte", "bpe", "file", "hub"] = "byte"  # bpe: learned from the corpus
+    # bpe: learned from the corpus; null: what the keys beside it are of, and byte without any
+    kind: Literal["byte", "bpe", "file", "hub"] | None = None
     vocab: int | None = None  # bpe: how many tokens to learn, bytes and the end included
     path: str | None = None  # file: a tokenizer.json, or the folder that holds one
     hub: str | None = None  # hub: the model whose tokenizer it is, OWNER/NAME
@@ -50,6 +51,9 @@ class Tokenizer:
 
     def __post_init__(self):
         needs = {"vocab": "bpe", "path": "file", "hub": "hub"}
+        if self.kind is None:
+            given = (kind for name, kind in needs.items() if getattr(self, name) is not None)
+            object.__setattr__(self, "kind", next(given, "byte"))
         for name, kind in needs.items():
             if getattr(self, name) is None and self.kind == kind:
                 raise ValueError(f"{name} is missing; tokenizer.kind {kind} needs it")
