@@ -3,14 +3,17 @@
 import dataclasses
 import importlib
 import math
+import shutil
+from pathlib import Path
 
 import pytest
 
 import windlass
 from tests import published
+from tests.hub.published import QWEN2_5_0_5B
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
-from windlass.training.session import describe
+from windlass.training.session import Built, describe
 
 VOCAB = SMALLEST_VOCABULARY + 20
 BY_HUB = [
@@ -31,17 +34,24 @@ SMALL = [
 ]
 
 
-@pytest.fixture(autouse=True)
-def hub(tmp_path, monkeypatch):
+@pytest.fixture(scope="module")
+def models(tmp_path_factory) -> Path:
     """A cache of the hub in which every model of a recipe is a tiny one."""
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    place = tmp_path_factory.mktemp("hub")
     for name in {name for name in map(on_hub, shipped()) if name}:
-        repository = tmp_path / "hub" / f"models--{name.replace('/', '--')}"
+        repository = place / f"models--{name.replace('/', '--')}"
         published.write(repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
         (repository / "refs/main").write_text(COMMIT)
+    return place
+
+
+@pytest.fixture(autouse=True)
+def hub(models, tmp_path, monkeypatch) -> Path:
+    from huggingface_hub import constants
+
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    return Path(shutil.copytree(models, tmp_path / "hub"))
 
 
 def on_hub(name: str) -> str | None:
@@ -107,6 +117,15 @@ def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     ]
     assert [one.optional for one in run.data.format.sections] == [*[False] * 4, True, False, True]
     assert run.data.format.loss_from is None
+
+
+def test_the_legal_recipe_trains_the_share_of_the_published_model_that_it_says(hub):
+    folder = hub / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / COMMIT
+    (folder / "config.json").write_text(QWEN2_5_0_5B)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
+    chosen = Built(describe("legal-cot-sft", ["device=cpu"])).trainable
+    assert (chosen.trained, chosen.total) == (17_596_416, 511_629_184)
 
 
 def reduced(name: str) -> dict:

@@ -23,11 +23,10 @@ from windlass.checkpoint.fingerprint import measure, named
 from windlass.checkpoint.store import FROZEN, Store, folder_of, load, load_frozen
 from windlass.errors import UserError
 from windlass.hub import peft
-from windlass.models import qwen2, qwen3
+from windlass.models import qwen3
 from windlass.training import adapter, origin
 from windlass.training import folder as folders
 from windlass.training.session import Session, describe, open_session
-from windlass.training.trainable import choose
 
 ADAPTER: dict[str, Any] = {
     "kind": "lora",
@@ -163,19 +162,6 @@ def test_frozen_arrays_of_one_precision_are_read_in_another(tmp_path):
     }
     found = load_frozen(tmp_path, wanted, {})
     assert eqx.tree_equal(found, {"weight": jnp.arange(6.0), "count": jnp.arange(3)})
-
-
-def test_the_adapter_of_reference_system_000_has_the_parameters_it_reports():
-    sizes: Any = dict(vocab=151936, embed=896, mlp=4864, layers=24)
-    heads: Any = dict(heads=14, kv_heads=2, head_dim=64)
-    config = qwen2.Config(**sizes, **heads, theta=1e6, tied=True)
-    made = Adapter(rank=32, alpha=64.0, dropout=0.05)
-
-    def init(key):
-        return eqx.filter(made.adapt(config.init(key), names=qwen2.NAMES, key=key), eqx.is_array)
-
-    chosen = choose(jax.eval_shape(init, jax.random.key(0)), None)
-    assert (chosen.trained, chosen.total) == (17_596_416, 511_629_184)
 
 
 def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(run):

@@ -4,12 +4,16 @@ import json
 from pathlib import Path
 
 import pytest
+from datasets import config
+from huggingface_hub import constants
 
 import windlass
 from tests import published
 from windlass.config import load
 from windlass.config.sections import flat
 from windlass.errors import UserError
+
+COMMIT = "0123456789" * 4
 
 
 @pytest.fixture(scope="module")
@@ -24,7 +28,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     (folder / "other.jsonl").write_text('{"body": "Once"}\n')
     (folder / "empty.jsonl").write_text("")
-    (folder / "table.csv").write_text("a,b\n")
+    (folder / "table.csv").write_text("prompt,completion\nAgain?,Yes.\n")
+    (folder / "table.tsv").write_text("a\tb\n")
     (folder / "nothing").mkdir()
     return folder
 
@@ -68,6 +73,36 @@ def test_rows_that_are_no_chats_are_trained_on_whole(place, monkeypatch):
     assert "  format: text  # every word of column text is trained on: these are no chats" in text
 
 
+def test_a_table_of_chats_is_read_by_its_columns(place, monkeypatch):
+    found = chosen(place, monkeypatch, "table.csv")
+    assert (found["data.source.kind"], found["data.format"]) == ("csv", "chat")
+
+
+def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "library")
+    cached = tmp_path / "datasets--someone--chats"
+    (cached / "snapshots" / COMMIT).mkdir(parents=True)
+    (cached / "snapshots" / COMMIT / "README.md").write_text("# Chats")
+    published.write_chats(cached / "snapshots" / COMMIT / "train.jsonl", 20)
+    (cached / "refs").mkdir()
+    (cached / "refs" / "main").write_text(COMMIT)
+    found = chosen(place, monkeypatch, "someone/chats")
+    assert (found["data.source.kind"], found["data.source.name"]) == ("hub", "someone/chats")
+    assert (found["name"], found["data.format"]) == ("model-chats", "chat")
+    few = chosen(place, monkeypatch, "few.jsonl")
+    numbers = ("data.length", "data.validation", "train.batch")
+    assert [found[key] for key in numbers] == [few[key] for key in numbers]
+    with pytest.raises(UserError) as refusal:
+        chosen(place, monkeypatch, "someone/chat")
+    assert str(refusal.value) == (
+        "data.source.name is someone/chat; the hub is not asked, since HF_HUB_OFFLINE is set, and "
+        f"it is not in {tmp_path}, which has someone/chats. Where there is a connection, `hf "
+        "download someone/chat --repo-type dataset` fills that folder, which can be copied here, "
+        "and with --local-dir FOLDER makes one that a recipe names by its path"
+    )
+
+
 @pytest.mark.parametrize(
     ("model", "data", "said"),
     [
@@ -89,9 +124,9 @@ def test_rows_that_are_no_chats_are_trained_on_whole(place, monkeypatch):
         ),
         (
             "model",
-            "table.csv",
-            "--data is table.csv; files that end in .jsonl, .ndjson, .json, .parquet or .txt are "
-            "read, and other kinds as a data set that is a folder, which can hold CSV files too",
+            "table.tsv",
+            "--data is table.tsv; files that end in .jsonl, .ndjson, .json, .parquet, .csv or .txt "
+            "are read, and folders of them",
         ),
         ("model", "empty.jsonl", "--data is empty.jsonl, which has no rows"),
         (

@@ -30,7 +30,7 @@ LARGEST_BATCH = 16
 LONGEST = 4096  # tokens in a row
 MULTIPLE = 128  # of which a length is one: matrices are multiplied in pieces that wide
 FILES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
-FILES |= {".txt": "text"}
+FILES |= {".csv": "csv", ".txt": "text"}
 A_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
 
 
@@ -103,8 +103,8 @@ def _source(name: str) -> dict[str, Any]:
     if place.is_file():
         if place.suffix not in FILES:
             raise UserError(
-                f"--data is {name}; files that end in {listing(FILES)} are read, and other kinds "
-                "as a data set that is a folder, which can hold CSV files too"
+                f"--data is {name}; files that end in {listing(FILES)} are read, and folders of "
+                "them"
             )
         return {"kind": FILES[place.suffix], "path": name}
     if place.is_dir():
