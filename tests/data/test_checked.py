@@ -53,6 +53,22 @@ def test_dropped_rows_have_no_tokens_and_the_others_keep_their_numbers(tmp_path)
     ]
 
 
+def test_rows_from_which_others_were_dropped_are_other_data_than_those_alone(tmp_path):
+    how = {"format": {"kind": "sections", "sections": [{"heading": "#", "column": "text"}]}}
+    first = prepared(tmp_path, {"offending": "drop"}, **how)
+    assert first.corpora[0].owner is not None
+    assert first.corpora[0].owner.tolist() == [0, 1, 2, 4, 5]
+    file = tmp_path / "rows.jsonl"
+    lines = file.read_text().splitlines(keepends=True)
+    file.write_text("".join(lines[:3] + lines[4:]))
+    # Which rows are held out follows from their numbers, and these are others now.
+    second = prepared(tmp_path, {"offending": "drop"}, **how)
+    assert documents(second) == documents(first)
+    assert second.corpora[0].owner is None
+    assert second.fingerprint != first.fingerprint
+    assert next(facts(second)) == ("rows", "5 were read, 5 kept")
+
+
 def test_rows_longer_than_a_row_are_told_with_what_becomes_of_them(tmp_path):
     found = prepared(tmp_path, {}, length=13, longer="drop")
     assert list(facts(found))[-1] == (

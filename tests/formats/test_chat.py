@@ -577,17 +577,29 @@ def test_a_template_is_read_from_each_place_that_files_have_it(folder: Callable)
 
 
 def test_a_second_start_reads_the_cache_and_another_template_does_not(
-    prepared: Callable, monkeypatch: pytest.MonkeyPatch
+    prepared: Callable, tmp_path: Path
 ):
     rows = [{"messages": PLAIN}]
     first = prepared(QWEN25, rows)
     again = prepared(QWEN25, rows)
     assert again.corpora[0].folder == first.corpora[0].folder
+    first.tokeniser.save(tmp_path / "run")
+    resumed = prepare(first.data, Tokenizer(kind="file", path=str(tmp_path / "run")))
+    assert resumed.corpora[0].folder == first.corpora[0].folder
     other = prepared(QWEN25, rows, template="chatml")
     assert other.corpora[0].folder != first.corpora[0].folder
     assert other.fingerprint != first.fingerprint
     last = prepared(QWEN25, rows, turns="last")
     assert last.fingerprint != first.fingerprint
+
+
+def test_text_in_the_cache_has_the_template_of_who_asks_for_it(folder: Callable, tmp_path: Path):
+    (tmp_path / "text.jsonl").write_text('{"text": "a"}\n')
+    source = jsonl.Source(path=str(tmp_path / "text.jsonl"))
+    data = Data(source=source, length=8, cache=str(tmp_path / "cache"))
+    for template in ("one", "two"):
+        asked = Tokenizer(kind="file", path=str(folder(QWEN25, template)))
+        assert prepare(data, asked).tokeniser.template == template
 
 
 def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, tmp_path: Path):

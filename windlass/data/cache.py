@@ -15,7 +15,7 @@ import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -150,10 +150,10 @@ def corpus(
     how = _how(format, tokeniser, checks)
     start = _key(FORMAT, stamp, tokeniser.fingerprint, *how)
     known = cache / "known" / f"{start}.json"
-    if found := _known(known, cache):
+    if found := _known(known, cache, tokeniser):
         return found
     with claimed(cache / "building" / start, console) as partial:
-        if found := _known(known, cache):  # another process was faster
+        if found := _known(known, cache, tokeniser):  # another process was faster
             return found
         asked = cache / "asked" / f"{_key(source.described())}.json"
         if asked.is_file() and json.loads(asked.read_text())["stamp"] != stamp:
@@ -168,12 +168,14 @@ def corpus(
         content = _tokenise(source, tokeniser, partial, console, format, checks)
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
+        about = json.loads((partial / "about.json").read_text())
+        how += [about["checked"], about["notes"]]  # what rows that were left out have told
         folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint, *how)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
             publish(partial, folder, is_whole=lambda: opened(folder) is not None)
             write_whole(known, json.dumps({"corpus": folder.name}))
             write_whole(asked, json.dumps({"stamp": stamp}))
-    result = opened(folder)
+    result = _known(known, cache, tokeniser)
     assert result is not None
     return result
 
@@ -269,10 +271,13 @@ def room(place: Path, needed: int | Callable[[], int]) -> Iterator[None]:
         ) from None
 
 
-def _known(known: Path, cache: Path) -> Corpus | None:
+def _known(known: Path, cache: Path, tokeniser: Tokeniser) -> Corpus | None:
     if not known.is_file():
         return None
-    return opened(cache / "corpora" / json.loads(known.read_text())["corpus"])
+    found = opened(cache / "corpora" / json.loads(known.read_text())["corpus"])
+    # Tokens are the same for every tokeniser of that vocabulary; what this one says of chats, which
+    # a run keeps, may be another.
+    return found and replace(found, tokeniser=tokeniser)
 
 
 @contextmanager
@@ -366,6 +371,7 @@ def _tokenise(
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         save(folder / "counts.npy", counts)
         if list(owners) != list(range(len(owners))):
+            content.update(owners.tobytes())  # the splits follow from them
             save(folder / "owner.npy", np.array(owners, np.int64))
         (folder / vocabularies.FILE).write_text(tokeniser.text, encoding="utf-8")
         about = {
@@ -386,7 +392,10 @@ def _how(format: Format, tokeniser: Tokeniser, checks: Checks | None) -> list[An
     if format.reads == "text":
         return [] if checks is None else [tree(checks)]
     kind = type(format).__module__.rpartition(".")[2]
-    return [kind, tree(format), tokeniser.template, tokeniser.settings, tree(checks)]
+    chat = tokeniser.chat
+    # What a template is given, and not the settings: saved and read again these are others.
+    spoken = None if chat is None else [chat.source, chat.variables]
+    return [kind, tree(format), spoken, tree(checks)]
 
 
 def _key(*parts: Any) -> str:
