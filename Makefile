@@ -39,10 +39,10 @@ $(VENV)/.core: pyproject.toml
 	@$(INSTALL) -e .
 	@touch $@
 
-# The parity tests compare with PyTorch. It has no wheel for every machine, and where it has none
-# they compare with what was recorded of it.
+# The parity tests compare with PyTorch and with PEFT, which needs it. It has no wheel for every
+# machine, and where it has none they compare with what was recorded of both.
 $(VENV)/.dev: $(VENV)/.core
 	@echo "installing what the tests need into $(VENV)"
 	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) torch==2.13.0 || echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
+	@$(INSTALL) torch==2.13.0 'peft>=0.18' || echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
 	@touch $@
