@@ -39,8 +39,9 @@ def fetch(
     speaking: Any = errors.HfHubHTTPError.__bases__[0]  # the errors of its client, whichever it is
     cache = Path(constants.HF_HUB_CACHE)
     section, where = key.rpartition(".")[0], f"{key} is {name}"
-    try:
-        folder = snapshot_download(
+
+    def download(**how: Any) -> str:
+        return snapshot_download(
             name,
             repo_type=kind,
             revision=revision,
@@ -48,7 +49,14 @@ def fetch(
             endpoint=constants.ENDPOINT,
             allow_patterns=list(patterns),
             ignore_patterns=["*/*"] if kind == "model" else None,
+            **how,
         )
+
+    try:
+        try:
+            folder = download()
+        except errors.OfflineModeIsEnabled:  # the first releases ask the hub even then
+            folder = download(local_files_only=True)
     except errors.HFValidationError:
         raise UserError(f"{where}; it must be OWNER/NAME, as the hub writes it") from None
     except errors.GatedRepoError:
@@ -84,16 +92,17 @@ def fetch(
 
 
 def _offline(where: str, name: str, kind: str, cache: Path, missing: Exception) -> str:
-    from huggingface_hub import errors
+    from huggingface_hub import constants, errors
 
     why = f"the hub cannot be reached from here ({missing.__cause__ or missing})"
-    if isinstance(missing.__cause__, errors.OfflineModeIsEnabled):
+    if constants.HF_HUB_OFFLINE:
         why = "the hub is not asked, since HF_HUB_OFFLINE is set"
     there = sorted(cache.glob(f"{kind}s--*--*"))
     names = [folder.name.split("--", 1)[1].replace("--", "/", 1) for folder in there]
     more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []
     known = listing([*names[:NAMED], *more], "and") if names else f"no {kind}"
-    partly = "only a part of it" if isinstance(missing, errors.IncompleteSnapshotError) else "not"
+    is_part = type(missing) is not errors.LocalEntryNotFoundError  # of which it is a kind
+    partly = "only a part of it" if is_part else "not"
     option = "" if kind == "model" else " --repo-type dataset"
     return (
         f"{where}; {why}, and it is {partly} in {cache}, which has {known}. Where there is a "

@@ -90,7 +90,7 @@ def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
             return kernel(math.prod(params["grid_mapping"].grid) * held)
         case "scan":
             (body,) = _programs(params)
-            return _repeated(body, moved, params)
+            return _repeated(body, moved, equation)
         case "cond":
             found = [_work(branch, moved[1:]) for branch in _programs(params)]
             return max(found)._replace(moved=results)
@@ -116,17 +116,24 @@ def _inner(body: Jaxpr, moved: list[bool]) -> Work:
     return _work(body, [any(moved)] * len(body.invars))
 
 
-def _repeated(body: Jaxpr, moved: list[bool], params: dict[str, Any]) -> Work:
+def _repeated(body: Jaxpr, moved: list[bool], equation: JaxprEqn) -> Work:
     """The rounds of a scan; what one of them moves is moved in the next."""
-    first, length = params["num_consts"], params["length"]
+    # What each round has of its own has an axis less inside; what is left is carried, or constant.
+    carried = sum(map(_is_alike, body.outvars, equation.outvars))
+    first = sum(map(_is_alike, body.invars, equation.invars)) - carried
     while True:
         found = _work(body, moved)
         new = list(moved)
-        for i in range(params["num_carry"]):
+        for i in range(carried):
             new[first + i] |= found.moved[i]
         if new == moved:
+            length = equation.params["length"]
             return Work(length * found.forward, length * found.training, found.moved)
         moved = new
+
+
+def _is_alike(inside: Any, outside: Any) -> bool:
+    return _shape(inside) == _shape(outside)
 
 
 def _attention(equation: JaxprEqn, window: str | None) -> int:
