@@ -265,6 +265,8 @@ def test_the_words_may_be_any_that_templates_and_marks_are_made_of(prepared: Cal
     )
     messages = [{"role": "user", "content": strange}, {"role": "assistant", "content": strange}]
     assert trained(prepared(LLAMA3, [{"messages": messages}])) == [f"{strange}<|eot_id|>"]
+    half = json.dumps([messages[0], {"role": "assistant", "content": "a \ud83d b"}])
+    assert trained(prepared(LLAMA3, [{"messages": half}])) == ["a \ufffd b<|eot_id|>"]
 
 
 def test_rows_that_spell_out_special_tokens_are_counted(prepared: Callable, tmp_path: Path):
@@ -412,8 +414,36 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
             {},
             "message 1 of {where} holds a part of kind image; text alone can be trained on",
         ),
+        (
+            {"messages": [ASKED, TOLD | {"reasoning": ["a"]}]},
+            {},
+            "message 2 of {where} holds a part of kind str; text alone can be trained on",
+        ),
+        (
+            {"messages": [ASKED, TOLD | {"tool_calls": {"name": "warmth"}}]},
+            {},
+            "message 2 of {where} has tool_calls that are no list of objects",
+        ),
+        (
+            {"messages": [ASKED, TOLD | {"tool_calls": [{"function": "warmth"}]}]},
+            {},
+            "message 2 of {where} has a call whose function is no object with a name",
+        ),
+        (
+            {"messages": [ASKED, TOLD], "tools": "a hammer"},
+            {},
+            "{where} has tools that are no list of objects",
+        ),
+        (
+            {"messages": [ASKED, TOLD], "chat_template_kwargs": {"messages": []}},
+            {},
+            "{where} has messages in chat_template_kwargs, which no row can set",
+        ),
     ],
-    ids="no-assistant empty none unknown null missing keys role image".split(),
+    ids=(
+        "no-assistant empty none unknown null missing keys role image thought calls function "
+        "tools variables"
+    ).split(),
 )
 def test_a_row_that_is_no_chat_is_refused_with_its_line(
     row: dict, how: dict, message: str, prepared: Callable, tmp_path: Path
@@ -627,6 +657,13 @@ def test_rows_that_are_all_too_long_are_refused(prepared: Callable):
     assert str(refused.value) == (
         "data.length is 16, and all 1 documents of data.source are longer, the shortest of "
         f"{found.split('train').targets} tokens; a longer row, or data.longer=cut or split would do"
+    )
+    with pytest.raises(UserError) as refused:
+        cut = replace(found.data, length=16, longer="cut")
+        prepare(cut, Tokenizer(kind="file", path=_files(found)))
+    assert str(refused.value) == (
+        "data.length is 16, and what is trained on in the train documents of data.source stands "
+        "behind that, where they are cut; a longer row, or data.longer=split would do"
     )
 
 

@@ -81,6 +81,12 @@ def test_a_column_may_hold_a_system_message_and_columns_may_have_other_names():
         assert chosen.text.startswith(opening) and rejected.text.startswith(opening)
 
 
+def test_tools_of_a_row_reach_the_template():
+    template = Template("{{ tools[0].name }}" + CHATML, TEMPLATE.special, {})
+    for one in Format().render(PLAIN | {"tools": [{"name": "factor"}]}, WHERE, template):
+        assert one.text.startswith("factor<|im_start|>user")
+
+
 def test_as_text_an_answer_stands_right_behind_its_prompt():
     for how, template in ((Format(), None), (Format(style="text"), TEMPLATE)):
         chosen, rejected = how.render(PLAIN, WHERE, template)
@@ -131,6 +137,12 @@ def test_as_text_an_answer_stands_right_behind_its_prompt():
             {},
             TEMPLATE,
             f"{WHERE} has no list of messages in column chosen",
+        ),
+        (
+            PLAIN | {"prompt": 91},
+            {},
+            TEMPLATE,
+            f"{WHERE} has neither text nor messages in column prompt",
         ),
         (
             PLAIN,

@@ -240,6 +240,12 @@ def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
         )
         if not len(splits[name]):
             raise UserError(_nothing_in(name, data, tokens))
+        if not splits[name].tokens:
+            raise UserError(
+                f"data.length is {data.length}, and what is trained on in the {name} documents of "
+                "data.source stands behind that, where they are cut; a longer row, or "
+                "data.longer=split would do"
+            )
     return splits
 
 

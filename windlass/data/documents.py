@@ -1,5 +1,6 @@
 """Documents as tokens, some at a time, each token with what it weighs as a target."""
 
+import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -14,6 +15,7 @@ from windlass.sources import Source
 
 BATCH_CHARACTERS = 2**20  # or ids
 BATCH_DOCUMENTS = 2048
+HALF = re.compile("[\ud800-\udfff]")  # of a pair of surrogates, which no UTF-8 can hold alone
 
 
 class Notes:
@@ -107,7 +109,8 @@ def _name(section: Any) -> str:
 def _weighed(held: list[tuple[int, Rendered]], tokeniser: Tokeniser, source: Source) -> Some:
     """Rendered rows as tokens, each of which weighs what its characters do."""
     is_whole = held[0][1].is_whole
-    read = tokeniser.read_batch([one.text for _, one in held], special=is_whole)
+    texts = [HALF.sub("\ufffd", one.text) for _, one in held]
+    read = tokeniser.read_batch(texts, special=is_whole)
     begin = [] if is_whole or tokeniser.bos is None else [tokeniser.bos]
     end = [] if is_whole else [tokeniser.eos]
     tokens, weights, sizes = [], [], np.zeros(len(held), np.int64)

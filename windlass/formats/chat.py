@@ -20,6 +20,8 @@ ROLES = {
     **dict.fromkeys(("observation", "function", "function_response", "ipython"), "tool"),
 }
 EXTRA = ("tools", "documents")  # columns that templates know
+VARIABLES = "chat_template_kwargs"  # the column of what else a row's template is to know
+OURS = ("messages", "template", "prompt", "now")  # what it is given in other ways
 
 
 @section
@@ -91,9 +93,7 @@ class Format(Contract):
                 "names a Jinja file or chatml, and an instruct model has one of its own"
             )
         messages = self.conversation(row, where)
-        variables = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
-        if isinstance(row.get("chat_template_kwargs"), dict):
-            variables |= row["chat_template_kwargs"]
+        variables = _variables(row, where)
         ways = {"none": [None], "both": ["off", "on"]}.get(self.thinking, [self.thinking])
         thoughts = self._thoughts(row, messages) if self.thinking != "none" else {}
         if self.thinking == "on" and not thoughts:
@@ -158,13 +158,18 @@ class Format(Contract):
                     "and data.format.content name the keys of who speaks and what is said"
                 )
         role, content = message.pop(self.role), message.pop(self.content, "")
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise UserError(f"{where} is of {role}; it can be of {listing(ROLES)}")
         message = {"role": ROLES[role], "content": _text(content, where), **message}
         if role == "function_call" and (call := _object(message["content"])) is not None:
             message |= {"content": "", "tool_calls": [{"type": "function", "function": call}]}
+        for name in REASONING:
+            if name in message:
+                message[name] = _text(message[name], where)
         if calls := message.get("tool_calls"):
-            message["tool_calls"] = [_call(call) for call in _listed(calls)]
+            message["tool_calls"] = [
+                _call(call, where) for call in _objects(calls, "tool_calls", where)
+            ]
         return message
 
     def _thoughts(self, row: dict[str, Any], messages: list[dict[str, Any]]) -> dict[int, str]:
@@ -239,6 +244,24 @@ def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str
             yield found.group()
 
 
+def _variables(row: dict[str, Any], where: str) -> dict[str, Any]:
+    """What a row has for the template beside its messages."""
+    found = {name: _objects(row[name], name, where) for name in EXTRA if row.get(name)}
+    more = row.get(VARIABLES)
+    if not isinstance(more, dict):
+        return found
+    if wrong := [name for name in OURS if name in more]:
+        raise UserError(f"{where} has {wrong[0]} in {VARIABLES}, which no row can set")
+    return found | more
+
+
+def _objects(value: Any, name: str, where: str) -> list[dict[str, Any]]:
+    found = _listed(value)
+    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+        raise UserError(f"{where} has {name} that are no list of objects")
+    return found
+
+
 def _column(row: dict[str, Any], column: str, where: str) -> Any:
     if row.get(column) is None:
         has = "has null in column" if column in row else "has no column"
@@ -261,9 +284,12 @@ def _object(text: str) -> dict[str, Any] | None:
     return found if isinstance(found, dict) and "name" in found else None
 
 
-def _call(call: dict[str, Any]) -> dict[str, Any]:
+def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """A call whose arguments are an object, which most templates expect."""
-    function = dict(call.get("function") or call)
+    function = call.get("function") or call
+    if not isinstance(function, dict):
+        raise UserError(f"{where} has a call whose function is no object with a name")
+    function = dict(function)
     arguments = _listed(function.get("arguments"))
     if isinstance(arguments, dict):
         function["arguments"] = arguments

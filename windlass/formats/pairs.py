@@ -53,7 +53,8 @@ class Format(Contract):
         if style == "text":
             return [self._text(messages, where) for messages in (chosen, rejected)]
         as_chat = chat.Format(messages="messages", turns="last", thinking=self.thinking)
-        both = [{"messages": messages} for messages in (chosen, rejected)]
+        beside = {name: row[name] for name in (*chat.EXTRA, chat.VARIABLES) if name in row}
+        both = [beside | {"messages": messages} for messages in (chosen, rejected)]
         return [one for each in both for one in as_chat.render(each, where, template)]
 
     def _conversation(self, row: dict[str, Any], name: str, where: str) -> Messages:
@@ -65,6 +66,9 @@ class Format(Contract):
             answer = [answer]
         if isinstance(before, str):
             before = [{"role": "user", "content": before}]
+        for column, value in ((name, answer), (self.prompt, before)):
+            if not isinstance(value, list):
+                raise UserError(f"{where} has neither text nor messages in column {column}")
         # A whole conversation has the prompt in it.
         whole = answer if _has_others(answer) else [*before, *answer]
         if self.system is not None and isinstance(said := row.get(self.system), str) and said:
@@ -108,4 +112,5 @@ def _has_others(messages: Any) -> bool:
         for message in messages
         if isinstance(message, dict)
     ]
-    return any(chat.ROLES.get(role) not in (None, "assistant") for role in roles)
+    named = [role for role in roles if isinstance(role, str)]
+    return any(chat.ROLES.get(role) not in (None, "assistant") for role in named)
