@@ -91,6 +91,6 @@ def test_a_run_notes_what_it_was_made_with_and_nothing_of_the_environment(tmp_pa
     assert (start["step"], start["at"], start["is_finished"]) == (0, 4, True)
     assert str(Path.home()) not in json.dumps(start)
     assert set(start) == {
-        *("began", "step", "recipe", "command_line", "chose", "versions", "commits", "host"),
-        *("ended", "at", "is_finished"),
+        *("began", "step", "steps", "recipe", "command_line", "chose", "versions", "commits"),
+        *("host", "ended", "at", "is_finished"),
     }

@@ -60,7 +60,7 @@ def export(
 
     windlass export quickstart --to stories
     windlass export mine --to mine-merged --as merged --dtype bfloat16 --check
-    windlass export mine --to mine-best --weights best --push me/mine --private --dry-run
+    windlass export mine --to best --weights best --push me/mine --dry-run
     """
     with ctx.obj.phase("exporting"):
         import jax
