@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 import windlass
 from tests import tiny, trained
-from windlass.checkpoint.store import Store
+from windlass.checkpoint.store import Store, contents
 from windlass.data import tokenizer
 from windlass.errors import UserError
 from windlass.hub.names import from_tensors
@@ -130,6 +130,10 @@ def test_a_card_has_what_was_trained_and_nothing_of_this_machine(run, exported):
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     validation = [x["validation_loss"] for x in records if "validation_loss" in x][-1]
     assert f"| validation loss | {validation:.4f} |" in body
+    training = [x["loss"] for x in records if "loss" in x][-1]
+    assert f"| training loss | {training:.4f} |" in body
+    data = contents(run, "4")["identity"]["data"]
+    assert f"| data | {data} (hash of the documents) |" in body
     assert "| weights | the last weights, at step 4 of 4 |" in body
     assert 'AutoModelForCausalLM.from_pretrained("stories")' in body
     recipe = yaml.safe_load(body.split("```yaml\n")[1].split("```")[0])
@@ -195,12 +199,14 @@ def test_an_export_that_the_disk_has_no_room_for_is_refused(run, tmp_path, monke
     monkeypatch.setattr(shutil, "disk_usage", lambda path: usage)
     with pytest.raises(UserError) as error:
         windlass.export(run, tmp_path / "it")
-    needed = sum(
-        windlass.export(run, tmp_path / "it", dtype="bfloat16", dry_run=True).files.values()
+    needed, smaller = (
+        sum(windlass.export(run, tmp_path / "it", dtype=dtype, dry_run=True).files.values())
+        for dtype in ("float32", "bfloat16")
     )
-    assert needed < 100_000
-    assert str(error.value).endswith(
-        f"KiB, and the disk of {tmp_path}/it has 97.7 KiB free; make room there, or name another "
-        f"folder with --to; --dtype bfloat16 takes {needed / 1024:.1f} KiB"
+    assert smaller < 100_000
+    assert str(error.value) == (
+        f"the export takes {needed / 1024:.1f} KiB, and the disk of {tmp_path}/it has 97.7 KiB "
+        "free; make room there, or name another folder with --to; --dtype bfloat16 takes "
+        f"{smaller / 1024:.1f} KiB"
     )
     assert os.listdir(tmp_path) == []

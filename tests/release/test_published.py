@@ -13,7 +13,7 @@ from rich.console import Console
 
 import windlass
 from tests.hub.folders import contents
-from tests.release.conftest import SPECIAL
+from tests.release.conftest import SPECIAL, row
 from tests.release.test_export import ours, theirs
 from windlass.data import tokenizer
 from windlass.errors import UserError
@@ -103,6 +103,58 @@ def test_an_adapter_can_be_merged_into_the_model(adapted, tmp_path):
     changed = {name for name in before if np.any(before[name] != after[name])}
     targets = re.compile(r"(q|gate|up|down)_proj\.weight$")
     assert changed == {name for name in before if targets.search(name)}
+
+
+def test_an_adapter_that_peft_made_goes_on_from_its_own_loss_and_gradient(adapted, tmp_path):
+    from peft import LoraConfig, get_peft_model
+    from transformers import AutoModelForCausalLM, AutoTokenizer
+
+    came = adapted.parent / "elsewhere"
+    torch.manual_seed(1)
+    targets = ["q_proj", "gate_proj", "up_proj", "down_proj"]
+    model = get_peft_model(
+        AutoModelForCausalLM.from_pretrained(came, dtype=torch.float32),
+        LoraConfig(r=3, lora_alpha=5, target_modules=targets, init_lora_weights=False),
+    )
+    model.save_pretrained(tmp_path / "from")
+    rows = [row(number) for number in range(16)]
+    (tmp_path / "chats.jsonl").write_text("".join(json.dumps(one) + "\n" for one in rows))
+    recipe = {
+        "model": {"path": str(came)},
+        "adapter": {"kind": "lora", "path": str(tmp_path / "from")},
+        "data": {
+            "source": {"kind": "jsonl", "path": str(tmp_path / "chats.jsonl")},
+            "length": 192,
+            "format": "chat",
+        },
+        "optim": {"kind": "adamw", "learning_rate": 1e-2, "schedule": {"shape": "constant"}},
+        "train": {"epochs": 2, "batch": 4},
+        "telemetry": {"every": 1},
+        "device": {"kind": "cpu", "count": 1},
+        "run": {"dir": str(tmp_path / "run")},
+    }
+    windlass.train(recipe)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    first, second = (x for x in map(json.loads, lines) if "gradient_norm" in x)
+
+    # Every row is in the one batch of an epoch: four chats in each there, one at a time here.
+    tokenizer, total, count = AutoTokenizer.from_pretrained(came), torch.zeros(()), 0
+    for one in rows:
+        whole = tokenizer.apply_chat_template(one["messages"], return_dict=False)
+        answer = f"{one['messages'][1]['content']}<|im_end|>\n"
+        answer = tokenizer(answer, add_special_tokens=False).input_ids
+        logits = model(torch.tensor([whole])).logits[0]
+        told = slice(len(whole) - len(answer), len(whole) - 1)  # but for the line's end
+        losses = torch.nn.functional.cross_entropy(
+            logits[told.start - 1 : told.stop - 1], torch.tensor(whole[told]), reduction="sum"
+        )
+        total, count = total + losses, count + told.stop - told.start
+    mean = total / count
+    mean.backward()
+    norm = torch.stack([p.grad.norm() for p in model.parameters() if p.grad is not None]).norm()
+    assert first["loss"] == pytest.approx(mean.item(), rel=1e-4)
+    assert first["gradient_norm"] == pytest.approx(norm.item(), rel=1e-4)
+    assert second["loss"] < first["loss"]
 
 
 def test_what_is_pushed_names_no_folder_of_this_machine(adapted, tmp_path):
