@@ -171,6 +171,12 @@ def test_a_family_that_nobody_else_has_is_written_by_its_own_names(gru, tmp_path
         "--check compares with transformers, which has no models like gru; "
         "without --check the export is the same"
     )
+    recipe = (gru / folders.RECIPE).read_text()
+    (gru / folders.RECIPE).write_text(recipe.replace("adapter: null", "adapter: {kind: lora}"))
+    assert windlass.export(gru, tmp_path / "other", dry_run=True).form == "merged"
+    with pytest.raises(UserError) as error:
+        windlass.export(gru, tmp_path / "other", form="adapter")
+    assert str(error.value) == "PEFT has no adapters for models like gru; --as merged has it all"
 
 
 def test_what_cannot_be_exported_is_refused_before_anything_is_written(run, tmp_path):

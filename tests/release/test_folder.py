@@ -69,6 +69,9 @@ def test_what_is_somebodys_is_never_replaced(tmp_path):
     assert refused(tmp_path / "file", force=True) == (
         f"{tmp_path}/file is a file; an export is a folder, to be named with --to"
     )
+    assert refused(Path("."), force=True) == (
+        ". has no name of its own; an export is a new folder, named with --to"
+    )
 
 
 def test_a_failure_leaves_nothing_and_a_kill_nothing_under_the_name(tmp_path):

@@ -87,7 +87,8 @@ def _config(source: Source, dtype: str) -> dict[str, Any]:
 def _generation(source: Source) -> dict[str, Any]:
     """As it came, with every token that ends an answer."""
     said = source.came_with(GENERATION) or {}
-    came, stops = said.get("eos_token_id", []), sorted(source.tokeniser.stops)
-    ends = list(dict.fromkeys([*(came if isinstance(came, list) else [came]), *stops]))
+    came, stops = said.get("eos_token_id"), sorted(source.tokeniser.stops)
+    first = came if isinstance(came, list) else [] if came is None else [came]
+    ends = list(dict.fromkeys([*first, *stops]))
     own = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
     return {"bos_token_id": source.tokeniser.bos, **said, **own}

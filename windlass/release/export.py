@@ -221,13 +221,16 @@ def _form(asked: Form | None, source: Source) -> Form:
         if asked not in (None, "model"):
             raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
         return "model"
-    more = source.beside_the_adapter
-    form = asked or ("merged" if more else "adapter")
+    more, is_known = source.beside_the_adapter, source.names is not None
+    form = asked or ("adapter" if is_known and not more else "merged")
     if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
             "model with it"
         )
+    if form == "adapter" and not is_known:
+        family = type(source.run.model).__module__.rpartition(".")[2]
+        raise UserError(f"PEFT has no adapters for models like {family}; --as merged has it all")
     if form == "adapter" and more:
         raise UserError(
             f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "

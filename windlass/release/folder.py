@@ -19,6 +19,8 @@ LOCK = ".lock"
 
 def check_vacant(to: Path, force: bool) -> None:
     """Refuse a place where something is, but for an earlier export that may be replaced."""
+    if to.name in ("", ".."):
+        raise UserError(f"{to} has no name of its own; an export is a new folder, named with --to")
     if not to.exists():
         return
     if not to.is_dir():

@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from windlass import adapters
@@ -38,7 +39,7 @@ def _plain(array: Array) -> list[Tensor]:
 
 def _merged(array: Array, node: Adapted) -> list[Tensor]:
     def bring(number: int) -> np.ndarray:
-        one = node if array.layers is None else _layer(node, number)
+        one = node if array.layers is None else _layer(node, jnp.int32(number))
         return np.ascontiguousarray(array.layout.outward(np.asarray(_weight(one))))
 
     dtype = np.dtype(array.value.dtype)
@@ -54,7 +55,7 @@ def _weight(node: Adapted) -> jax.Array:
 
 
 @eqx.filter_jit
-def _layer(node: Adapted, number: Any) -> Adapted:
+def _layer(node: Adapted, number: jax.Array) -> Adapted:
     return jax.tree.map(lambda x: x[number] if eqx.is_array(x) else x, node)
 
 
