@@ -59,6 +59,17 @@ def test_keys_of_the_command_line_are_not_chosen_against(place, monkeypatch):
     assert "train.batch" not in found
 
 
+def test_keys_of_the_command_line_are_in_the_recipe_so_that_it_can_be_kept(place, monkeypatch):
+    monkeypatch.chdir(place)
+    keys = ["device=cpu", "device.count=1", "train.epochs=5", "train.batch=2", "adapter.rank=4"]
+    recipe = windlass.recipe("model", "few.jsonl", [*keys, "data.format.system=Be brief."])
+    found = flat(load(recipe).merged(None))
+    assert (found["train.epochs"], found["train.batch"], found["adapter.rank"]) == (5, 2, 4)
+    assert found["data.format.system"] == "Be brief." and found["device.count"] == 1
+    assert "  batch: 2\n" in recipe.text  # with no word on a batch that was not chosen
+    assert "'data.format.system=Be brief.'\n\nmodel:\n" in recipe.text
+
+
 def test_rows_longer_than_the_model_reads_are_counted(place, monkeypatch):
     monkeypatch.chdir(place)
     text = windlass.recipe("model", "long.jsonl", ["device=cpu", "device.count=1"]).text

@@ -100,7 +100,8 @@ def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
     for name, count in done.files.items():
         yield "file", f"{name:<{longest}}  {size(count)}"
     total = f"{size(sum(done.files.values()))} in {len(done.files)} files"
-    which = f"the {done.form} of step {done.step}, {asked.weights} weights"
+    form = "merged model" if done.form == "merged" else done.form
+    which = f"the {form} of step {done.step}, {asked.weights} weights"
     if asked.dry_run:
         yield "export", f"{which}, would be {total} in {done.folder}; nothing was written"
         if asked.push is not None:

@@ -41,6 +41,7 @@ def _lines(console: Console, what: str, total: int, of: str) -> Callable[[int, s
         nonlocal last
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
-            console.print(f"{what}: {done:,} of {total:,}{unit}, {note}", highlight=False)
+            more = f", {note}" if note else ""
+            console.print(f"{what}: {done:,} of {total:,}{unit}{more}", highlight=False)
 
     return tell

@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -47,7 +48,7 @@ def chosen(
 ) -> Written:
     """The recipe for a model, a folder or OWNER/NAME, and data, a file, a folder or OWNER/NAME.
 
-    Keys of the command line are not in it, but what they say is not chosen against them.
+    Keys of the command line are in it as they stand there.
     """
     recipe = config.load(BASE).merged(None)
     said = config.load({}, overrides).command_line
@@ -72,7 +73,9 @@ def chosen(
     choices += _numbers(measured, flat(said))
     _set(recipe, choices)
     _leave_out(recipe, flat(said))
-    command = " ".join([f"windlass train --model {model} --data {data}", *overrides])
+    recipe = config.load(Written(name, write(recipe)), overrides).merged(None)
+    choices = [choice for choice in choices if choice.key not in flat(said)]
+    command = shlex.join(["windlass", "train", "--model", model, "--data", data, *overrides])
     return Written(name, f"# Chosen by\n#\n#   {command}\n\n{_explained(recipe, choices)}")
 
 
@@ -157,7 +160,7 @@ def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
         fits = f"longer are {many:,} of {rows:,} rows, up to {longest:,} tokens; {why}"
     yield Choice("data.length", length, fits)
     held = 0.05 if rows >= ENOUGH else 0.0
-    few = "" if held else f": {rows} rows are too few to hold out any"
+    few = "" if held else f": {rows} {'is' if rows == 1 else 'are'} too few to hold out any"
     yield Choice("data.validation", held, f"the share of rows held out{few}")
     packed = max(1, int(lengths.clip(max=length).sum() * (1 - held)) // length)
     batch = 2 ** int(np.log2(max(1, min(LARGEST_BATCH, packed // STEPS))))
