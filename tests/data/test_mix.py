@@ -131,6 +131,7 @@ def test_the_entropy_is_that_of_the_mix(tmp_path: Path):
     share = counts[counts > 0] / counts.sum()
     assert prepared.unigram_entropy == pytest.approx(-(share * np.log(share)).sum(), rel=1e-6)
     assert rows.tokens_per_row == pytest.approx(drawn["weight"].sum() / 800)
+    assert rows.targets_per_row == rows.tokens_per_row
 
 
 def test_a_vocabulary_is_learned_from_every_part_by_its_share(tmp_path: Path, console: Console):

@@ -358,6 +358,8 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
     tools = [{"type": "function", "function": {"name": "warmth", "description": "<b> & more"}}]
     found = prepared(QWEN25, [{"messages": CALLS, "tools": tools}])
     assert text_of(found) == theirs(folder(QWEN25), CALLS, tools=tools)
+    rows = found.split("train")
+    assert rows.tokens_per_row < rows.targets_per_row == found.corpora[0].offsets[-1] - 1
     assert "<b> & more" in text_of(found)
 
 

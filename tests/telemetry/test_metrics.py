@@ -148,6 +148,10 @@ def test_speed_is_counted_between_readings():
     steps_of(1, steps=10, clock=clock, meter=speeds)
     assert speeds.read()["tokens_per_second"] == 1000
     assert (speeds.steps, speeds.seconds) == (20, 15)
+    masked = meter(clock, read_per_step=4000)
+    steps_of(0.5, steps=10, clock=clock, meter=masked)
+    assert masked.read()["tokens_per_second"] == 8000
+    assert masked.tokens(10) == 10_000
 
 
 def test_a_pause_is_not_counted():

@@ -65,6 +65,11 @@ class Mixture:
         pairs = zip(self.parts, self.shares, strict=True)
         return sum(share * part.tokens_per_row for part, share in pairs)
 
+    @property
+    def targets_per_row(self) -> float:
+        pairs = zip(self.parts, self.shares, strict=True)
+        return sum(share * part.targets_per_row for part, share in pairs)
+
     def pieces(self, number: int) -> list[Piece]:
         which = int(np.searchsorted(self._ends, number, side="right"))
         part = self.parts[which]

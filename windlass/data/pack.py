@@ -115,8 +115,13 @@ class Rows:
 
     @property
     def tokens_per_row(self) -> float:
-        """Targets in a row as it is drawn, on average."""
+        """Targets in a row as it is drawn that are trained on, on average."""
         return self.tokens / len(self)
+
+    @property
+    def targets_per_row(self) -> float:
+        """Targets in a row as it is drawn, on average."""
+        return self.targets / len(self)
 
     @property
     def documents(self) -> int:

@@ -246,7 +246,9 @@ def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str
 
 def _variables(row: dict[str, Any], where: str) -> dict[str, Any]:
     """What a row has for the template beside its messages."""
-    found = {name: _objects(row[name], name, where) for name in EXTRA if row.get(name)}
+    found = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
+    if "tools" in found:
+        _objects(found["tools"], "tools", where)
     more = row.get(VARIABLES)
     if not isinstance(more, dict):
         return found

@@ -27,7 +27,7 @@ MEANINGS = {
     "loss_scale": "of float16: what the loss of the next step is multiplied with for its gradient",
     "overflows": "of float16: steps so far that were left out because a gradient overflowed",
     "tokens": "trained on so far: steps × tokens in an average batch, padding not counted",
-    "tokens_per_second": "over all devices, padding not counted",
+    "tokens_per_second": "read, trained on or not, over all devices; padding not counted",
     "samples_per_second": "rows of the batch, over all devices",
     "step_ms": "milliseconds a step since the last record; evaluating and saving not counted",
     "data_wait_ms": "milliseconds of a step in which the loop waited for its next batch, where the "
@@ -139,11 +139,13 @@ class Meter:
         *,
         rows_per_step: int,
         tokens_per_step: int | float,
+        read_per_step: int | float | None = None,  # where not all are trained on; None: they are
         flops_per_step: int | None = None,
         peak_flops: float | None = None,  # in a second, of all devices together; None: not known
         clock: Callable[[], float] = time.monotonic,
     ):
         self._rows, self._tokens = rows_per_step, tokens_per_step
+        self._read = tokens_per_step if read_per_step is None else read_per_step
         self._flops, self._peak, self._clock = flops_per_step, peak_flops, clock
         self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
         self._result: Pending | None = None
@@ -179,7 +181,7 @@ class Meter:
             return {}
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         speeds = {
-            "tokens_per_second": self._tokens * steps / seconds,
+            "tokens_per_second": self._read * steps / seconds,
             "samples_per_second": self._rows * steps / seconds,
             "step_ms": 1000 * seconds / steps,
             "data_wait_ms": 1000 * waited / steps,

@@ -257,6 +257,7 @@ class Loop:
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens_per_row,
+            read_per_step=session.batches.rows * rows.targets_per_row,
             flops_per_step=flops,
             peak_flops=peak and peak * len(described.devices),
         )
