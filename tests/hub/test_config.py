@@ -1,5 +1,6 @@
 """config.json is read as transformers reads it, in both spellings, and written for both."""
 
+import dataclasses
 import importlib
 import json
 import math
@@ -154,6 +155,10 @@ def test_what_a_model_came_with_is_kept_and_what_was_changed_is_written():
     written = configs.written(config, length=64, dtype="float16", like=came)
     assert written["eos_token_id"] == 128001
     assert written["max_position_embeddings"] == 131072
+    longer = dataclasses.replace(config.scaling, factor=64.0)  # of 8192 positions
+    other = dataclasses.replace(config, scaling=longer)
+    further = configs.written(other, length=64, dtype="float16", like=came)
+    assert further["max_position_embeddings"] == 64 * 8192
     assert written["torch_dtype"] == written["dtype"] == "float16"
     assert not {"_name_or_path", "auto_map"} & written.keys()
 

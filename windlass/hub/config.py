@@ -117,10 +117,13 @@ def written(
         found["sliding_window_pattern"] = config.global_every
         found["layer_types"] = _types(config.layers, config.global_every)
     found |= {"dtype": dtype, "torch_dtype": dtype}
+    kept = {key: x for key, x in (like or {}).items() if key not in ("auto_map", "_name_or_path")}
     if config.scaling is not None and config.scaling.original_length is not None:
         # Some releases take the factor from these two lengths.
         length = round(config.scaling.factor * config.scaling.original_length)
-    kept = {key: x for key, x in (like or {}).items() if key not in ("auto_map", "_name_or_path")}
+        came = rope.read(kept, "full_attention")[0]["scaling"]
+        if came is None or came.get("factor") != config.scaling.factor:
+            kept.pop("max_position_embeddings", None)
     return {"max_position_embeddings": length, **kept, **found}
 
 

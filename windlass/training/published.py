@@ -101,7 +101,9 @@ def keep(start: Start, folder: Path) -> None:
     about = {"hub": start.hub, "revision": start.revision}
     if start.hub is None:
         about = {"path": start.path, "fingerprint": fingerprint(source)}
-    (place / START).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    new = place / f"{START}.new"  # half of it would stop every later start
+    new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
+    new.replace(place / START)
 
 
 def fingerprint(folder: Path) -> str:
