@@ -59,7 +59,7 @@ class Contract:
     longer: ClassVar[Longer] = "drop"
     together: ClassVar[int] = 1
     columns: ClassVar[tuple[str, ...]] = ()
-    speaks: ClassVar[bool] = False  # whether a model that is trained on it can be talked to
+    speaks: ClassVar[bool] = False  # with a template, whether one can talk to what it trains
     template: str | None = None  # what is asked for in place of the tokenizer's own
 
     def settled(self, row: dict[str, Any], where: str) -> tuple[Any, str | None]:

@@ -18,6 +18,7 @@ class Format(Contract):
     their last message alone. A row makes two documents, the chosen one first.
     """
 
+    speaks: ClassVar[bool] = True
     together: ClassVar[int] = 2
     columns: ClassVar[tuple[str, ...]] = ("reference",)
 

@@ -355,7 +355,8 @@ class Loop:
         summary.append(("compiled", self.watch.summary()))
         if is_finished:
             how = f'windlass generate {self.folder} "Once upon a time"'
-            if self.session.run.data.format.speaks:
+            has_template = self.session.prepared.tokeniser.template is not None
+            if self.session.run.data.format.speaks and has_template:
                 how = f"windlass chat {self.folder}"
             summary.append(("next", how))
             summary.append(("next", f"windlass export {self.folder} --to FOLDER"))
