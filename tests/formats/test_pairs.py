@@ -198,6 +198,12 @@ def test_rows_of_tokens_hold_whole_pairs_and_weigh_the_answers_and_their_ends(tm
     assert {tokens[-1] for tokens in answers} == {prepared.tokeniser.eos}
     assert np.count_nonzero(row["weight"]) == 3 + 1 + 2 + 1 + 4
     assert set(prepared.data.columns) == {*row, "reference"}
+    with pytest.raises(UserError) as refused:
+        pairs(tmp_path, [short], length=8)  # enough for either, not for both
+    assert str(refused.value) == (
+        "data.length is 8, and all 1 groups of 2 documents of data.source are longer, the "
+        "shortest of 10 tokens; a longer row would do"
+    )
 
 
 def test_both_documents_of_a_row_are_in_the_same_split(tmp_path):

@@ -15,7 +15,7 @@ from windlass.config import Open, listing, section
 from windlass.data.cache import Corpus, Part, corpus, under, vocabulary
 from windlass.data.checks import Checks
 from windlass.data.mix import CYCLE, Mixture
-from windlass.data.pack import COLUMNS, Packing, Rows, rows
+from windlass.data.pack import COLUMNS, Packing, Rows, rows, targets_of
 from windlass.data.split import SPLITS, split
 from windlass.data.tokenizer import Tokeniser, Tokenizer
 from windlass.errors import UserError
@@ -227,9 +227,10 @@ def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
     for name in SPLITS:
         if name != "train" and not getattr(data, name):
             continue
+        documents = tokens.of(parts[name])
         splits[name] = rows(
             tokens,
-            tokens.of(parts[name]),
+            documents,
             length=data.length,
             stride=data.stride or data.length,
             packing=data.packing,
@@ -239,7 +240,7 @@ def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
             console=console,
         )
         if not len(splits[name]):
-            raise UserError(_nothing_in(name, data, tokens))
+            raise UserError(_nothing_in(name, data, tokens, documents))
         if not splits[name].tokens:
             raise UserError(
                 f"data.length is {data.length}, and what is trained on in the {name} documents of "
@@ -262,14 +263,17 @@ def _cache(data: Data) -> Path:
     return folder
 
 
-def _nothing_in(name: str, data: Data, tokens: Corpus) -> str:
-    documents = tokens.documents - tokens.empty
-    if data.lengthy == "drop" and np.diff(tokens.offsets).min() - 1 > data.length:
-        shortest = int(np.diff(tokens.offsets).min()) - 1
+def _nothing_in(name: str, data: Data, tokens: Corpus, chosen: np.ndarray) -> str:
+    documents, together = tokens.documents - tokens.empty, data.format.together
+    sizes = targets_of(tokens.offsets, chosen).reshape(-1, together).sum(axis=1)
+    if sizes.any():
+        what = "documents" if together == 1 else f"groups of {together} documents"
+        of = "" if len(chosen) == tokens.documents else f"{name} "
+        others = ", or data.longer=cut or split would do" if together == 1 else " would do"
         return (
-            f"data.length is {data.length}, and all {documents:,} documents of data.source are "
-            f"longer, the shortest of {shortest:,} tokens; a longer row, or data.longer=cut or "
-            "split would do"
+            f"data.length is {data.length}, and all {(sizes > 0).sum():,} {of}{what} of "
+            f"data.source are longer, the shortest of {sizes[sizes > 0].min():,} tokens; "
+            f"a longer row{others}"
         )
     if name == "train":
         held_out = data.validation + data.test

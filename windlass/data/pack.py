@@ -236,7 +236,7 @@ def rows(
             if not folder.is_dir():
                 how = (length, stride, packing, longer, together)
                 index = arrange(corpus.offsets, documents, *how)
-                whole = _readable(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
+                whole = targets_of(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
                 too_long = (whole > length).sum()
                 with room(corpus.folder, sum(values.nbytes for values in index)):
                     for field, values in index._asdict().items():
@@ -246,7 +246,8 @@ def rows(
     return Rows(corpus, folder, length, length - stride if is_once else 0)
 
 
-def _readable(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
+def targets_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
+    """How many tokens of each document are read, and so many are predicted."""
     # A document of n tokens has n - 1 to read and n - 1 to predict.
     return np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
 
@@ -261,7 +262,7 @@ def arrange(
     together: int = 1,
 ) -> Index:
     """Puts the pieces of documents into rows."""
-    readable = _readable(offsets, documents)
+    readable = targets_of(offsets, documents)
     if together > 1:
         return _together(offsets, documents, readable, length, packing, together)
     if longer != "split":
