@@ -29,6 +29,9 @@ def test_every_value_is_the_text_that_stands_there(tmp_path: Path):
     assert source[1] == {"text": ROWS[1]["text"]}
     assert source.where(2) == f"{tmp_path / 'b.csv'} row 1"
     assert len(Source(path=str(tmp_path), limit=2)) == 2
+    long = [ROWS[0], ROWS[1] | {"text": "a,\n" * 2**20}]
+    file = write(tmp_path / "long.csv", long)
+    assert Source(path=str(file)).row(1) == long[1]
 
 
 def test_what_is_no_table_is_refused(tmp_path: Path):

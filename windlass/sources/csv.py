@@ -9,6 +9,8 @@ from windlass.config import section
 from windlass.errors import UserError
 from windlass.sources import File, Files, without
 
+LARGEST_ROW_BYTES = 64 * 2**20  # what is parsed at a time, which holds a row at least
+
 
 @section
 class Source(Files):
@@ -58,13 +60,16 @@ def _read(file: File) -> Any:
     import pyarrow
     from pyarrow import csv
 
-    lines = csv.ParseOptions(newlines_in_values=True)
+    how: dict[str, Any] = {
+        "read_options": csv.ReadOptions(block_size=LARGEST_ROW_BYTES),
+        "parse_options": csv.ParseOptions(newlines_in_values=True),
+    }
     try:
         with file.open() as opened:
-            names = csv.open_csv(opened, parse_options=lines).schema.names
+            names = csv.open_csv(opened, **how).schema.names
         kinds = csv.ConvertOptions(column_types=dict.fromkeys(names, pyarrow.string()))
         with file.open() as opened:
-            return csv.read_csv(opened, parse_options=lines, convert_options=kinds)
+            return csv.read_csv(opened, **how, convert_options=kinds)
     except pyarrow.ArrowException as wrong:
         why = str(wrong).partition("\n")[0].rstrip(".")
         raise UserError(f"{file} cannot be read as CSV ({why})") from None
