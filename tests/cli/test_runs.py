@@ -34,7 +34,7 @@ def test_without_runs_one_is_told_how_to_make_one(program, tmp_path):
     assert program("runs", str(tmp_path)) == (0, said.format(tmp_path), "")
 
 
-def test_a_run_is_a_line_of_the_list(program, place):
+def test_a_run_is_a_line_of_the_list_however_long(program, place, tmp_path):
     code, out, err = program("runs", cwd=place)
     run = trained.only_run(place)
     assert (code, err) == (0, "")
@@ -43,6 +43,10 @@ def test_a_run_is_a_line_of_the_list(program, place):
     cells = re.split(r"\s{2,}", line.strip())
     assert cells[:3] == [run.name, "finished", "4/4"]
     assert cells[5] == size(size_of(run))
+    (tmp_path / "long").mkdir()
+    shutil.copytree(run, tmp_path / "long" / f"tiny-{'x' * 80}")
+    title = program("runs", str(tmp_path / "long")).out.splitlines()[0]
+    assert title.split() == "run state step loss validation size age".split()
     assert program("runs", str(place / "runs")).out.splitlines()[1].startswith(run.name)
 
 

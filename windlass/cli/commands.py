@@ -308,8 +308,9 @@ def _list_runs(found: list[Any], folder: Path) -> None:
         say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
         return
     console = Console(highlight=False)
-    # Whoever reads it with other tools wants a run to be a line, however long.
-    console.print(table(found), width=None if console.is_terminal else LONG, crop=False)
+    if not console.is_terminal:  # other tools want a run to be a line, however long
+        console.width = LONG
+    console.print(table(found))
 
 
 def _delete(names: list[str], yes: bool) -> None:

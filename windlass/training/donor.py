@@ -173,7 +173,8 @@ def _merged(
 
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:
     size = sum(here[path].size for path in fits)
-    names = ", ".join(dict.fromkeys(map(_name, fits)))
+    is_whole = len(fits) == len(here) == len(known)
+    names = "all there are" if is_whole else ", ".join(dict.fromkeys(map(_name, fits)))
     yield "taken", f"{size:,} parameters: {names}"
     for path in known:
         if path not in here:

@@ -22,6 +22,7 @@ from windlass.hub import config as configs
 from windlass.hub.fetch import CONFIGS, fetch
 from windlass.run import Run, Start
 from windlass.training import origin, runs
+from windlass.training.folder import MODEL
 
 BASE = "chat-lora"
 WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained
@@ -152,7 +153,7 @@ def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
 def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
     rows, lengths, devices, run = measured
     longest = int(lengths.max())
-    limit, why = min((LONGEST, "more is slow"), *_limit(run.start))
+    limit, why = min([(LONGEST, "more is slow"), *_limit(run.start)])
     length = said.get("data.length") or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
     fits = f"the longest of {rows:,} rows has {longest:,} tokens"
     if longest > limit:
@@ -173,9 +174,13 @@ def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
 
 def _limit(start: Start | None) -> list[tuple[int, str]]:
     """How much a model has learned to read at once, where it says so."""
-    if start is None or start.run is not None:
+    if start is None:
         return []
     folder = Path(start.path or "").expanduser()
+    if start.run is not None:
+        folder = Path(start.run).expanduser() / MODEL
+        if not folder.is_dir():  # a model of its own, which began with random weights
+            return []
     if start.hub is not None:
         folder = fetch(start.hub, start.revision, CONFIGS).folder
     found = configs.load(folder).get("max_position_embeddings")
