@@ -324,16 +324,17 @@ def test_no_more_than_a_batch_of_documents_is_in_memory(
     assert contents(small.folder) == contents(whole.folder)
 
 
-def test_no_documents_and_no_text_are_refused(documents: Documents):
+def test_no_documents_and_no_text_are_refused(documents: Documents, tmp_path: Path):
+    none = f"data.source.path is {tmp_path}/rows.jsonl, which has no documents"
     with pytest.raises(UserError) as refused:
         documents([])
-    assert str(refused.value) == "data.source has no documents"
+    assert str(refused.value) == none
     with pytest.raises(UserError) as refused:
         documents(["", "\n"])
     assert str(refused.value) == "data.source has no text: 2 documents, all of them empty"
     with pytest.raises(UserError) as refused:
         documents([], Tokenizer(kind="bpe", vocab=300))
-    assert str(refused.value) == "data.source has no documents"
+    assert str(refused.value) == none
 
 
 def test_progress_is_told_in_lines_where_there_is_no_terminal(

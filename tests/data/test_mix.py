@@ -200,7 +200,9 @@ def test_a_part_that_cannot_be_read_is_named(tmp_path: Path, console: Console, k
     asked = Tokenizer(kind="bpe", vocab=300) if kind == "bpe" else BYTE
     (tmp_path / "none.jsonl").touch()
     cases = {
-        "data.mixture.1 has no documents": jsonl.Source(path=str(tmp_path / "none.jsonl")),
+        f"data.mixture.1.path is {tmp_path}/none.jsonl, which has no documents": jsonl.Source(
+            path=str(tmp_path / "none.jsonl")
+        ),
         f"data.mixture.1.path is {tmp_path}/gone.jsonl, which does not exist; "
         f"it is looked for from {Path.cwd()}": jsonl.Source(path=str(tmp_path / "gone.jsonl")),
         f"{tmp_path}/a.jsonl line 1 has no column txt; did you mean text? "

@@ -649,7 +649,7 @@ def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, 
     data = replace(found.data, source=jsonl.Source(path=str(file)))
     with pytest.raises(UserError) as refused:
         prepare(data, Tokenizer(kind="file", path=_files(found)))
-    assert str(refused.value) == "data.source has no documents"
+    assert str(refused.value) == f"data.source.path is {file}, which has no documents"
 
 
 def test_rows_that_are_all_too_long_are_refused(prepared: Callable):

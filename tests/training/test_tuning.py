@@ -31,6 +31,8 @@ def place(tmp_path_factory) -> Path:
     (folder / "table.csv").write_text("prompt,completion\nAgain?,Yes.\n")
     (folder / "table.tsv").write_text("a\tb\n")
     (folder / "nothing").mkdir()
+    (folder / "folder").mkdir()
+    published.write_chats(folder / "folder" / "a.ndjson", 2)
     return folder
 
 
@@ -84,9 +86,12 @@ def test_rows_that_are_no_chats_are_trained_on_whole(place, monkeypatch):
     assert "  format: text  # every word of column text is trained on: these are no chats" in text
 
 
-def test_a_table_of_chats_is_read_by_its_columns(place, monkeypatch):
+def test_other_files_of_chats_are_read_by_their_columns(place, monkeypatch):
     found = chosen(place, monkeypatch, "table.csv")
     assert (found["data.source.kind"], found["data.format"]) == ("csv", "chat")
+    found = chosen(place, monkeypatch, "folder")
+    assert (found["data.source.kind"], found["data.format"]) == ("jsonl", "chat")
+    assert found["data.source.path"] == "folder/*.ndjson"
 
 
 def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):

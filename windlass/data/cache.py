@@ -365,7 +365,7 @@ def _tokenise(
         raise UserError(
             f"data.source has no {source.yields}: {documents:,} documents, all of them empty"
             if documents
-            else "data.source has no documents"
+            else f"{_named(source)} has no documents"
         )
     with room(cache, total * size + 8 * (documents + tokeniser.size)):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
@@ -385,6 +385,14 @@ def _tokenise(
         }
         (folder / "about.json").write_text(json.dumps(about, indent=2))
     return content.hexdigest()
+
+
+def _named(source: Any) -> str:
+    """A source by the place that it reads, where it has one."""
+    for key in ("path", "name"):
+        if hasattr(source, key):
+            return f"data.source.{key} is {getattr(source, key)}, which"
+    return "data.source"
 
 
 def _how(format: Format, tokeniser: Tokeniser, checks: Checks | None) -> list[Any]:

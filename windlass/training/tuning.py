@@ -112,14 +112,24 @@ def _source(name: str) -> dict[str, Any]:
             )
         return {"kind": FILES[place.suffix], "path": name}
     if place.is_dir():
-        kinds = {FILES[file.suffix] for file in place.iterdir() if file.suffix in FILES}
-        return {"kind": kinds.pop(), "path": name} if len(kinds) == 1 else _hub(name)
+        return _in_folder(name, {file.suffix for file in place.iterdir()} & FILES.keys())
     if A_NAME.fullmatch(name) and name[0] not in ".~" and place.suffix not in FILES:
         return _hub(name)
     raise UserError(
         f"--data is {name}: there is no such file or folder, and a data set of the hub is named "
         "OWNER/NAME"
     )
+
+
+def _in_folder(name: str, endings: set[str]) -> dict[str, Any]:
+    """The files of one kind, or a data set of several."""
+    kinds = {FILES[ending] for ending in endings}
+    if len(kinds) != 1:
+        return _hub(name)
+    (kind,) = kinds
+    if SOURCES.load(kind).suffix in endings:
+        return {"kind": kind, "path": name}
+    return {"kind": kind, "path": f"{name}/*{min(endings)}"} if len(endings) == 1 else _hub(name)
 
 
 def _hub(name: str) -> dict[str, Any]:
