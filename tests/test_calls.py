@@ -15,6 +15,7 @@ import windlass
 from tests import trained
 from windlass import calls
 from windlass import run as runs
+from windlass.checkpoint.verify import Report
 from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
@@ -267,6 +268,7 @@ def test_a_good_run_is_verified_and_a_flipped_byte_is_named(run, tmp_path):
     whole[len(whole) // 2] ^= 1
     largest.write_bytes(whole)
     report = windlass.verify(copied)
+    assert isinstance(report, Report)
     assert [finding.name for finding in report.findings if not finding.good] == ["2"]
     assert largest.name in str(report)
 

@@ -81,7 +81,7 @@ def test_a_source_says_what_it_yields(module):
 @pytest.mark.parametrize("module", files(formats))
 def test_a_format_says_what_it_reads_and_what_becomes_of_long_documents(module):
     found = section(module, "Format")
+    assert callable(found.render)
     assert issubclass(found, formats.Contract)
     assert found.reads in ("text", "rows")
     assert found.longer in ("split", "cut", "drop")
-    assert callable(found.render)
