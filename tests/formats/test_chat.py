@@ -417,6 +417,11 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
             "message 1 of {where} holds a part of kind image; text alone can be trained on",
         ),
         (
+            {"messages": [ASKED | {"content": {"warmth": 20}}, TOLD]},
+            {},
+            "message 1 of {where} holds a part of kind object; text alone can be trained on",
+        ),
+        (
             {"messages": [ASKED, TOLD | {"reasoning": ["a"]}]},
             {},
             "message 2 of {where} holds a part of kind str; text alone can be trained on",
@@ -443,8 +448,8 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
         ),
     ],
     ids=(
-        "no-assistant empty none unknown null missing keys role image thought calls function "
-        "tools variables"
+        "no-assistant empty none unknown null missing keys role image object thought calls "
+        "function tools variables"
     ).split(),
 )
 def test_a_row_that_is_no_chat_is_refused_with_its_line(

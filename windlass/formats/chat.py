@@ -304,7 +304,9 @@ def _text(content: Any, where: str) -> str:
         return content
     parts = content if isinstance(content, list) else [content]
     for part in parts:
-        kind = part.get("type", "text") if isinstance(part, dict) else type(part).__name__
-        if not isinstance(part, dict) or kind != "text" or not isinstance(part.get("text"), str):
-            raise UserError(f"{where} holds a part of kind {kind}; text alone can be trained on")
+        is_object = isinstance(part, dict)
+        if is_object and part.get("type", "text") == "text" and isinstance(part.get("text"), str):
+            continue
+        kind = part.get("type", "object") if is_object else type(part).__name__
+        raise UserError(f"{where} holds a part of kind {kind}; text alone can be trained on")
     return "".join(part["text"] for part in parts)
