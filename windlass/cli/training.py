@@ -37,9 +37,9 @@ def train(
     at once.
 
     With --model and --data no recipe is needed: rows of chats (messages, ShareGPT, prompt and
-    completion, or Alpaca's columns) in JSON lines or Parquet are recognised, and the model is tuned
-    with LoRA on the assistant's words. The recipe is printed, with what was chosen and why; any key
-    can be given beside it.
+    completion, or Alpaca's columns) in JSON lines, Parquet or CSV are recognised, and the model is
+    tuned with LoRA on the assistant's words. The recipe is printed, with what was chosen and why;
+    any key can be given beside it.
 
     windlass train
     windlass train quickstart
