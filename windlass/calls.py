@@ -267,7 +267,10 @@ def chat(
         generator = _generator(folder, built, place)
     _check_chats(generator, folder)
     scope = built.described.scope
-    return Conversation(generator, how, system=system, thinking=thinking, scope=scope)
+    longest = _longest(folder, built.run)
+    return Conversation(
+        generator, how, system=system, thinking=thinking, longest=longest, scope=scope
+    )
 
 
 def verify(run: str | Path | None) -> checking.Report | exports.Report:

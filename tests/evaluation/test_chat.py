@@ -55,7 +55,7 @@ def test_the_model_is_sent_the_tokens_that_transformers_would_send(tokeniser, fo
 
 
 def test_the_whole_conversation_is_sent_with_each_turn(generator, tokeniser):
-    talk = Conversation(generator, SAMPLING, system="Be brief.")
+    talk = Conversation(generator, SAMPLING, system="Be brief.", longest=40)
     first = talk("Hello")
     said = [*SAID[:1], {"role": "user", "content": "Hello"}]
     assert first == "".join(generator.stream(encoded(tokeniser, said), SAMPLING))
@@ -64,17 +64,23 @@ def test_the_whole_conversation_is_sent_with_each_turn(generator, tokeniser):
     assert second == "".join(generator.stream(encoded(tokeniser, said), SAMPLING))
     assert talk.messages == [*said, {"role": "assistant", "content": second}]
     assert 1 <= talk.tokens <= 12
+    length = len(encoded(tokeniser, said)) + talk.tokens
+    assert length > 40 and talk.warning() == (
+        f"this conversation has {length} tokens, and the model has learned to read 40; answers get "
+        "worse from here, and /reset forgets what was said"
+    )
     talk.reset()
     assert talk.messages == SAID[:1]
     assert talk("Hello") == first
 
 
 def test_an_answer_that_is_not_waited_for_is_remembered_as_far_as_it_came(generator):
-    talk = Conversation(generator, SAMPLING)
+    talk = Conversation(generator, SAMPLING, longest=500)
     pieces = talk.stream("Hello")
     heard = next(pieces) + next(pieces)
     pieces.close()
     assert talk.messages[1:] == [{"role": "assistant", "content": heard}]
+    assert talk.warning() is None
 
 
 def test_turns_of_about_the_same_length_compile_nothing_new(generator, caplog):

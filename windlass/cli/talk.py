@@ -106,6 +106,8 @@ class Talk:
             self._is_answering = False
         print()
         if self.is_live:
+            if warning := self.conversation.warning():
+                self._console.print(Text(warning, "yellow"))
             tokens = self.conversation.tokens
             speed = tokens / max(time.monotonic() - began, 1e-9)
             stopped = ", stopped" if is_stopped else ""

@@ -30,11 +30,14 @@ class Conversation:
         *,
         system: str | None = None,
         thinking: str = "none",
+        longest: int | None = None,
         scope: Callable[[], AbstractContextManager[None]] = nullcontext,
     ):
         self.system, self.turns = system, []
         self.thinking = _thinking(thinking)
         self.tokens = 0  # of the last answer
+        self.longest = longest  # tokens of a conversation that the model has learned to read
+        self._before = 0  # tokens before the last answer
         self._generator, self._sampling, self._scope = generator, sampling, scope
 
     def __call__(self, text: str) -> str:
@@ -51,7 +54,7 @@ class Conversation:
         asked = {"role": "user", "content": text}
         prompt = encoded(self._generator.tokeniser, [*self.messages, asked], self.thinking)
         pieces: list[str] = []
-        self.tokens = 0
+        self.tokens, self._before = 0, len(prompt)
         try:
             with self._scope():
                 for piece in self._generator.text(prompt, self._counted(prompt), self._sampling):
@@ -60,6 +63,16 @@ class Conversation:
         finally:
             if pieces:
                 self.turns += [asked, {"role": "assistant", "content": "".join(pieces)}]
+
+    def warning(self) -> str | None:
+        """That the last answer was beyond what the model has learned to read, where it was."""
+        length = self._before + self.tokens
+        if self.longest is None or length <= self.longest:
+            return None
+        return (
+            f"this conversation has {length:,} tokens, and the model has learned to read "
+            f"{self.longest:,}; answers get worse from here, and /reset forgets what was said"
+        )
 
     def reset(self) -> None:
         """Forget what was said; the system prompt stays."""
