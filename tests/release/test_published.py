@@ -1,10 +1,12 @@
 """What came from `transformers` and was trained here goes back there, whole, beside or merged."""
 
+import dataclasses
 import json
 import os
 import re
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -19,6 +21,7 @@ from windlass.data import tokenizer
 from windlass.errors import UserError
 from windlass.release import check
 from windlass.release.export import Export, Options
+from windlass.training import origin
 
 torch = pytest.importorskip("torch")
 TOKENS = check.random_tokens(259)
@@ -161,6 +164,23 @@ def test_what_is_pushed_names_no_folder_of_this_machine(adapted, tmp_path):
     for push, base in ((None, str(adapted.parent / "base")), ("me/mine", "base")):
         made = Export(adapted, tmp_path / "mine", Options(push=push), Console())
         assert made.base == base
+
+
+def test_an_adapter_that_goes_on_belongs_to_the_model_that_the_first_run_began_with(
+    adapted, tmp_path
+):
+    again = Path(shutil.copytree(adapted, tmp_path / "again"))
+    recipe = yaml.safe_load((again / "recipe.yaml").read_text())
+    recipe["start"] = {"run": str(adapted), "weights": "last"}
+    (again / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    made = Export(again, tmp_path / "mine", Options(), Console())
+    run, base = made.source.run, str(adapted.parent / "base")
+    adapter: Any = run.adapter
+    merged = dataclasses.replace(run, adapter=dataclasses.replace(adapter, rank=5))
+    for kept, expected in ((run, base), (merged, None)):
+        shutil.rmtree(again / "model")
+        origin.keep(kept, again)
+        assert made.base == expected
 
 
 def test_a_form_that_would_lose_something_is_refused(adapted, tmp_path):

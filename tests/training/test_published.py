@@ -22,7 +22,9 @@ from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.models import qwen3
+from windlass.run import Start
 from windlass.training import folder as folders
+from windlass.training import origin
 from windlass.training.session import describe
 
 # That of the small run of other tests, so that what is compiled for it is compiled once.
@@ -144,6 +146,9 @@ def test_a_tokenizer_that_the_recipe_names_is_used(corpus):
 def test_a_start_that_cannot_be_is_refused(corpus, there):
     head = "1 problem in the recipe:\n"
     assert refused(path="nowhere") == "model.path is nowhere; there is no such folder"
+    # It may be gone when a run that was killed before its first checkpoint starts again.
+    with pytest.raises(UserError, match="^model.path is nowhere; there is no such folder$"):
+        origin.check(Start(path="nowhere"))
     assert refused(path="source", hub=HUB) == (
         f"{head}  model.hub  is {HUB}; path says where the weights are, too: name one of them"
     )

@@ -24,6 +24,7 @@ from windlass.run import Run
 from windlass.telemetry.kept import keep
 from windlass.training import folder as folders
 from windlass.training import origin
+from windlass.training.published import START
 from windlass.training.session import Built, Described
 
 
@@ -52,8 +53,12 @@ class Source:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What the run started from; empty where that is nothing."""
-        return self.recipe.get("start") or {}
+        """What the run started from; empty where that is nothing.
+
+        Of a run that goes on with the adapter of another, that is the model of both.
+        """
+        start = self.recipe.get("start") or {}
+        return start if start.get("run") is None else self.came_with(START) or start
 
     @cached_property
     def beside_the_adapter(self) -> list[str]:

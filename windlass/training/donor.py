@@ -19,7 +19,7 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.devices.axes import annotate, placements
 from windlass.errors import UserError
 from windlass.run import Run, Start
-from windlass.training import adapter, runs
+from windlass.training import adapter, published, runs
 from windlass.training import folder as folders
 
 SHOWN = 8  # arrays in a refusal
@@ -44,11 +44,18 @@ def lend(start: Start, layers: Layers) -> dict[str, Any]:
     return lent
 
 
-def keep(start: Start, folder: Path) -> None:
-    """Keep what the other run kept of the published model that it began with, if it did."""
-    theirs = runs.find(start.run) / folders.MODEL
-    if theirs.is_dir():
-        shutil.copytree(theirs, folder / folders.MODEL, dirs_exist_ok=True)
+def keep(start: Start, folder: Path, ours: Any) -> None:
+    """Keep what the other run kept of the published model that it began with, if it did.
+
+    Which model that was is kept too where `ours`, the adapter here, is trained beside the same one.
+    """
+    donor = runs.find(start.run)
+    recipe, kept = folders.stored(donor), donor / folders.MODEL
+    theirs, trained = recipe.get("adapter"), recipe["train"].get("trainable")
+    is_same = theirs is not None and trained is None and adapter.goes_on(theirs, ours)
+    if kept.is_dir():
+        leave = None if is_same else shutil.ignore_patterns(published.START)
+        shutil.copytree(kept, folder / folders.MODEL, ignore=leave, dirs_exist_ok=True)
 
 
 def _descendant(start: Start, layers: Layers) -> dict[str, Any] | None:

@@ -197,8 +197,7 @@ class Loop:
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
             state, frozen = self.session.init(self.taken())
-            if self.session.run.start is not None:
-                origin.keep(self.session.run.start, self.folder)
+            origin.keep(self.session.run, self.folder)
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
             return state, frozen

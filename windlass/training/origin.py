@@ -10,7 +10,7 @@ from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
 from windlass.errors import UserError
-from windlass.run import Start
+from windlass.run import Run, Start
 from windlass.training import adapter, donor, published
 
 ORIGINS = ("hub", "path", "run")
@@ -72,6 +72,11 @@ def take(start: Start, built: Any, vocabulary: str, say: Callable[[str], None]) 
     return Taken(*published.take(start, built.base, built.names))
 
 
-def keep(start: Start, folder: Path) -> None:
+def keep(run: Run, folder: Path) -> None:
     """Keep in the folder of a run the small files of what it started from."""
-    donor.keep(start, folder) if start.run is not None else published.keep(start, folder)
+    if run.start is None:
+        return
+    if run.start.run is not None:
+        donor.keep(run.start, folder, run.adapter)
+    else:
+        published.keep(run.start, folder)

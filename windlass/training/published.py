@@ -76,6 +76,8 @@ def weights(start: Start) -> Path:
     if start.hub is not None:
         wanted = fetch.CONFIGS + fetch.WEIGHTS
         folder = fetch.fetch(start.hub, start.revision, wanted).folder
+    elif not folder.is_dir():
+        raise UserError(f"model.path is {start.path}; there is no such folder")
     files.files(folder)
     return folder
 
