@@ -27,6 +27,7 @@ def place(tmp_path_factory) -> Path:
     (folder / "plain.jsonl").write_text('{"text": "Once upon a time"}\n' * 3)
     (folder / "pairs.jsonl").write_text('{"prompt": "a", "chosen": "b", "rejected": "c"}\n')
     (folder / "other.jsonl").write_text('{"body": "Once"}\n')
+    (folder / "asked.jsonl").write_text('{"question": "Again?", "answer": "Yes."}\n' * 3)
     (folder / "empty.jsonl").write_text("")
     (folder / "table.csv").write_text("prompt,completion\nAgain?,Yes.\n")
     (folder / "table.tsv").write_text("a\tb\n")
@@ -68,6 +69,7 @@ def test_keys_of_the_command_line_are_in_the_recipe_so_that_it_can_be_kept(place
     found = flat(load(recipe).merged(None))
     assert (found["train.epochs"], found["train.batch"], found["adapter.rank"]) == (5, 2, 4)
     assert found["data.format.system"] == "Be brief." and found["device.count"] == 1
+    assert "  format:  # as the command line says\n    kind: chat\n    system: " in recipe.text
     assert "  batch: 2\n" in recipe.text  # with no word on a batch that was not chosen
     assert "'data.format.system=Be brief.'\n\nmodel:\n" in recipe.text
 
@@ -92,6 +94,16 @@ def test_other_files_of_chats_are_read_by_their_columns(place, monkeypatch):
     found = chosen(place, monkeypatch, "folder")
     assert (found["data.source.kind"], found["data.format"]) == ("jsonl", "chat")
     assert found["data.source.path"] == "folder/*.ndjson"
+
+
+def test_columns_of_other_names_are_those_that_the_command_line_says(place, monkeypatch):
+    keys = ["data.format.prompt=question", "data.format.completion=answer"]
+    found = chosen(place, monkeypatch, "asked.jsonl", *keys)
+    assert (found["data.format.prompt"], found["data.format.completion"]) == ("question", "answer")
+    with pytest.raises(UserError) as refusal:
+        chosen(place, monkeypatch, "asked.jsonl", "data.format.prompt=ask", keys[1])
+    has = "its columns are question and answer"
+    assert str(refusal.value) == f"asked.jsonl line 1 has no column ask; {has}"
 
 
 def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):

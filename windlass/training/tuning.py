@@ -74,7 +74,7 @@ def chosen(
     choices += _numbers(measured, flat(said))
     _set(recipe, choices)
     _leave_out(recipe, flat(said))
-    recipe = config.load(Written(name, write(recipe)), overrides).merged(None)
+    recipe = _spelled_out(config.load(Written(name, write(recipe)), overrides).merged(None))
     choices = [choice for choice in choices if choice.key not in flat(said)]
     command = shlex.join(["windlass", "train", "--model", model, "--data", data, *overrides])
     return Written(name, f"# Chosen by\n#\n#   {command}\n\n{_explained(recipe, choices)}")
@@ -137,7 +137,7 @@ def _hub(name: str) -> dict[str, Any]:
 
 
 def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
-    """Chats where the first row is one, and else the text of it."""
+    """What the command line says; else chats where the first row is one, or the text of it."""
     given = {key: x for key, x in source.items() if key != "kind"}
     documents = SOURCES.load(source["kind"])(**given)
     key = "data.format"
@@ -145,6 +145,10 @@ def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
         return Choice(key, "text", "every word is trained on: these are no chats")
     if not len(documents):
         raise UserError(f"--data is {given.get('path') or given['name']}, which has no rows")
+    asked = said["data"].get("format") if isinstance(said.get("data"), dict) else None
+    if asked is not None:
+        kind = asked.get("kind", "chat") if isinstance(asked, dict) else asked
+        return Choice(key, kind, "as the command line says")
     row = documents.row(0)
     if {"chosen", "rejected"} <= set(row):
         raise UserError(
@@ -208,6 +212,14 @@ def _set(recipe: dict[str, Any], choices: list[Choice]) -> None:
     for key, value, _ in choices:
         section, name = key.split(".")
         recipe[section][name] = value
+
+
+def _spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
+    """With the name of each bare value, such as `chat` of a format, that has keys beside it now."""
+    return {
+        key or "kind": _spelled_out(value) if isinstance(value, dict) else value
+        for key, value in tree.items()
+    }
 
 
 def _explained(recipe: dict[str, Any], choices: list[Choice]) -> str:
