@@ -33,17 +33,14 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed)
     assert len(steps) == len(set(steps)) == 60
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(
-    number, tmp_path, undisturbed
-):
+def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(tmp_path, undisturbed):
     program = Program(tmp_path, WHOLE)
-    stopped = program.disturb(lambda program: program.step >= 23, number)
-    assert stopped.code == 128 + number, stopped.output
-    name = "Ctrl-C" if number == signal.SIGINT else "SIGTERM"
-    assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
-    assert "of 60, saved\n" in stopped.output
-    assert "the same command again goes on from there\n" in stopped.output
+    for number, name, at in ((signal.SIGTERM, "SIGTERM", 13), (signal.SIGINT, "Ctrl-C", 33)):
+        stopped = program.disturb(lambda program, at=at: program.step >= at, number)
+        assert stopped.code == 128 + number, stopped.output
+        assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
+        assert "of 60, saved\n" in stopped.output
+        assert "the same command again goes on from there\n" in stopped.output
     done = program.finish()
     assert done.code == 0 and "going on from step" in done.output, done.output
     assert weights(program.run_dir) == undisturbed

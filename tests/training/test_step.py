@@ -21,8 +21,11 @@ def on_one_device() -> np.ndarray:
     return Bench("qwen3", (1, 1, 1), 1).curve()
 
 
-@pytest.mark.parametrize("sizes", MESHES)
-@pytest.mark.parametrize("microbatches", [1, 2])
+# Every mesh in one microbatch, and the plainest and the fullest in two: `make proof` has them all.
+@pytest.mark.parametrize(
+    ("sizes", "microbatches"),
+    [*((sizes, 1) for sizes in MESHES), ((1, 1, 1), 2), ((2, 2, 2), 2)],
+)
 def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     sizes, microbatches, on_one_device, capfd
 ):
@@ -33,9 +36,9 @@ def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     assert "nvoluntary" not in capfd.readouterr().err
 
 
-def test_every_family_agrees_on_a_mesh_of_all_three_axes(family):
+def test_a_family_agrees_on_a_mesh_of_all_three_axes(unlike):
     np.testing.assert_allclose(
-        Bench(family, (2, 2, 2), 2).curve(4), Bench(family, (1, 1, 1), 1).curve(4), rtol=1e-5
+        Bench(unlike, (2, 2, 2), 2).curve(4), Bench(unlike, (1, 1, 1), 1).curve(4), rtol=1e-5
     )
 
 
