@@ -14,7 +14,7 @@ quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about 
 	$(VENV)/bin/windlass train quickstart
 
 test: $(VENV)/.dev  ## all tests, on 8 simulated devices
-	$(PY) -m pytest -q -n auto --maxprocesses 8
+	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
 check: $(VENV)/.dev  ## lint, format, types
 	$(PY) -m ruff check .

@@ -40,7 +40,7 @@ from tests import tiny  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
-LIKE_LLAMA = ("mistral", "qwen2", "qwen3")
+LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 
 # A family is found by being in the folder, and these are as if they were.
 windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
@@ -49,7 +49,7 @@ windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
 def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
-    `unlike` leaves out those that are llama's blocks with other numbers, for what takes long.
+    `unlike` leaves out those that are llama's blocks, for what takes long: other tests train these.
     """
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
     if "family" in metafunc.fixturenames:

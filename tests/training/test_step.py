@@ -36,12 +36,6 @@ def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     assert "nvoluntary" not in capfd.readouterr().err
 
 
-def test_a_family_agrees_on_a_mesh_of_all_three_axes(unlike):
-    np.testing.assert_allclose(
-        Bench(unlike, (2, 2, 2), 2).curve(4), Bench(unlike, (1, 1, 1), 1).curve(4), rtol=1e-5
-    )
-
-
 def test_accumulation_gives_the_same_gradient_whatever_the_weights_of_its_microbatches():
     model = tiny.model("qwen3")
     arrays, static = eqx.partition(model, eqx.is_array)
