@@ -47,13 +47,18 @@ def load(folder: Path) -> dict[str, Any]:
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder} has no {FILE}; a model of Hugging Face has one in its folder")
+    return mapping(file)
+
+
+def mapping(file: Path) -> dict[str, Any]:
+    """What a JSON file of a model or an adapter holds."""
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        found = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(config, dict):
-        raise UserError(f"{file} holds {show(config)}; it must be a mapping")
-    return config
+    if not isinstance(found, dict):
+        raise UserError(f"{file} holds {show(found)}; it must be a mapping")
+    return found
 
 
 def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:

@@ -15,6 +15,7 @@ from windlass.config import listing
 from windlass.config.reading import report, show
 from windlass.devices.names import name
 from windlass.errors import UserError
+from windlass.hub.config import mapping
 from windlass.hub.names import placed, to_tensors
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
@@ -164,13 +165,7 @@ def _config(folder: Path) -> dict[str, Any]:
     path = folder / CONFIG
     if not path.is_file():
         raise UserError(f"adapter.path is {folder}; a PEFT adapter is a folder with {CONFIG}")
-    try:
-        about = json.loads(path.read_text(encoding="utf-8"))
-    except ValueError as error:
-        raise UserError(f"{path} is not JSON: {error}") from None
-    if not isinstance(about, dict):
-        raise UserError(f"{path} holds {show(about)}; it must be a mapping")
-    return about
+    return mapping(path)
 
 
 def _tensors(folder: Path) -> list[str]:
