@@ -62,6 +62,12 @@ def finished(tmp_path_factory) -> tuple[Path, Told]:
     return folder, Told(f"run.dir={folder}")
 
 
+def numbers(run: Path, name: str) -> list:
+    """What a run recorded under a name, in the order of its steps."""
+    lines = (run / "metrics.jsonl").read_text().splitlines()
+    return [record[name] for record in map(json.loads, lines) if name in record]
+
+
 def mine(finished: tuple[Path, Told], here: Path) -> Path:
     shutil.copytree(finished[0], here / "run")
     return here / "run"
@@ -241,6 +247,9 @@ def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     moved = Told(*keys, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     whole = Told(f"run.dir={here / 'whole'}", "optim.schedule.shape=constant")
     assert moved.trained.metrics["loss"] == pytest.approx(whole.trained.metrics["loss"], rel=1e-4)
+    streams = [numbers(here / name, "stream") for name in ("run", "whole")]
+    assert streams[0] == streams[1] and len(set(streams[0])) == 6
+    assert all(type(one) is int for one in streams[0])
 
 
 def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(here):

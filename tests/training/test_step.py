@@ -11,14 +11,16 @@ from tests import tiny
 from tests.training.bench import Bench, batch
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
+from windlass.training import stream
 from windlass.training.step import State, accumulate
 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2), (4, 1, 2)]
 
 
 @pytest.fixture(scope="module")
-def on_one_device() -> np.ndarray:
-    return Bench("qwen3", (1, 1, 1), 1).curve()
+def on_one_device() -> tuple[np.ndarray, int]:
+    bench = Bench("qwen3", (1, 1, 1), 1)
+    return bench.curve(), int(bench.state.progress.stream)
 
 
 # Every mesh in one microbatch, and the plainest and the fullest in two: `make proof` has them all.
@@ -26,11 +28,13 @@ def on_one_device() -> np.ndarray:
     ("sizes", "microbatches"),
     [*((sizes, 1) for sizes in MESHES), ((1, 1, 1), 2), ((2, 2, 2), 2)],
 )
-def test_every_mesh_gives_the_same_losses_and_gradient_norms(
+def test_every_mesh_gives_the_same_losses_gradient_norms_and_hash_of_tokens(
     sizes, microbatches, on_one_device, capfd
 ):
-    found = Bench("qwen3", sizes, microbatches).curve()
-    np.testing.assert_allclose(found, on_one_device, rtol=1e-5)
+    bench = Bench("qwen3", sizes, microbatches)
+    expected, consumed = on_one_device
+    np.testing.assert_allclose(bench.curve(), expected, rtol=1e-5)
+    assert int(bench.state.progress.stream) == consumed
     # The compiler says so on the standard error when it copies an array to every device because
     # it finds no better way.
     assert "nvoluntary" not in capfd.readouterr().err
@@ -80,6 +84,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_no_step_after_it_does():
     assert int(after.progress.not_finite) == 1 and int(after.step) == int(before.step) + 1
     for part in ("weights", "moments", "carry", "key"):
         assert eqx.tree_equal(getattr(before, part), getattr(after, part))
+    # The rows of the step that was not finite were consumed, and those after it were not.
+    spoilt = stream.with_batch(jnp.asarray(before.progress.stream), bench.rows(1)["tokens"])
+    assert after.progress.stream == spoilt
 
 
 def test_skipping_goes_on_after_a_step_that_is_not_finite_up_to_so_many_in_a_row():

@@ -26,6 +26,8 @@ MEANINGS = {
     "learning_rate": "of the step, as the schedule gives it",
     "loss_scale": "of float16: what the loss of the next step is multiplied with for its gradient",
     "overflows": "of float16: steps so far that were left out because a gradient overflowed",
+    "stream": "a hash of all tokens consumed so far, in their order: the same whatever devices, "
+    "mesh, accumulation and stops there were",
     "tokens": "trained on so far: steps × tokens in an average batch, padding not counted",
     "tokens_per_second": "read, trained on or not, over all devices; padding not counted",
     "samples_per_second": "rows of the batch, over all devices",

@@ -6,6 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+NO_CURVE = ("step", "time", "stream")
 NAME = "events.out.tfevents."  # what TensorBoard looks for; it reads the files in order of name
 
 
@@ -35,7 +36,7 @@ class Events:
         values = [
             summary.Value(tag=name, simple_value=value)
             for name, value in numbers.items()
-            if isinstance(value, int | float) and name not in ("step", "time")
+            if isinstance(value, int | float) and name not in NO_CURVE
         ]
         self._put(step, now, summary(value=values))
 

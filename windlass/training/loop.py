@@ -264,7 +264,8 @@ class Loop:
     def tell(
         self, done: int, state: State, metrics: dict[str, Array], meter: Meter
     ) -> dict[str, float]:
-        found = {name: float(value) for name, value in metrics.items()}
+        # Not all as floats: a hash is written as the whole number that it is.
+        found = {name: value.item() for name, value in metrics.items()}
         self.check_finite(state)
         found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
         found["tokens"] = meter.tokens(done)

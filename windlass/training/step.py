@@ -12,6 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
 from windlass.objectives import Carry, Objective, Tally
+from windlass.training import stream
 from windlass.training.scale import LossScale
 
 
@@ -23,6 +24,7 @@ class Progress(NamedTuple):
     best: Float[Array, ""]  # the lowest validation loss
     best_step: Int[Array, ""]  # where that was
     since: Int[Array, ""]  # evaluations after it
+    stream: UInt32[Array, ""]  # a hash of all tokens that were consumed, in their order
 
     def judged(self, step: int, loss: float) -> "Progress":
         """The same after an evaluation: a new best, or one more without."""
@@ -80,6 +82,7 @@ def start(
             best=jnp.float32(jnp.inf),
             best_step=jnp.int32(0),
             since=jnp.int32(0),
+            stream=stream.none(),
         ),
         loss_scale=LossScale.start() if has_loss_scale else None,
     )
@@ -140,9 +143,11 @@ def make_step(
             loss_scale = jax.tree.map(lambda x, y: jnp.where(stopped, x, y), loss_scale, after)
         failed = jnp.where(fails, goes_on, 0)
         not_finite = state.progress.not_finite + failed
+        consumed = state.progress.stream
         progress = state.progress._replace(
             not_finite=jnp.where(is_finite & ~stopped, 0, not_finite),
             skipped=state.progress.skipped + failed,
+            stream=jnp.where(stopped, consumed, stream.with_batch(consumed, batch["tokens"])),
         )
         keep = is_finite & ~stopped
         average = None if ema is None else averaged(state.ema, weights, state.step, ema)
@@ -162,7 +167,8 @@ def make_step(
             loss_scale=loss_scale,
         )
         scaling = {} if loss_scale is None else loss_scale.metrics()
-        return new, tally.metrics() | {"gradient_norm": norm} | scaling
+        told = {"gradient_norm": norm, "stream": progress.stream}
+        return new, tally.metrics() | told | scaling
 
     return step
 
