@@ -19,7 +19,8 @@ from windlass import adapters
 from windlass.checkpoint import archive
 from windlass.checkpoint.store import FROZEN, folder_of, load, load_frozen, steps_in
 from windlass.data.load import evaluation_batches
-from windlass.training.session import describe, open_session
+from windlass.training.built import describe
+from windlass.training.session import open_session
 
 DIGITS = "0123456789"
 WORDS = [*DIGITS, "R", "A", "=", ">", ",", "\n", " ", "<end>"]  # 18 characters
@@ -79,11 +80,11 @@ def inside(folder: Path) -> tuple[float, float, float]:
     described = describe(folder / "recipe.yaml", [f"run.dir={folder}"])
     with described.scope():
         session = open_session(described, Console(quiet=True))
-        state, frozen = session.abstract_state()
+        state, frozen = session.programs.abstract_state()
         weights = load(folder, {"weights": state.weights}, {}, say=print).state["weights"]
         kept = load_frozen(folder, frozen, {})
         rows = session.prepared.split("validation")
-        batch = next(iter(evaluation_batches(rows, 8, session.place, prefetch=0)))
+        batch = next(iter(evaluation_batches(rows, 8, session.programs.place, prefetch=0)))
 
         @jax.jit
         def look(weights, kept, batch):

@@ -22,7 +22,7 @@ from windlass.evaluation.verdict import verdict
 from windlass.run import Run
 from windlass.telemetry import about
 from windlass.training import folder as folders
-from windlass.training.session import describe
+from windlass.training.built import describe
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,7 @@ import pytest
 import windlass
 from tests import trained
 from windlass.config import load
-from windlass.training.session import describe
+from windlass.training.built import describe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

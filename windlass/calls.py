@@ -36,11 +36,12 @@ from windlass.telemetry.about import About
 from windlass.training import folder as folders
 from windlass.training import origin, tuning
 from windlass.training import runs as standings
+from windlass.training.built import Built, describe
 from windlass.training.folder import Place
 from windlass.training.length import Length
 from windlass.training.loop import Trained, train
 from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
-from windlass.training.session import Built, Evaluator, Session, describe
+from windlass.training.session import Evaluator, Session
 from windlass.training.step import Frozen
 
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise

@@ -20,7 +20,7 @@ from windlass.hub.names import from_tensors
 from windlass.release import check
 from windlass.release.source import Source
 from windlass.training import folder as folders
-from windlass.training.session import Built, describe
+from windlass.training.built import Built, describe
 
 torch = pytest.importorskip("torch")
 TEXT = "Once upon a time, there was a little girl named Mia."

@@ -26,7 +26,8 @@ from windlass.hub import peft
 from windlass.models import qwen3
 from windlass.training import adapter, origin
 from windlass.training import folder as folders
-from windlass.training.session import Session, describe, open_session
+from windlass.training.built import describe
+from windlass.training.session import Session, open_session
 
 ADAPTER: dict[str, Any] = {
     "kind": "lora",
@@ -80,7 +81,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_the_base_never_changes(finishe
     assert written(folder_of(run) / "2") != state
     plain = session(recipe=RECIPE)
     with plain.built.described.scope():
-        start = measure(plain.init()[0].weights)
+        start = measure(plain.programs.init()[0].weights)
     frozen = written(folder_of(run) / FROZEN)
     assert {
         name.removeprefix("model.").replace(".base", ""): x for name, x in frozen.items()
@@ -112,7 +113,7 @@ def test_the_adapter_of_another_run_goes_on_or_is_merged_as_the_recipe_says(run)
     other = {key: x for key, x in RECIPE.items() if key != "model"} | {"model": {"run": str(run)}}
     old = session()
     with old.built.described.scope():
-        state, frozen = old.abstract_state()
+        state, frozen = old.programs.abstract_state()
         state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
         whole = eqx.combine(state, load_frozen(run, frozen, {}).model)
 
@@ -134,7 +135,7 @@ def test_the_adapter_of_another_run_goes_on_or_is_merged_as_the_recipe_says(run)
     assert another.run.adapter == dataclasses.replace(lora(old), rank=2)
     assert measure(base.arrays) == measure(merged.arrays)
     with another.built.described.scope():
-        start, kept = another.init(base.arrays)
+        start, kept = another.programs.init(base.arrays)
     ups = [x for path, x in named(start.weights).items() if path.endswith(".up.weight")]
     assert ups and not any(x.any() for x in ups)
     assert measure(adapters.plain(eqx.combine(start.weights, kept.model))) == measure(merged.arrays)
@@ -167,7 +168,7 @@ def test_frozen_arrays_of_one_precision_are_read_in_another(tmp_path):
 def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(run):
     old = session()
     with old.built.described.scope():
-        state, frozen = old.abstract_state()
+        state, frozen = old.programs.abstract_state()
         state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
     whole = eqx.combine(state, old.built.static)
     peft.write(Path("from"), whole, lora(old), qwen3.NAMES, "owner/name")
@@ -182,7 +183,7 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
     )
     with new.built.described.scope():
         arrays, facts = adapter.take(new.built, print)
-        begun = new.init(arrays)[0]
+        begun = new.programs.init(arrays)[0]
     assert facts == [("adapter", "2,816 parameters of from")]
     assert measure(begun.weights) == measure(state)
 

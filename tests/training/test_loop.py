@@ -30,8 +30,9 @@ from windlass.errors import UserError
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
 from windlass.training import loop
+from windlass.training.built import describe
 from windlass.training.loop import Trained, train
-from windlass.training.session import describe, open_session
+from windlass.training.session import open_session
 from windlass.training.signals import Signals
 
 SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
@@ -262,8 +263,8 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(her
     described = describe(copy.deepcopy(RECIPE), [*SMALL, *keys])
     with jax.set_mesh(described.mesh):
         session = open_session(described, Console(quiet=True))
-        _, at_start = session.init()
-        kept = load_frozen(run, session.abstract_state()[1], session.identity)
+        _, at_start = session.programs.init()
+        kept = load_frozen(run, session.programs.abstract_state()[1], session.identity)
     assert eqx.tree_equal(at_start, kept)
     more = Told(*keys, "train.steps=8")
     assert more.trained.step == 8

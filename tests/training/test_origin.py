@@ -16,7 +16,8 @@ from windlass.errors import UserError
 from windlass.telemetry import metrics
 from windlass.training import folder as folders
 from windlass.training import origin
-from windlass.training.session import describe, open_session
+from windlass.training.built import describe
+from windlass.training.session import open_session
 
 SMALL = ["train.steps=2", "train.batch=16", "train.evaluate_every=null", "mesh.fsdp=2"]
 NAMES = (

@@ -25,7 +25,7 @@ from windlass.models import qwen3
 from windlass.run import Start
 from windlass.training import folder as folders
 from windlass.training import origin
-from windlass.training.session import describe
+from windlass.training.built import describe
 
 # That of the small run of other tests, so that what is compiled for it is compiled once.
 CONFIG = read(qwen3.Config, {"vocab": 300, **tiny.WIDTHS})

@@ -24,8 +24,8 @@ from windlass.run import Run
 from windlass.telemetry.kept import keep
 from windlass.training import folder as folders
 from windlass.training import origin
+from windlass.training.built import Built, Described
 from windlass.training.published import START
-from windlass.training.session import Built, Described
 
 
 class Source:

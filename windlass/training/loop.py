@@ -22,10 +22,11 @@ from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import adapter, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
+from windlass.training.built import describe
 from windlass.training.length import fate
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
-from windlass.training.session import Evaluator, Session, describe, open_session
+from windlass.training.session import Evaluator, Session, open_session
 from windlass.training.signals import Signals
 from windlass.training.step import Frozen, State
 
@@ -91,7 +92,7 @@ class Loop:
         self.watch = watch
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, session.length.steps
-        self.abstract = session.abstract_state()
+        self.abstract = session.programs.abstract_state()
         self.loader = Loader(
             session.prepared.split("train"),
             session.batches.rows,
@@ -155,7 +156,7 @@ class Loop:
         save_due = Due(run.checkpoint.every, per_epoch)
         report_due = Due(run.telemetry.every, per_epoch)
         self.report.start(self.steps, first)
-        batches = self.loader.iterate(first, self.session.place)
+        batches = self.loader.iterate(first, self.session.programs.place)
         for done in range(first + 1, self.steps + 1):
             with self.saves_if_refused(state):
                 state, metrics = step(state, frozen, meter.next(batches))
@@ -167,14 +168,14 @@ class Loop:
             if evaluates or saves or done == first + 1 or report_due(done):
                 latest = self.tell(done, state, metrics, meter)
             if done == self.steps:
-                state = self.session.finish(state, frozen)
+                state = self.session.programs.finish(state, frozen)
             if evaluates:
                 with meter.paused(), self.report.doing("evaluating"), self.saves_if_refused(state):
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
                 saves = saves or int(state.progress.best_step) == done
                 if done < self.steps and self.is_finished(state):
-                    state = self.session.finish(state, frozen)
+                    state = self.session.programs.finish(state, frozen)
                     saves = ends = True
             if saves:
                 with meter.paused(), self.report.doing("saving"):
@@ -196,7 +197,7 @@ class Loop:
         abstract, frozen = self.abstract
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
-            state, frozen = self.session.init(self.taken())
+            state, frozen = self.session.programs.init(self.taken())
             origin.keep(self.session.run, self.folder)
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
@@ -241,8 +242,8 @@ class Loop:
 
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
-        step = self.session.step()
-        step.prepare(*self.abstract, self.session.abstract_batch())
+        step = self.session.programs.step()
+        step.prepare(*self.abstract, self.session.programs.abstract_batch())
         return step
 
     def make_meter(self) -> Meter:
@@ -252,7 +253,9 @@ class Loop:
         if peak is not None:
             state, frozen = self.abstract
             evaluate = make_evaluation(session.built.model, session.run.objective)
-            flops = training_flops(evaluate, state.weights, frozen, session.abstract_batch())
+            flops = training_flops(
+                evaluate, state.weights, frozen, session.programs.abstract_batch()
+            )
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens_per_row,

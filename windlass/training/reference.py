@@ -80,7 +80,7 @@ def _computed(
             nonlocal done
             ahead, left = session.run.data.prefetch, len(part)
             plain = part.with_beside({})
-            for batch in evaluation_batches(plain, size, session.place, prefetch=ahead):
+            for batch in evaluation_batches(plain, size, session.programs.place, prefetch=ahead):
                 some = np.asarray(function(state.weights, frozen, batch))[:left]
                 left, done = left - len(some), done + len(some)
                 yield some

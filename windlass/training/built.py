@@ -1,0 +1,210 @@
+"""A recipe read for the devices that are here, and its model without numbers."""
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, PRNGKeyArray, PyTree
+
+from windlass import adapters
+from windlass import run as runs
+from windlass.checkpoint.fingerprint import named
+from windlass.config import AnyRecipe, Layers, tree
+from windlass.config.sections import flat
+from windlass.devices import alignment, chips, mesh, precision, selection
+from windlass.devices.axes import annotate, cast, is_cast, placements
+from windlass.devices.selection import Chosen, Device
+from windlass.errors import UserError
+from windlass.layers.kernels import Kernel
+from windlass.layers.stack import arrange
+from windlass.run import Batches, Run
+from windlass.telemetry.kept import Kept, keep
+from windlass.training import origin, trainable
+
+ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
+
+
+@dataclass(frozen=True)
+class Described:
+    """A recipe read for the devices that are here: everything that is known before any data is."""
+
+    layers: Layers
+    run: Run
+    chosen: Chosen
+    devices: list  # of JAX's
+    warnings: list[str]
+    kept: Kept  # where compiled programs are
+
+    @property
+    def name(self) -> str:
+        return self.layers.name
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh:
+        return mesh.build(self.run.mesh, self.devices)
+
+    @cached_property
+    def chip(self) -> chips.Chip | None:
+        return chips.find(self.devices[0].device_kind)
+
+    @cached_property
+    def compute(self) -> str:
+        return precision.resolve(self.run.precision, self.chosen.kind, self.chip)
+
+    @property
+    def attention(self) -> Kernel | None:
+        return runs.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
+
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """For the programs that train and evaluate."""
+        exact = self.run.train.deterministic and self.chosen.kind == "gpu"
+        return {"xla_gpu_deterministic_ops": True} if exact else {}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Where programs are traced: on this mesh, in products as exact as the numbers are."""
+        exactly = precision.products(self.compute, self.chosen.kind)
+        with jax.set_mesh(self.mesh), jax.default_matmul_precision(exactly):
+            yield
+
+    @cached_property
+    def batches(self) -> Batches:
+        shape = self.mesh.shape
+        return runs.batches(self.run.train, shape["data"] * shape["fsdp"])
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for on the command line, and what was chosen where it was left open."""
+        kind = self.devices[0].device_kind
+        device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
+        chose = {"device": device, "mesh": dict(self.mesh.shape)}
+        chose |= {"batch": self.batches._asdict(), "compute": self.compute}
+        asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
+        return {**asked, "chose": chose}
+
+    @property
+    def folder(self) -> Path:
+        default = Path("runs") / f"{self.name}-{runs.digest(self.run)}"
+        return Path(self.run.run.dir).expanduser() if self.run.run.dir else default
+
+
+def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
+    """Read a recipe, choose the devices, and check that one goes with the other."""
+    layers = origin.load(recipe, overrides)
+    asked = layers.peek("device", Device) or Device()
+    if asked.kind == "cpu":
+        # An accelerator that is not asked for is not taken from whoever else may use it.
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        chosen = selection.choose(asked, selection.present(), os.environ)
+    except UserError:
+        layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
+        raise
+    return read_for(layers, chosen, selection.devices(chosen))
+
+
+def read_for(layers: Layers, chosen: Chosen, devices: list) -> Described:
+    """A recipe read for given devices, which need not be here."""
+    run = layers.read(
+        Run,
+        chosen.kind,
+        checks=[
+            lambda run: runs.problems(run, chosen.kind, [each.device_kind for each in devices])
+        ],
+    )
+    chip = chips.find(devices[0].device_kind)
+    kept = keep()
+    warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
+    warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
+    warnings += [kept.warning] if kept.warning else []
+    return Described(layers, run, chosen, devices, warnings, kept)
+
+
+class Built:
+    """The model of a described run, before it has any numbers in it."""
+
+    def __init__(self, described: Described):
+        self.described, self.run, self.mesh = described, described.run, described.mesh
+        self.base: PyTree = None  # the shapes are known before the types
+        self.abstract: PyTree = None
+        whole = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        arrays, self.static = eqx.partition(whole, _is_shape)
+        self.trainable = trainable.choose(arrays, self.run.train.trainable)
+        # What is not trained need not be more precise than what it is multiplied in.
+        lowered = annotate(
+            arrays, lambda x, about: described.compute if is_cast(x, about) else x.dtype
+        )
+        self.abstract = jax.tree.map(
+            lambda x, low, is_trained, place: jax.ShapeDtypeStruct(
+                x.shape, x.dtype if is_trained else low, sharding=place
+            ),
+            arrays,
+            lowered,
+            self.trainable.mask,
+            placements(arrays, self.mesh),
+        )
+        self.base = adapters.plain(self.abstract)  # the model as its family has it
+
+    def init(self, key: PRNGKeyArray, taken: dict[str, Array] | None = None) -> Any:
+        """The model with random weights, but for arrays that are `taken`, by path.
+
+        A path is one of the family's own model, or of the adapted one.
+        """
+        train, taken = self.run.train, taken or {}
+        model = arrange(self.run.model.init(key), remat=train.remat, unroll=train.layers_per_loop)
+        model = _filled(model, taken, self.base)
+        if self.run.adapter is None:
+            return model
+        own_key = jax.random.fold_in(key, ADAPTER_KEY)
+        adapted = self.run.adapter.adapt(model, names=self.names, key=own_key)
+        return _filled(adapted, taken, self.abstract)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The family's table of names elsewhere; of a family that has none it is empty."""
+        return getattr(import_module(type(self.run.model).__module__), "NAMES", {})
+
+    def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
+        """What is trained, and what is not."""
+        return eqx.partition(arrays, self.trainable.mask)
+
+    def model(self, weights: PyTree, frozen: PyTree) -> Any:
+        """The model as it computes."""
+        return cast(eqx.combine(weights, frozen, self.static), self.described.compute)
+
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """What a checkpoint must agree on with whoever reads its weights."""
+        family = type(self.run.model).__module__.rpartition(".")[2]
+        given = {name: x for name, x in tree(self.run.model).items() if x is not None}
+        fields = ", ".join(f"{name} {value}" for name, value in given.items())
+        identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
+        adapter, patterns = self.run.adapter, self.run.train.trainable
+        if adapter is not None:
+            kind = type(adapter).__module__.rpartition(".")[2]
+            said = {name: x for name, x in tree(adapter).items() if name != "path"}
+            identity["adapter"] = f"{kind} ({', '.join(f'{k} {v}' for k, v in said.items())})"
+        trained = "*" if adapter is None else "the adapter"
+        return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
+
+
+def _filled(model: Any, taken: dict[str, Array], like: PyTree) -> Any:
+    """The model with the arrays that are taken, by path, and of the types of another, if given."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    types = [x.dtype for x in jax.tree.leaves(arrays if like is None else like)]
+    found = [taken.get(path, x) for path, x in named(arrays).items()]
+    values = [jnp.asarray(x, dtype) for x, dtype in zip(found, types, strict=True)]
+    return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), values), static)
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
