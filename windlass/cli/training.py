@@ -1,5 +1,6 @@
 """The command that trains: a recipe, or a model on data."""
 
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -8,7 +9,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, say
+from windlass.cli.options import A_RECIPE, options, say
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
 
@@ -30,6 +31,16 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="with --model: print the recipe, and train nothing")
     ] = False,
+    coordinator: Annotated[
+        str | None,
+        typer.Option(metavar="HOST:PORT", help="on several hosts: where process 0 listens"),
+    ] = None,
+    processes: Annotated[
+        str | None, typer.Option(metavar="N", help="on several hosts: how many there are")
+    ] = None,
+    process: Annotated[
+        str | None, typer.Option(metavar="I", help="on several hosts: which this is, from 0")
+    ] = None,
 ) -> int | None:
     """Train a recipe, or a model on data; the same command again goes on where it stopped.
 
@@ -65,8 +76,10 @@ def train(
     if asked is None:
         return _list_recipes()
     from windlass.calls import train as call
+    from windlass.devices.hosts import Asked, find
 
-    trained = call(asked, ctx.args, signals=ctx.obj)
+    said = options(Asked, coordinator=coordinator, processes=processes, process=process)
+    trained = call(asked, ctx.args, hosts=find(said, os.environ), signals=ctx.obj)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
 
 

@@ -1,5 +1,6 @@
 """The loop: restore or initialise; then step, report, evaluate, save."""
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -7,10 +8,13 @@ from typing import NamedTuple
 
 import jax
 from jaxtyping import Array
+from rich.console import Console
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import AnyRecipe, Due
 from windlass.data.load import Loader
+from windlass.devices import hosts as processes
+from windlass.devices.hosts import Hosts
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry.about import About
@@ -47,16 +51,22 @@ def train(
     recipe: AnyRecipe,
     overrides: Sequence[str] = (),
     *,
+    hosts: Hosts | None = None,
     signals: Signals | None = None,
     report: Report | None = None,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it."""
     if signals is None:
         with Signals().listening() as signals:
-            return train(recipe, overrides, signals=signals, report=report)
+            return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
+    hosts = hosts or processes.find(None, os.environ)
+    if hosts is not None and processes.count() == 1:
+        with signals.phase("waiting for the other processes"):
+            processes.join(hosts)
     if report is None:
-        with Report() as report:
-            return train(recipe, overrides, signals=signals, report=report)
+        # The run is told once: by the first process.
+        with Report(None if processes.is_first() else Console(quiet=True)) as report:
+            return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
     folder = described.folder

@@ -1,0 +1,84 @@
+"""Several real processes of `windlass train` on one machine, as hosts of a run."""
+
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.training.campaign import Ended
+
+REPOSITORY = Path(__file__).parents[1]
+LONGEST = 60.0  # seconds in which a process that is left alone must say so and end
+
+
+def free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return one.getsockname()[1]
+
+
+class Processes:
+    """The processes of one run, each with simulated devices of its own."""
+
+    def __init__(
+        self,
+        folder: Path,
+        words: Sequence[str],
+        processes: int = 2,
+        devices: int = 4,
+        each: Mapping[int, Sequence[str]] | None = None,
+        environ: Mapping[str, str] | None = None,
+    ):
+        self.started: list[subprocess.Popen] = []
+        self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
+        flags = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes)]
+        path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
+        simulated = f"--xla_force_host_platform_device_count={devices}"
+        environ = {"PYTHONPATH": path, "XLA_FLAGS": simulated, **(environ or {})}
+        for i, log in enumerate(self.logs):
+            own = [*words, *(each or {}).get(i, ()), *flags, "--process", str(i)]
+            with log.open("wb") as output:
+                self.started.append(
+                    subprocess.Popen(
+                        [sys.executable, "-m", "windlass", "train", *own],
+                        cwd=folder,
+                        env=os.environ | {"JAX_PLATFORMS": "cpu", **environ},
+                        stdin=subprocess.DEVNULL,
+                        stdout=output,
+                        stderr=subprocess.STDOUT,
+                    )
+                )
+
+    def output(self, process: int) -> str:
+        """What a process has said so far."""
+        return self.logs[process].read_text(encoding="utf-8")
+
+    def wait(self, process: int, seconds: float) -> Ended:
+        """How a process ended, which it must do in so many seconds."""
+        code = self.started[process].wait(seconds)
+        return Ended(code, self.output(process))
+
+    def finish(self, seconds: float = 300.0) -> list[Ended]:
+        """How every process ended."""
+        return [self.wait(i, seconds) for i in range(len(self.started))]
+
+    def kill(self) -> None:
+        """End what still runs."""
+        for one in self.started:
+            if one.poll() is None:
+                one.kill()
+            one.wait()
+
+
+@contextmanager
+def processes(folder: Path, words: Sequence[str], *args, **kwargs) -> Iterator[Processes]:
+    """Processes of a run that do not outlive the test."""
+    folder.mkdir(parents=True, exist_ok=True)
+    running = Processes(folder, words, *args, **kwargs)
+    try:
+        yield running
+    finally:
+        running.kill()
