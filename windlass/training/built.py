@@ -136,7 +136,7 @@ class Built:
         self.described, self.run, self.mesh = described, described.run, described.mesh
         self.base: PyTree = None  # the shapes are known before the types
         self.abstract: PyTree = None
-        whole = eqx.filter_eval_shape(self.init, jax.random.key(0))
+        whole = eqx.filter_eval_shape(lambda: self.init(jax.random.key(0)))
         arrays, self.static = eqx.partition(whole, _is_shape)
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
         # What is not trained need not be more precise than what it is multiplied in.

@@ -57,7 +57,9 @@ class Programs:
             sharding = NamedSharding(self.mesh, spec)
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
-        return jax.tree.map(placed, jax.eval_shape(self._start, jax.random.key(0), {}, {}))
+        # The key is made while tracing: where only a compiler is, nothing can be computed.
+        shapes = jax.eval_shape(lambda: self._start(jax.random.key(0), {}, {}))
+        return jax.tree.map(placed, shapes)
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         shape = (self.batches.rows, self.run.data.length)
