@@ -20,6 +20,7 @@ sys.path.insert(0, str(HERE.parent))
 import jax  # noqa: E402
 
 from windlass.plan import compiler  # noqa: E402
+from windlass.training.built import Described  # noqa: E402
 
 KERNEL = 'custom_call_target="tpu_custom_call"'  # how a program calls one that Pallas wrote
 LENGTH = 1024
@@ -85,8 +86,8 @@ def recipe(case: Case) -> dict[str, Any]:
     }
 
 
-def measure(case: Case) -> dict[str, Any]:
-    """What became of one case, and the program itself."""
+def measure(case: Case) -> tuple[dict[str, Any], Described, str]:
+    """What became of one case, the run, and the text of its program."""
     devices = compiler.topology(case.topology, case.slices)
     described = compiler.described(recipe(case), devices)
     found = compiler.compiled(described)
@@ -112,7 +113,7 @@ def measure(case: Case) -> dict[str, Any]:
 
 def main() -> None:
     lines = [
-        "| model | trained | slice | data × fsdp × tensor | rows of 1,024 | GiB a chip, peak | of | "
+        "| model | trained | slice | data × fsdp × tensor | rows of 1,024 | GiB a chip | of | "
         "Pallas kernels | compiled in |",
         "|---|---|---|---|---|---|---|---|---|",
     ]
@@ -135,7 +136,7 @@ TEXT = """# Training steps through the TPU compiler
 
 Each row is the step of a run, lowered from shapes alone and compiled for a slice that is not there
 ({made}): bfloat16 products, float32 weights and AdamW, rematerialisation `saved`.
-The peak is what goes into the step, what comes out of it, less what is in the same place, and what
+GiB a chip is the peak: what goes into the step, what comes out of it, less what is in the same place, and what
 the compiler needs between. Kernels are calls of attention written in Pallas, forward and backward.
 
 {table}
