@@ -136,8 +136,9 @@ TEXT = """# Training steps through the TPU compiler
 
 Each row is the step of a run, lowered from shapes alone and compiled for a slice that is not there
 ({made}): bfloat16 products, float32 weights and AdamW, rematerialisation `saved`.
-GiB a chip is the peak: what goes into the step, what comes out of it, less what is in the same place, and what
-the compiler needs between. Kernels are calls of attention written in Pallas, forward and backward.
+GiB a chip is the peak: what goes into the step and comes out of it, what is in the same place
+counted once, and what the compiler needs between. Kernels are calls of attention written in Pallas,
+forward and backward.
 
 {table}
 """
