@@ -5,7 +5,6 @@ import subprocess
 from importlib.metadata import version
 from pathlib import Path
 
-import jax
 import pytest
 
 import windlass
@@ -70,14 +69,6 @@ def test_every_start_is_kept_and_one_that_was_killed_has_no_end(tmp_path):
     assert (first["began"], first["step"], "ended" in first) == ("1970-01-01T00:00:00Z", 0, False)
     assert (second["began"], second["ended"]) == ("1970-01-01T00:01:00Z", "1970-01-01T00:02:00Z")
     assert (second["step"], second["at"], second["is_finished"]) == (50, 100, True)
-
-
-def test_only_the_first_process_notes(tmp_path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    noted = About(tmp_path / "about.json")
-    noted.begin(step=0)
-    noted.end(at=1)
-    assert about.read(noted.path) == []
 
 
 def test_a_run_notes_what_it_was_made_with_and_nothing_of_the_environment(tmp_path_factory):

@@ -3,7 +3,6 @@ import math
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -115,14 +114,6 @@ def test_a_broken_line_is_named(path):
     assert str(refusal.value) == (
         f"{path}, line 2, is not JSON: Expecting value: line 2 column 1 (char 10)"
     )
-
-
-def test_only_the_first_process_writes(path, monkeypatch):
-    monkeypatch.setattr(jax, "process_index", lambda: 1)
-    path.write_text("")
-    write(path, 1)
-    Metrics(path).truncate(0)
-    assert path.read_text() == ""
 
 
 def steps_of(seconds: float, *, steps: int, clock: Clock, meter: Meter):

@@ -13,6 +13,7 @@ from jaxtyping import Array, PyTree
 
 from windlass.checkpoint import seal
 from windlass.checkpoint.fingerprint import measure, named
+from windlass.devices import hosts
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
 MANIFEST = "manifest/metadata"
@@ -82,6 +83,21 @@ def manifest(folder: Path) -> dict:
         raise Damaged(Damage([MANIFEST], [])) from unreadable
 
 
+def agreed(folder: Path) -> dict:
+    """What `describe` said, as the first process reads it, or Damaged on all of them."""
+
+    def look() -> dict | None:
+        try:
+            return manifest(folder)
+        except Damaged:
+            return None
+
+    found = hosts.found("manifest", look)
+    if found is None:
+        raise Damaged(Damage([MANIFEST], []))
+    return found
+
+
 def examine(folder: Path) -> Damage:
     """Compare every byte of every file, and every array, with what was written.
 
@@ -96,14 +112,14 @@ def examine(folder: Path) -> Damage:
     return Damage(files, [name for name in expected if not _is_intact(folder, name, expected)])
 
 
-def read(folder: Path, wanted: PyTree) -> PyTree:
+def read(folder: Path, wanted: PyTree, expected: dict[str, dict]) -> PyTree:
     """The arrays of a tree of abstract ones, each straight into its sharding, or Damaged.
 
-    Only arrays the tree names are read; shape and dtype must be those of the manifest.
+    Only arrays the tree names are read; shape and dtype must be those of the manifest, which is
+    what is `expected`. Of several processes the first alone looks at every file.
     """
-    if files := seal.broken(folder):
+    if files := hosts.found("broken files", lambda: seal.broken(folder)):
         raise Damaged(Damage(files, []))
-    expected = manifest(folder)["arrays"]
     abstract = named(wanted)
     restored = _restore(folder, abstract)
     prints = measure(restored)

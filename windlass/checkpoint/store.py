@@ -16,6 +16,7 @@ from jaxtyping import PyTree
 
 from windlass.checkpoint import archive, seal
 from windlass.checkpoint.fingerprint import named
+from windlass.devices import hosts
 from windlass.errors import FULL, UserError
 
 Identity = dict[str, str | int | float]
@@ -36,10 +37,13 @@ class Restored(NamedTuple):
 
 
 class Store:
-    """The folder `checkpoints` of a run, for the one process that trains it.
+    """The folder `checkpoints` of a run, for those that train it.
 
     `save` returns when the state is off the device, so that it may be donated; writing, hashing
     and deleting old ones go on behind it. An error there is raised by the next `save` or `wait`.
+
+    Of several processes all call the same in the same order. Each writes and reads its own shards;
+    the first alone says what is there, and renames and removes.
     """
 
     def __init__(
@@ -96,26 +100,34 @@ class Store:
         taken. When there is none left that is an error: never a start at step 0 in disguise.
         """
         self.wait()
-        self._clear()
-        for step in reversed(self.steps()):
+        if hosts.is_first():
+            self._clear()
+        for step in hosts.found("steps", lambda: self.steps()[::-1]):
             folder = self.folder / str(step)
             try:
                 found, manifest = _read(folder, state, identity)
             except archive.Damaged as damaged:
-                aside = _aside(folder)
-                os.rename(folder, aside)
-                self._say(
-                    f"checkpoint at step {step} is damaged ({damaged}); "
-                    f"it is now {aside}, and an older one is tried"
-                )
+                if hosts.is_first():
+                    self._put_aside(step, damaged)
             else:
-                seal.extend(folder, archive.LATE)  # a kill right after the commit left this undone
+                if hosts.is_first():  # a kill right after the commit left this undone
+                    seal.extend(folder, archive.LATE)
                 return Restored(step, found, manifest["metrics"])
-        _refuse_if_only_damaged(self.folder)
-        # Those of a start that ended before it saved a step: what is made anew may differ.
-        if (self.folder / FROZEN).is_dir():
-            _remove(self.folder / FROZEN)
+        if hosts.is_first():
+            _refuse_if_only_damaged(self.folder)
+            # Those of a start that ended before it saved a step: what is made anew may differ.
+            if (self.folder / FROZEN).is_dir():
+                _remove(self.folder / FROZEN)
         return None
+
+    def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
+        folder = self.folder / str(step)
+        aside = _aside(folder)
+        os.rename(folder, aside)
+        self._say(
+            f"checkpoint at step {step} is damaged ({damaged}); "
+            f"it is now {aside}, and an older one is tried"
+        )
 
     def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:
         """What `save_frozen` stored, in the given shardings."""
@@ -124,7 +136,7 @@ class Store:
 
     def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
         self.wait()
-        if (self.folder / name).is_dir():
+        if hosts.found(f"has {name}", (self.folder / name).is_dir):
             return False
         manifest = archive.describe(tree, **about)
         self._writing = name
@@ -140,13 +152,16 @@ class Store:
 
     def _finish(self, name: str) -> None:
         self._orbax.wait_until_finished()
+        if not hosts.is_first():
+            return
         seal.extend(self.folder / name, archive.LATE)
         # Only now, with a newer one committed and every byte of it read back, may others go.
         for step in _superseded(self.folder, self._keep, self._best):
             _remove(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> UserError:
-        shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
+        if hosts.count() == 1:  # others may still be writing there; the next start removes it
+            shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()
         left = f"the newest checkpoint there is step {steps[-1]}" if steps else "there is none yet"
         number = _number(error)
@@ -223,7 +238,7 @@ def load_frozen(
             "put back a copy of that folder, or start another run with run.dir"
         )
     try:
-        there = archive.manifest(folder)["arrays"]
+        there = archive.agreed(folder)["arrays"]
         found = _read(folder, _as_stored(arrays, there), identity, part=part)[0]
         return jax.tree.map(lambda x, to: x.astype(to.dtype), found, arrays)
     except archive.Damaged as damaged:
@@ -267,11 +282,11 @@ def _read(
     folder: Path, wanted: PyTree, identity: Identity, *, part: bool = False
 ) -> tuple[PyTree, dict]:
     """The arrays of a checkpoint and its manifest, once it is known to be of this run."""
-    manifest = archive.manifest(folder)
+    manifest = archive.agreed(folder)
     title = _title(folder.name)
     _refuse_another_run(title, manifest["identity"], identity)
     _refuse_other_arrays(title, manifest["arrays"], named(wanted), part=part)
-    return archive.read(folder, wanted), manifest
+    return archive.read(folder, wanted, manifest["arrays"]), manifest
 
 
 def _refuse_another_run(title: str, written: Identity, described: Identity) -> None:

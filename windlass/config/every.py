@@ -76,6 +76,11 @@ class Every(Spelled):
             raise ValueError("it must be above 0")
         return cls(int(number) if number == int(number) else number, unit)
 
+    @property
+    def is_timed(self) -> bool:
+        """Whether a clock has a say in it."""
+        return self.unit in _SECONDS or any(other.is_timed for other in self.also)
+
     def written(self) -> Any:
         own = self.number if self.unit == "steps" else _joined(self.number, self.unit)
         return [own, *(other.written() for other in self.also)] if self.also else own

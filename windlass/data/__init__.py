@@ -208,7 +208,7 @@ def tokenised(
 ) -> tuple[Corpus, ...]:
     """The documents of each source as tokens, before they are parted and packed."""
     console = console or Console(stderr=True)
-    cache = _cache(data)
+    cache = cache_of(data)
     tokeniser = vocabulary(data.parts, tokenizer, cache, console, data.format)
     if (asked := data.format.template) is not None:
         tokeniser = tokeniser.speaking(template.found(asked))
@@ -250,7 +250,8 @@ def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:
     return splits
 
 
-def _cache(data: Data) -> Path:
+def cache_of(data: Data) -> Path:
+    """The folder that prepared data is kept in."""
     place = data.cache or os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass"
     folder = Path(place).expanduser()
     try:

@@ -1,8 +1,9 @@
 """The processes of a run: how they find each other, and what they say to each other."""
 
+import json
 from collections import Counter
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
 
 import jax
 from jax._src import distributed  # JAX shows its service of keys and barriers nowhere else
@@ -97,6 +98,13 @@ def told(name: str, value: str | None = None) -> str:
         _ask(lambda: _client().key_value_set(key, value))
         return value
     return _ask(lambda: _client().blocking_key_value_get(key, A_DAY))
+
+
+def found(name: str, look: Callable[[], Any]) -> Any:
+    """What the first process finds when it looks, on all of them: anything that JSON can hold."""
+    if count() == 1:
+        return look()
+    return json.loads(told(name, json.dumps(look()) if is_first() else None))
 
 
 def each(name: str, value: str) -> list[str]:

@@ -21,6 +21,13 @@ class Fetched(NamedTuple):
     revision: str  # the commit's full hash
 
 
+def place() -> Path:
+    """Where the hub's files are kept."""
+    from huggingface_hub import constants
+
+    return Path(constants.HF_HUB_CACHE)
+
+
 def fetch(
     name: str,
     revision: str | None,
@@ -37,7 +44,7 @@ def fetch(
     from huggingface_hub import constants, errors, snapshot_download
 
     speaking: Any = errors.HfHubHTTPError.__bases__[0]  # the errors of its client, whichever it is
-    cache = Path(constants.HF_HUB_CACHE)
+    cache = place()
     section, where = key.rpartition(".")[0], f"{key} is {name}"
 
     def download(**how: Any) -> str:

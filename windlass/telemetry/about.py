@@ -10,9 +10,8 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import jax
-
 import windlass
+from windlass.devices import hosts
 from windlass.errors import UserError
 
 PACKAGES = (
@@ -31,7 +30,7 @@ class About:
 
     def __init__(self, path: Path, *, clock: Callable[[], float] = time.time):
         self.path, self._clock = path, clock
-        self._is_writer = jax.process_index() == 0
+        self._is_writer = hosts.is_first()
 
     def begin(self, **facts: Any) -> None:
         """The run starts, or goes on."""

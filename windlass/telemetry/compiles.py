@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 
+from windlass.devices import hosts
 from windlass.devices.alone import ALONE
 from windlass.errors import UserError
 from windlass.telemetry.console import Report, duration
@@ -131,7 +132,8 @@ class Watch:
         self._file, self.step = path, step
         for record in self._unwritten:
             record["step"] = step
-        truncate(path)  # only of a line that a killed process left unfinished
+        if hosts.is_first():
+            truncate(path)  # only of a line that a killed process left unfinished
         self.flush()
 
     def took(self, step: int) -> None:
@@ -145,7 +147,7 @@ class Watch:
         lines = []
         while self._unwritten:
             lines.append(json.dumps(self._unwritten.pop(0)) + "\n")
-        if lines and jax.process_index() == 0:
+        if lines and hosts.is_first():
             with open(self._file, "a", encoding="utf-8") as file:
                 file.writelines(lines)
         for name, steps in list(self._late.items()):

@@ -9,8 +9,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-import jax
-
+from windlass.devices import hosts
 from windlass.errors import UserError
 from windlass.telemetry.tensorboard import Events
 
@@ -54,7 +53,7 @@ class Metrics:
     def __init__(self, path: str | Path, *, clock: Callable[[], float] = time.time):
         self.path, self._clock = Path(path), clock
         self._events = Events(self.path.parent)
-        self._is_writer = jax.process_index() == 0
+        self._is_writer = hosts.is_first()
         # A line that a killed process left unfinished would spoil the next one.
         if self._is_writer:
             truncate(self.path)

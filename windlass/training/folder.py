@@ -11,6 +11,7 @@ from typing import Any, Literal, NamedTuple, get_args
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.data.tokenizer import Tokenizer
+from windlass.devices import hosts, shared
 from windlass.errors import FULL, UserError
 from windlass.run import Run, Train, Weights, essential
 
@@ -127,7 +128,13 @@ def roomy(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process trains a run at a time; the system lets go of the lock when that one dies."""
+    """One process trains a run at a time; the system lets go of the lock when that one dies.
+
+    Of several that train it together the first has the lock, for all of them.
+    """
+    if not hosts.is_first():
+        yield
+        return
     try:
         folder.mkdir(parents=True, exist_ok=True)
         file = open(folder / LOCK, "a+", encoding="utf-8")  # noqa: SIM115
@@ -146,6 +153,17 @@ def locked(folder: Path) -> Iterator[None]:
         file.write(str(os.getpid()))
         file.flush()
         yield
+
+
+def check_shared(folder: Path) -> None:
+    """Refuse a folder that not all processes of a run see: each writes its own part there."""
+    blind = [str(i) for i, sees in enumerate(shared.seen(folder)) if not sees]
+    if blind:
+        raise UserError(
+            f"process {listing(blind, 'and')} of {hosts.count()} does not see {folder}, where "
+            "process 0 stores the run and each its own part of every checkpoint; run.dir must name "
+            "a folder that all hosts share"
+        )
 
 
 def show(value: Any) -> str:

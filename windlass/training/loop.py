@@ -27,6 +27,7 @@ from windlass.training import adapter, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
 from windlass.training.built import describe
+from windlass.training.clock import Clock
 from windlass.training.length import fate
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
@@ -84,7 +85,9 @@ def train(
         described.scope(),
         Watch(report, strict=strict, kept=kept, former=former) as watch,
     ):
-        if described.run.start is not None and not steps_in(folder_of(folder)):
+        folders.check_shared(folder)
+        is_new = processes.found("is new", lambda: not steps_in(folder_of(folder)))
+        if described.run.start is not None and is_new:
             with signals.phase("looking for the weights to start from"):
                 origin.check(described.run.start)
         with signals.phase("preparing the data"):
@@ -134,8 +137,9 @@ class Loop:
 
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
-        folders.store(self.folder, self.session.run)
-        self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
+        if processes.is_first():
+            folders.store(self.folder, self.session.run)
+            self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
         if self.writer is not None:
@@ -143,6 +147,7 @@ class Loop:
         self.watch.open(self.folder / folders.COMPILES, first)
         with self.signals.phase("asking the first weights"):
             reference.ensure(self.session, state, frozen, self.folder, self.report.console)
+        processes.barrier("compiling the step")
         with self.signals.phase("compiling the step"):
             step = self.compile()
         self.report.fact("compiled", self.watch.summary())
@@ -162,9 +167,9 @@ class Loop:
         run, latest = self.session.run, {}
         meter = self.meter = self.make_meter()
         per_epoch = self.loader.batches_per_epoch
-        evaluation_due = Due(self.train.evaluate_every, per_epoch)
-        save_due = Due(run.checkpoint.every, per_epoch)
-        report_due = Due(run.telemetry.every, per_epoch)
+        intervals = (self.train.evaluate_every, run.checkpoint.every, run.telemetry.every)
+        clock = Clock(*intervals)
+        evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
         self.report.start(self.steps, first)
         batches = self.loader.iterate(first, self.session.programs.place)
         for done in range(first + 1, self.steps + 1):
@@ -172,6 +177,7 @@ class Loop:
                 state, metrics = step(state, frozen, meter.next(batches))
             meter.step(metrics["loss"])
             self.watch.took(done)
+            clock.step(done)
             ends = done == self.steps or self.signals.stop is not None
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done)
@@ -189,6 +195,8 @@ class Loop:
                     saves = ends = True
             if saves:
                 with meter.paused(), self.report.doing("saving"):
+                    if ends:
+                        processes.barrier("the last save")
                     self.store.save(done, state, self.session.identity, latest)
             if ends:
                 break
@@ -208,7 +216,8 @@ class Loop:
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
             state, frozen = self.session.programs.init(self.taken())
-            origin.keep(self.session.run, self.folder)
+            if processes.is_first():
+                origin.keep(self.session.run, self.folder)
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
             return state, frozen
@@ -353,6 +362,15 @@ class Loop:
         done, stop = int(state.step), self.signals.stop
         is_finished = self.is_finished(state)
         self.about.end(at=done, is_finished=is_finished)
+        if processes.is_first():
+            self.report.end(self.summary(state, latest, is_finished))
+        return Trained(self.folder, done, is_finished, latest, stop and int(stop))
+
+    def summary(
+        self, state: State, latest: dict[str, float], is_finished: bool
+    ) -> list[tuple[str, str]]:
+        """What came of the run, a fact in a line."""
+        done = int(state.step)
         summary = [("run", str(self.folder)), *self.spent(done)]
         if self.train.watched in latest:
             records, per_epoch = self.folder / folders.METRICS, self.loader.batches_per_epoch
@@ -376,8 +394,7 @@ class Loop:
         else:
             summary.append(("stopped", f"at step {done} of {self.steps}, saved"))
             summary.append(("next", "the same command again goes on from there"))
-        self.report.end(summary)
-        return Trained(self.folder, done, is_finished, latest, stop and int(stop))
+        return summary
 
     def spent(self, done: int) -> Iterator[tuple[str, str]]:
         """What the run took, in time and in tokens."""

@@ -9,7 +9,9 @@ from jaxtyping import Array
 from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
+from windlass.devices import shared
 from windlass.errors import UserError
+from windlass.hub import fetch
 from windlass.run import Run, Start
 from windlass.training import adapter, donor, published
 
@@ -62,7 +64,12 @@ class Taken(NamedTuple):
 
 def check(start: Start) -> None:
     """See that the weights are there, or refuse, before anything that takes long."""
-    donor.check(start) if start.run is not None else published.weights(start)
+    if start.run is not None:
+        donor.check(start)
+    elif start.hub is not None:
+        shared.once("downloading the weights", fetch.place(), lambda: published.weights(start))
+    else:
+        published.weights(start)
 
 
 def take(start: Start, built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:

@@ -3,6 +3,7 @@
 import hashlib
 import json
 import shutil
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,11 +16,12 @@ from jaxtyping import Array, Float, PyTree
 from rich.console import Console
 
 from windlass.checkpoint.fingerprint import measure
-from windlass.data import reference
+from windlass.data import Prepared, reference
 from windlass.data.cache import publish
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import Rows
 from windlass.data.progress import progress
+from windlass.devices import hosts
 from windlass.telemetry.compiles import Program
 from windlass.training.session import Session
 from windlass.training.step import Frozen, State
@@ -36,18 +38,22 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
     if reference.COLUMN not in prepared.data.columns:
         return
     if int(state.step):
-        reference.check(prepared, run)
+        if hosts.is_first():
+            reference.check(prepared, run)
         return
     weights = _digest(measure((state.weights, frozen.model)))
-    written = reference.read(run)
-    if written is not None and _is_of(written, weights, reference.files(prepared), run):
+    if hosts.found("has the reference", lambda: _is_there(weights, prepared, run)):
         return
     partial = run / NEW
-    shutil.rmtree(partial, ignore_errors=True)
-    partial.mkdir()
+    if hosts.is_first():
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir()
     about = {"weights": weights, "rows": _computed(session, state, frozen, partial, console)}
-    (partial / reference.ABOUT).write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    publish(partial, run / reference.FOLDER, is_whole=lambda: False)
+    if hosts.is_first():
+        text = json.dumps(about, indent=2) + "\n"
+        (partial / reference.ABOUT).write_text(text, encoding="utf-8")
+        publish(partial, run / reference.FOLDER, is_whole=lambda: False)
+    hosts.barrier("the reference is written")
 
 
 def make_reference(model: Callable[..., Any]) -> Callable[..., Float[Array, "batch seq"]]:
@@ -87,16 +93,26 @@ def _computed(
                 tell(done, "rows")
 
         for name, part in rows.items():
-            content = reference.write(place / f"{name}.npy", len(part), part.length, found(part))
+            file = place / f"{name}.npy"
+            if not hosts.is_first():  # every process has a part in asking, and one writes
+                deque(found(part), maxlen=0)
+                continue
+            content = reference.write(file, len(part), part.length, found(part))
             about[name] = {"rows": part.fingerprint, "content": content}
     return about
 
 
-def _is_of(written: dict[str, Any], weights: str, rows: dict[str, Rows], run: Path) -> bool:
-    return written["weights"] == weights and all(
-        written["rows"].get(name, {}).get("rows") == part.fingerprint
-        and reference.is_whole(run, name, written)
-        for name, part in rows.items()
+def _is_there(weights: str, prepared: Prepared, run: Path) -> bool:
+    """Whether a run has what these weights gave its rows."""
+    written = reference.read(run)
+    return (
+        written is not None
+        and written["weights"] == weights
+        and all(
+            written["rows"].get(name, {}).get("rows") == part.fingerprint
+            and reference.is_whole(run, name, written)
+            for name, part in reference.files(prepared).items()
+        )
     )
 
 

@@ -4,6 +4,7 @@ import os
 import re
 from pathlib import Path
 
+from windlass.devices import hosts
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
 from windlass.training import folder as folders
@@ -28,13 +29,14 @@ class Writer:
         self.generator.renew(model)
         prompt = self.session.run.train.sample or ""
         (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))
-        with open(self.file, "a", encoding="utf-8") as file:
-            file.write(f"{self.TITLE}{done}\n{prompt}{text}\n")
+        if hosts.is_first():
+            with open(self.file, "a", encoding="utf-8") as file:
+                file.write(f"{self.TITLE}{done}\n{prompt}{text}\n")
         return prompt + text
 
     def truncate(self, step: int) -> None:
         """Drop the samples after a step: a run that goes on from there writes them again."""
-        if not self.file.exists():
+        if not hosts.is_first() or not self.file.exists():
             return
         text = self.file.read_text(encoding="utf-8")
         titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)

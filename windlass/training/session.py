@@ -5,8 +5,9 @@ from typing import Any
 from jaxtyping import PyTree
 from rich.console import Console
 
-from windlass.data import Prepared, prepare, reference
+from windlass.data import Prepared, cache_of, prepare, reference
 from windlass.data.load import evaluation_batches
+from windlass.devices import hosts, shared
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.telemetry.compiles import Program
@@ -54,8 +55,24 @@ class Session:
 
 def open_session(described: Described, console: Console) -> Session:
     vocabulary = folders.vocabulary(described.folder, described.run.tokenizer)
-    prepared = prepare(described.run.data, vocabulary, console=console)
+    data = described.run.data
+    prepared = shared.once(
+        "preparing the data", cache_of(data), lambda: prepare(data, vocabulary, console=console)
+    )
+    _refuse_different_data(prepared)
     return Session(Built(described), reference.joined(prepared, described.folder))
+
+
+def _refuse_different_data(prepared: Prepared) -> None:
+    """Each process reads its own rows of what must be the same data on all of them."""
+    own = f"documents {prepared.fingerprint[:12]}, tokenizer {prepared.tokeniser.fingerprint[:12]}"
+    every = hosts.each("data", own)
+    others = [number for number, theirs in enumerate(every) if theirs != every[0]]
+    if others:
+        raise UserError(
+            f"hosts have different data: process 0 has {every[0]}, and process {others[0]} has "
+            f"{every[others[0]]}; data.source and tokenizer must give every host the same"
+        )
 
 
 class Evaluator:
