@@ -60,7 +60,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray], int]:
     from windlass.training.step import Frozen, make_step, start
 
     jax.config.update("jax_platforms", "cpu")
-    jax.set_mesh(mesh.build(mesh.Mesh(), jax.devices()))
+    jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))
     config = qwen3.Config(
         vocab=VOCAB,
         embed=EMBED,

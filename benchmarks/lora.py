@@ -46,7 +46,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray]]:
     from windlass.optim.adamw import Optimizer
     from windlass.training.step import Frozen, make_step, start
 
-    jax.set_mesh(mesh.build(mesh.Mesh(), jax.devices()[:1]))
+    jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))
     config = qwen2.Config(**SIZES, theta=THETA, eps=EPS, tied=True)
     model = eqx.filter_jit(lambda key: cast(config.init(key), "bfloat16"))(jax.random.key(0))
     tensors = {

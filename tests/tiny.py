@@ -1,6 +1,7 @@
 """Small models, rows and meshes to test with."""
 
 import importlib
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
@@ -14,7 +15,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from windlass.devices.axes import placements
-from windlass.devices.mesh import Mesh, build
+from windlass.devices.mesh import AXES, build
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
 
@@ -89,8 +90,7 @@ def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None)
 @contextmanager
 def on(sizes: tuple[int, int, int]) -> Iterator[jax.sharding.Mesh]:
     """Data x fsdp x tensor as the current mesh."""
-    data, fsdp, tensor = sizes
-    mesh = build(Mesh(data=data, fsdp=fsdp, tensor=tensor), jax.devices()[: data * fsdp * tensor])
+    mesh = build(dict(zip(AXES, sizes, strict=True)), jax.devices()[: math.prod(sizes)])
     with jax.set_mesh(mesh):
         yield mesh
 

@@ -2,7 +2,7 @@
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import field
 from typing import Annotated, Any, Literal, NamedTuple
 
@@ -12,6 +12,8 @@ from windlass.data import FORMATS, Data
 from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import chips, mesh, precision
+from windlass.devices import choice as choices
+from windlass.devices.choice import Footprint, Rows
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
@@ -177,12 +179,30 @@ def batches(train: Train, shards: int) -> Batches:
     return Batches(train.batch_per_device, max(1, accumulation), shards)
 
 
-def problems(run: Run, kind: str, device_kinds: Sequence[str]) -> list[Problem]:
-    """What does not go together, on devices of a kind that have these names."""
+def choice(
+    run: Run, devices: int, footprint: Footprint | None = None, slices: int = 1
+) -> choices.Choice:
+    """The mesh that a run gets on so many devices."""
+    rows = _rows(run.train)
+    sizes = run.model.sizes
+    return choices.choose(
+        run.mesh, devices, rows=rows, sizes=sizes, footprint=footprint, slices=slices
+    )
+
+
+def problems(
+    run: Run,
+    kind: str,
+    device_kinds: Sequence[str],
+    split: Mapping[str, int] | None = None,
+    slices: int = 1,
+) -> list[Problem]:
+    """What does not go together, on devices of a kind that have these names, split so."""
     wrong = precision.problems(run.precision, kind)
+    devices = len(device_kinds)
     return [
         *wrong,
-        *_layout(run, len(device_kinds)),
+        *_layout(run, devices, split or choice(run, devices).split, slices),
         *_columns(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
@@ -197,25 +217,29 @@ def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
     return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length)
 
 
-def _layout(run: Run, devices: int) -> list[Problem]:
-    split = mesh.shape(run.mesh, devices)
-    shards = max(1, split["data"] * split["fsdp"])
+def _rows(train: Train) -> Rows:
+    if train.batch_per_device is not None or train.batch is None:
+        return Rows(None, train.batch_per_device)
+    return Rows(train.batch // (train.accumulation or 1), None)
+
+
+def _layout(run: Run, devices: int, split: Mapping[str, int], slices: int) -> list[Problem]:
+    shards = split["data"] * split["fsdp"]
     train = run.train
-    if train.batch_per_device is None:
-        rows, whole = divmod(train.batch or 0, train.accumulation or 1)
-        if whole:
-            what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
-            return [("train.batch", what)]
-        return mesh.problems(run.mesh, devices, rows, run.model.sizes)
     divided = batches(train, shards)
-    found = mesh.problems(run.mesh, devices, divided.per_device * shards, run.model.sizes)
-    if train.batch not in (None, divided.rows):
+    found, rows = [], divided.per_device * shards
+    if train.batch_per_device is None:
+        rows, left = divmod(train.batch or 0, divided.accumulation)
+        if left:
+            what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
+            found, rows = [("train.batch", what)], shards  # of which nothing can be said yet
+    elif train.batch not in (None, divided.rows):
         product = (
             f"batch_per_device ({divided.per_device}) × accumulation ({divided.accumulation}) "
             f"× shards ({shards}) is {divided.rows}"
         )
-        found.append(("train.batch", f"is {train.batch}; {product}: leave one of them out"))
-    return found
+        found = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
+    return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *found]
 
 
 def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:

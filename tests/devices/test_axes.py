@@ -66,7 +66,7 @@ def test_what_does_not_divide_is_whole_and_is_said():
         assert found["blocks.kinds.0.attention.key.weight"] == P(None, "fsdp", None, None)
         assert undivided(model, mesh) == [
             "vocab (97) is not split 4 ways over tensor",
-            "kv_heads (2) is not split 4 ways over tensor",
+            "2 kv heads on tensor 4: keys and values are held 2 times",
         ]
     with tiny.on((1, 8, 1)) as mesh:
         assert undivided(model, mesh) == ["embed (30) is not split 8 ways over fsdp"]

@@ -86,7 +86,8 @@ def test_the_banner_says_what_will_happen(finished):
     _, told = finished
     expected = [
         f"device       {len(jax.devices())} × cpu (asked for cpu)",
-        "mesh         data 1 × fsdp 8 × tensor 1",
+        "mesh         data 1 × fsdp 8 × tensor 1 (in pieces, as the catalogue has not the memory "
+        "of such devices)",
         "parameters   26,848 trainable of 26,848",
         "batch        16 = 1 a device × 2 accumulation × 8 shards, of 64 tokens",
         "precision    float32 compute, float32 weights and optimiser",

@@ -106,7 +106,10 @@ def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
         sizes = x.shape[x.ndim - len(about.axes) :]
         for name, size in zip(about.axes, sizes, strict=True):
             ways = _ways(mesh, WEIGHTS.get(name))
-            if size % ways:
+            if name == "kv_heads" and size < ways:
+                heads = f"{size} kv head{'s' * (size > 1)} on tensor {ways}"
+                found[f"{heads}: keys and values are held {ways // size} times"] = None
+            elif size % ways:
                 found[f"{name} ({size}) is not split {ways} ways over {WEIGHTS[name]}"] = None
 
     annotate(tree, look)

@@ -1,115 +1,226 @@
 """The mesh a run is laid out on: how many ways data, weights and matrices are split."""
 
 import math
-from collections.abc import Iterable
-from typing import Literal
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, Literal
 
 import jax
+import numpy as np
+from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from windlass.config import Problem, listing, section
 
-AXES = ("data", "fsdp", "tensor")
+AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
 Size = int | Literal["auto"]
 
 
 @section
 class Mesh:
-    """Devices in a grid, data × fsdp × tensor; at most one size is auto, and takes the rest."""
+    """Devices in a grid, data × fsdp × tensor; sizes that are not said are chosen.
 
-    data: Size = 1  # copies of the model, each with its own rows
-    fsdp: Size = "auto"  # pieces the weights are stored in, each piece with its own rows
-    tensor: Size = 1  # pieces each matrix is computed in, all on the same rows
+    They follow from the model, the batch and the chip, and the run says why. At most one size is
+    auto: it takes the devices that are left, and those not said are then 1.
+    """
+
+    data: Size | None = None  # copies of the model, each with its own rows
+    fsdp: Size | None = None  # pieces the weights are stored in, each piece with its own rows
+    tensor: Size | None = None  # pieces each matrix is computed in, all on the same rows
 
     def __post_init__(self):
-        small = [name for name in AXES if _given(self, name) < 1]
+        small = [name for name in AXES if said(self, name) < 1]
         if small:
-            sizes = [f"{name} is {_given(self, name)}; it must be 1 or more" for name in small]
+            sizes = [f"{name} is {said(self, name)}; it must be 1 or more" for name in small]
             raise ValueError(*sizes)
         auto = [name for name in AXES if getattr(self, name) == "auto"]
         if len(auto) > 1:
             raise ValueError(f"{auto[1]} is auto, and so is {auto[0]}; at most one size can be")
 
 
+def said(mesh: Mesh, name: str) -> int:
+    """The size that a recipe gives an axis, 1 where it gives none."""
+    size = getattr(mesh, name)
+    return size if isinstance(size, int) else 1
+
+
+def is_open(mesh: Mesh) -> bool:
+    """Whether a size is to be chosen. A tensor axis is not, only to use up what is left."""
+    sizes = [getattr(mesh, name) for name in AXES]
+    return "auto" not in sizes and None in (mesh.data, mesh.fsdp)
+
+
 def shape(mesh: Mesh, devices: int) -> dict[str, int]:
-    """The size of each axis on so many devices; `problems` says when they do not fit."""
-    sizes = {name: _given(mesh, name) for name in AXES}
+    """The size of each axis on so many devices where none is to be chosen."""
+    sizes = {name: said(mesh, name) for name in AXES}
     rest = devices // math.prod(sizes.values())
     return {name: rest if getattr(mesh, name) == "auto" else size for name, size in sizes.items()}
 
 
-def problems(mesh: Mesh, devices: int, rows: int, sizes: dict[str, int]) -> list[Problem]:
-    """What does not fit: on the devices, with the rows of a microbatch, with a model's widths.
+def slices(devices: Sequence[Any]) -> int:
+    """How many groups of devices only the network of the data centre joins: slices of TPUs.
+
+    Of GPUs each process is one. Processes on CPUs are for trying things out.
+    """
+    return len({_slice(device) for device in devices})
+
+
+def problems(
+    mesh: Mesh,
+    split: Mapping[str, int],
+    devices: int,
+    rows: int,
+    sizes: Mapping[str, int],
+    slices: int = 1,
+) -> list[Problem]:
+    """What of a split does not fit: on the devices, with the rows of a microbatch, with a model.
 
     `sizes` are the sizes of a model's named axes. Heads and the MLP are computed in pieces, so
     `tensor` must divide them; other axes that it does not divide are kept whole.
     """
-    given = math.prod(_given(mesh, name) for name in AXES)
+    given = math.prod(said(mesh, name) for name in AXES)
     if devices % given:
-        return [_too_many(mesh, devices, given)]
-    split = shape(mesh, devices)
+        return _too_many(mesh, devices, given, sizes)
     product = math.prod(split.values())
+    found = _tensor(split["tensor"], devices, sizes)
     if product != devices:
         autos = [f"mesh.{name}=auto" for name in AXES]
         what = f"is {_product(split, AXES)} = {product}, and there are {devices} devices"
-        return [("mesh", f"{what}; {listing([*autos, f'device.count={product}'])} would do")]
-    return [*_tensor(split["tensor"], devices, sizes), *_rows(split, devices, rows)]
+        would = listing([*autos, f"device.count={product}"])
+        return [("mesh", f"{what}; {would} would do"), *found]
+    return [*found, *_rows(split, devices, rows), *_slices(split, slices)]
 
 
-def build(mesh: Mesh, devices: list) -> jax.sharding.Mesh:
+def divides(tensor: int, sizes: Mapping[str, int]) -> bool:
+    """Whether a model of these sizes can be computed in so many pieces."""
+    kv_heads = sizes.get("kv_heads", tensor)
+    whole = all(sizes[name] % tensor == 0 for name in ("heads", "mlp") if name in sizes)
+    # Fewer key and value heads than pieces are repeated, which must come out even.
+    return whole and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+
+
+def divisors(number: int) -> list[int]:
+    return [size for size in range(1, number + 1) if number % size == 0]
+
+
+def build(split: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
     """The mesh itself, with explicit axes: a layout that does not fit is an error when traced."""
-    sizes = shape(mesh, len(devices))
     explicit = (AxisType.Explicit,) * len(AXES)
-    return jax.make_mesh(tuple(sizes.values()), AXES, axis_types=explicit, devices=devices)
+    return jax.sharding.Mesh(arranged(split, devices), AXES, axis_types=explicit)
 
 
-def _given(mesh: Mesh, name: str) -> int:
-    size = getattr(mesh, name)
-    return 1 if size == "auto" else size
+def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
+    """The devices in a grid of which neighbours are neighbours on the chip.
+
+    Between slices goes `data`, which speaks least, or as much of `fsdp` as it takes.
+    """
+    sizes = tuple(split[name] for name in AXES)
+    count = slices(devices)
+    if count == 1:
+        return _within(sizes, devices)
+    data = math.gcd(split["data"], count)
+    outer = (data, count // data, 1)
+    return mesh_utils.create_hybrid_device_mesh(
+        tuple(size // ways for size, ways in zip(sizes, outer, strict=True)),
+        outer,
+        devices,
+        process_is_granule=devices[0].platform != "tpu",
+        allow_split_physical_axes=True,
+    )
 
 
-def _too_many(mesh: Mesh, devices: int, given: int) -> Problem:
-    sizes = {name: _given(mesh, name) for name in AXES if _given(mesh, name) > 1}
-    fits = f"it must divide the {devices} devices: {listing(_divisors(devices))}"
+def _slice(device: Any) -> int:
+    if device.platform == "cpu":
+        return 0
+    # Chips that are only described, for a compiler, are of one slice.
+    return getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+
+
+def _place(device: Any) -> tuple[int, ...]:
+    return (*device.coords, getattr(device, "core_on_chip", 0))
+
+
+def _within(sizes: tuple[int, ...], devices: Sequence[Any]) -> np.ndarray:
+    """The devices of one slice in a grid."""
+    if devices[0].platform == "tpu":
+        at = np.array([_place(device) for device in devices])
+        box = np.ptp(at, axis=0) + 1
+        if np.prod(box) != len(devices):  # a part of a slice, of no shape that links follow
+            return _array(devices).reshape(sizes)
+        # Where the chips lie as the axes do, they stay: JAX would bend eight of them into a ring.
+        lies = _order(box, sizes)
+        if lies is not None:
+            return _array(sorted(devices, key=_place)).reshape(box).transpose(lies).reshape(sizes)
+    return mesh_utils.create_device_mesh(sizes, devices, allow_split_physical_axes=True)
+
+
+def _order(box: np.ndarray, sizes: tuple[int, ...]) -> list[int] | None:
+    """The axes of a box in the order of a grid with the same sides, two or more; else None."""
+    sides, left = [size for size in sizes if size > 1], list(range(len(box)))
+    lies = []
+    for side in sides:
+        if (fits := next((axis for axis in left if box[axis] == side), None)) is None:
+            return None
+        left.remove(fits)
+        lies.append(fits)
+    return [*lies, *left] if len(sides) > 1 else None
+
+
+def _array(devices: Sequence[Any]) -> np.ndarray:
+    found = np.empty(len(devices), object)
+    found[:] = devices
+    return found
+
+
+def _too_many(mesh: Mesh, devices: int, given: int, model: Mapping[str, int]) -> list[Problem]:
+    sizes = {name: said(mesh, name) for name in AXES if said(mesh, name) > 1}
+    works = divisors(devices)
+    if list(sizes) == ["tensor"]:
+        works = [size for size in works if divides(size, model)]
+    fits = f"it must divide the {devices} devices: {listing(works)}"
     if devices == 1:
         fits = "there is 1 device"
     if len(sizes) == 1:
         (name,) = sizes
-        return f"mesh.{name}", f"is {given}; {fits}"
-    return "mesh", f"is {_product(sizes, sizes)} = {given}; {fits}"
+        return [(f"mesh.{name}", f"is {given}; {fits}")]
+    torn = _tensor(said(mesh, "tensor"), devices, model)
+    return [("mesh", f"is {_product(sizes, sizes)} = {given}; {fits}"), *torn]
 
 
-def _tensor(tensor: int, devices: int, sizes: dict[str, int]) -> list[Problem]:
-    def fits(pieces: int) -> bool:
-        kv_heads = sizes.get("kv_heads", pieces)
-        whole = all(sizes[name] % pieces == 0 for name in ("heads", "mlp") if name in sizes)
-        # Fewer key and value heads than pieces are repeated, which must come out even.
-        return whole and (kv_heads % pieces == 0 or pieces % kv_heads == 0)
-
-    if fits(tensor):
+def _tensor(tensor: int, devices: int, sizes: Mapping[str, int]) -> list[Problem]:
+    if divides(tensor, sizes):
         return []
     named = [f"model.{name} ({sizes[name]})" for name in ("heads", "mlp") if name in sizes]
     if "kv_heads" in sizes:
         named.append(f"model.kv_heads ({sizes['kv_heads']}) or be a multiple of it")
-    works = listing(size for size in _divisors(devices) if fits(size))
+    works = listing(size for size in divisors(devices) if divides(size, sizes))
     return [("mesh.tensor", f"is {tensor}; it must divide {listing(named, 'and')}: {works}")]
 
 
-def _rows(split: dict[str, int], devices: int, rows: int) -> list[Problem]:
+def _rows(split: Mapping[str, int], devices: int, rows: int) -> list[Problem]:
     ways = split["data"] * split["fsdp"]
     if rows % ways == 0:
         return []
     near = [size for size in (rows // ways * ways, rows // ways * ways + ways) if size]
-    fewer = [size for size in _divisors(devices) if rows % size == 0]
+    fewer = [size for size in divisors(devices) if rows % size == 0]
     what = f"gives the {rows} rows of a microbatch to {_product(split, ('data', 'fsdp'))} = {ways}"
     return [
         ("mesh", f"{what} devices; {listing(near)} rows would do, or data × fsdp {listing(fewer)}")
     ]
 
 
-def _product(sizes: dict[str, int], names: Iterable[str]) -> str:
+def _slices(split: Mapping[str, int], slices: int) -> list[Problem]:
+    ways = split["data"] * split["fsdp"]
+    # What data leaves over of the slices, fsdp must take.
+    if split["fsdp"] % (slices // math.gcd(split["data"], slices)) == 0:
+        return []
+    what = f"is {_product(split, AXES)} on {slices} slices, which a network joins that is too slow"
+    return [
+        (
+            "mesh",
+            f"{what} for tensor: data × fsdp is {ways}, and must be a multiple of {slices}",
+        )
+    ]
+
+
+def _product(sizes: Mapping[str, int], names: Iterable[str]) -> str:
     return " × ".join(f"{name} {sizes[name]}" for name in names)
-
-
-def _divisors(number: int) -> list[int]:
-    return [size for size in range(1, number + 1) if number % size == 0]

@@ -7,6 +7,7 @@ import jax
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
+from windlass.layers.kernels import spread
 from windlass.layers.linear import Linear
 from windlass.layers.norm import Norm
 from windlass.layers.rotary import Rotary
@@ -48,8 +49,8 @@ class Attention(eqx.Module):
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         q = checkpoint_name(self.query(x), "query")
-        k = checkpoint_name(self.key(x), "key")
-        v = checkpoint_name(self.value(x), "value")
+        k = checkpoint_name(spread(self.key(x)), "key")
+        v = checkpoint_name(spread(self.value(x)), "value")
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = self.rotary(q, context.position), self.rotary(k, context.position)

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from windlass.devices import chips
-from windlass.devices.axes import layout, tensor_ways
+from windlass.devices.axes import layout, shard, tensor_ways
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
 # with 16 heads. Flash kernels hold none of them.
@@ -83,11 +83,6 @@ def attend(
     rows = layout(("batch",), q.shape[:1])
     if rows is None:  # no mesh
         return mix(q, k, v, document, slots, first)
-    # Each device needs the key head its queries belong to: with fewer key heads than devices, a
-    # head is held by several.
-    copies = math.lcm(k.shape[2], tensor_ways()) // k.shape[2]
-    if copies > 1:
-        k, v = jnp.repeat(k, copies, axis=2), jnp.repeat(v, copies, axis=2)
     heads, row = PartitionSpec(*rows, None, "tensor", None), PartitionSpec(*rows, None)
     specs = (heads, heads, heads, row, row)
     inputs = [
@@ -101,6 +96,15 @@ def attend(
         check_vma=kernel == "xla",  # the checker does not see into the others
     )
     return local(*[*inputs, jnp.asarray(first, jnp.int32)])
+
+
+def spread(x: Float[Array, "batch seq kv_heads dim"]) -> Float[Array, "batch seq more_heads dim"]:
+    """Keys or values so that each device has the head its queries belong to.
+
+    With fewer key heads than devices to compute them, a head is held by several.
+    """
+    copies = math.lcm(x.shape[2], tensor_ways()) // x.shape[2]
+    return x if copies == 1 else shard(jnp.repeat(x, copies, axis=2), "batch seq kv_heads head_dim")
 
 
 def keeps(primitive: Any, *_: Any, **__: Any) -> bool:

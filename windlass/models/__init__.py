@@ -14,6 +14,7 @@ alone turns hidden states into logits.
 """
 
 from collections.abc import Mapping
+from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
@@ -60,3 +61,8 @@ class HuggingFace(NamedTuple):
     fields: Mapping[str, str]  # from ours to the key there
     absent: Mapping[str, Any]
     fixed: Mapping[str, tuple]
+
+
+def names(config: Config) -> Mapping[str, str]:
+    """The table of names elsewhere of a config's family; of one that has none it is empty."""
+    return getattr(import_module(type(config).__module__), "NAMES", {})

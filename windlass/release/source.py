@@ -20,7 +20,7 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.names import named as listed
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
-from windlass.run import Run
+from windlass.run import Run, choice
 from windlass.telemetry.kept import keep
 from windlass.training import folder as folders
 from windlass.training import origin
@@ -105,13 +105,11 @@ class Source:
 
 def _described(folder: Path) -> Described:
     layers = origin.load(folder / folders.RECIPE, [f"run.dir={folder}"])
-    run = dataclasses.replace(
-        layers.read(Run, None),
-        mesh=Mesh(data=1, fsdp=1, tensor=1),
-        precision=Precision(compute="float32"),
-    )
+    recipe = layers.read(Run, None)
+    run = dataclasses.replace(recipe, mesh=Mesh(), precision=Precision(compute="float32"))
     here = Chosen("cpu", 1, "cpu", [], [])
-    return Described(layers, run, here, jax.devices("cpu")[:1], [], keep())
+    alone = choice(run, 1)
+    return Described(layers, run, here, jax.devices("cpu")[:1], alone, [], keep())
 
 
 def _as_stored(tree: PyTree, stored: dict[str, dict]) -> PyTree:

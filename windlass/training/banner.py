@@ -23,7 +23,9 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         keys = ", ".join(f"{key} {value}" for key, value in special.items())
         yield "by_device", f"on {kind}: {keys}"
     shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
-    yield "mesh", "; ".join([shape, *undivided(built.abstract, described.mesh)])
+    why = f" ({described.layout.why})" if described.layout.why else ""
+    whole = [*undivided(built.abstract, described.mesh)]
+    yield "mesh", "; ".join([f"{shape}{why}", *whole])
     yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
     for line in session.run.optim.lines(built.parted(built.abstract)[0]):
         yield "optimiser", line

@@ -5,7 +5,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -14,13 +13,14 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from windlass import adapters
+from windlass import adapters, models
 from windlass import run as runs
 from windlass.checkpoint.fingerprint import named
-from windlass.config import AnyRecipe, Layers, tree
+from windlass.config import AnyRecipe, Layers, Problem, tree
 from windlass.config.sections import flat
 from windlass.devices import alignment, chips, mesh, precision, selection
 from windlass.devices.axes import annotate, cast, is_cast, placements
+from windlass.devices.choice import Choice
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
 from windlass.layers.kernels import Kernel
@@ -28,6 +28,7 @@ from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
 from windlass.telemetry.kept import Kept, keep
 from windlass.training import origin, trainable
+from windlass.training.footprint import footprint
 
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
@@ -40,6 +41,7 @@ class Described:
     run: Run
     chosen: Chosen
     devices: list  # of JAX's
+    layout: Choice  # of them on the mesh
     warnings: list[str]
     kept: Kept  # where compiled programs are
 
@@ -49,7 +51,7 @@ class Described:
 
     @cached_property
     def mesh(self) -> jax.sharding.Mesh:
-        return mesh.build(self.run.mesh, self.devices)
+        return mesh.build(self.layout.split, self.devices)
 
     @cached_property
     def chip(self) -> chips.Chip | None:
@@ -114,19 +116,38 @@ def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
 
 def read_for(layers: Layers, chosen: Chosen, devices: list) -> Described:
     """A recipe read for given devices, which need not be here."""
-    run = layers.read(
-        Run,
-        chosen.kind,
-        checks=[
-            lambda run: runs.problems(run, chosen.kind, [each.device_kind for each in devices])
-        ],
-    )
-    chip = chips.find(devices[0].device_kind)
+    kinds = [each.device_kind for each in devices]
+    chip, slices = chips.find(kinds[0]), mesh.slices(devices)
+    layouts: list[Choice] = []
+
+    def problems(run: Run) -> list[Problem]:
+        layouts[:] = [_laid_out(run, chosen, chip, slices)]
+        return runs.problems(run, chosen.kind, kinds, layouts[0].split, slices)
+
+    run, (layout,) = layers.read(Run, chosen.kind, checks=[problems]), layouts
     kept = keep()
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
     warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
     warnings += [kept.warning] if kept.warning else []
-    return Described(layers, run, chosen, devices, warnings, kept)
+    warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
+    return Described(layers, run, chosen, devices, layout, warnings, kept)
+
+
+def _laid_out(run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int) -> Choice:
+    """The mesh of a run; how large its model is counts where a size is to be chosen."""
+    is_chosen = mesh.is_open(run.mesh) and chosen.count > 1
+    if chip is None or not is_chosen or precision.problems(run.precision, chosen.kind):
+        return runs.choice(run, chosen.count, slices=slices)
+    compute = precision.resolve(run.precision, chosen.kind, chip)
+    return runs.choice(run, chosen.count, footprint(run, chip, compute), slices)
+
+
+def _too_large(needs: float, chip: chips.Chip) -> str:
+    return (
+        f"this run needs about {needs / 2**30:.1f} GiB a device, and a {chip.name} has "
+        f"{chip.memory_bytes / 2**30:.1f}: an adapter, train.remat=full, more train.accumulation "
+        "or more devices make it less"
+    )
 
 
 class Built:
@@ -170,8 +191,7 @@ class Built:
 
     @property
     def names(self) -> Mapping[str, str]:
-        """The family's table of names elsewhere; of a family that has none it is empty."""
-        return getattr(import_module(type(self.run.model).__module__), "NAMES", {})
+        return models.names(self.run.model)
 
     def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
         """What is trained, and what is not."""
