@@ -140,17 +140,6 @@ def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
     return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
 
 
-def stored(gradient: Array, axes: tuple[str, ...]) -> Array:
-    """The opposite: the gradient of a weight in the pieces that the weight is stored in.
-
-    Right where devices' shares of it are summed, so that each receives its own piece of the sum and
-    not all of it.
-    """
-    if _mesh().empty:
-        return gradient
-    return jax.sharding.reshard(gradient, _spec(WEIGHTS, axes, gradient.shape, _mesh()))
-
-
 def batch_shards(rows: int) -> int:
     """Over how many groups of devices a batch of so many rows is split."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])

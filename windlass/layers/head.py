@@ -19,7 +19,6 @@ from windlass.devices.axes import (
     layout,
     shard,
     split_over,
-    stored,
 )
 
 TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at 152k words
@@ -67,14 +66,13 @@ class Head(Placed):
         one of them). Its gradient is taken where it is computed, so that no tile is computed twice;
         the backward pass only scales it. The sums carry no gradient.
         """
-        tiles, axes = _Tiles(hidden.shape, tile_tokens), self.axes["weight"]
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        tiles = _Tiles(hidden.shape, tile_tokens)
         dtype = hidden.dtype
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         kept = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns):
-            weight = gathered(weight, axes)
-
             def add(sums, tile):
                 found = loss(_logits(tile[0], weight), tile[1])
                 return _add(sums, found), None
@@ -84,8 +82,6 @@ class Head(Placed):
             return _over_shards(sums)
 
         def value_and_gradient(hidden, weight, columns):
-            weight = gathered(weight, axes)
-
             def add(carry, tile):
                 sums, d_weight = carry
                 h, own = tile
@@ -114,7 +110,7 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = stored(jnp.sum(d_weight, axis=0), axes).astype(kept)
+            d_weight = jnp.sum(d_weight, axis=0).astype(kept)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -127,7 +123,7 @@ class Head(Placed):
             return d_hidden, d_weight, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, self.weight.astype(dtype), columns)
+        summed, others = total(hidden, weight, columns)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     def log_probabilities(
