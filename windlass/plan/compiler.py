@@ -1,13 +1,15 @@
 """The step of a run, compiled for devices that need not be here."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import jax
 
 from windlass.config import AnyRecipe
 from windlass.devices.selection import Chosen
+from windlass.telemetry.kept import setting
 from windlass.training import origin
 from windlass.training.built import Built, Described, read_for
 from windlass.training.programs import Programs
@@ -53,5 +55,17 @@ def compiled(described: Described) -> Compiled:
         programs = Programs(Built(described), STEPS)
         began = time.monotonic()
         shapes = (*programs.abstract_state(), programs.abstract_batch())
-        program = programs.step().lower(*shapes).compile()
+        with _unkept():
+            program = programs.step().lower(*shapes).compile()
         return Compiled(program, time.monotonic() - began)
+
+
+@contextmanager
+def _unkept() -> Iterator[None]:
+    """Without JAX's cache, which keeps programs for absent devices and cannot read them back."""
+    before = setting("jax_enable_compilation_cache")
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        yield
+    finally:
+        jax.config.update("jax_enable_compilation_cache", before)
