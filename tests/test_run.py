@@ -44,6 +44,30 @@ def test_rows_are_rows_per_device_times_shards_times_accumulation(
     assert read(*keys, f"train.batch={rows}", devices=shards).train.batch == rows
 
 
+@pytest.mark.parametrize(
+    ("shards", "per_device", "accumulation"),
+    [(8, 3, 1), (4, 3, 2), (2, 4, 3), (1, 4, 6), (24, 1, 1), (12, 2, 1)],
+)
+def test_a_run_that_goes_on_keeps_its_rows_where_only_those_of_a_device_are_said(
+    shards, per_device, accumulation
+):
+    said = Train(steps=1, batch_per_device=4, accumulation=7)
+    divided = batches(said, shards, began=24)
+    assert divided == (per_device, accumulation, shards) and divided.rows == 24
+    assert batches(Train(steps=1, batch=48), shards, began=24).rows == 48  # what is said counts
+
+
+def test_devices_that_cannot_share_the_rows_that_a_run_began_with_are_refused():
+    run = read("train.batch=null", "train.batch_per_device=2", devices=6)
+    assert problems(run, "cpu", ["cpu"] * 6, began=16) == [
+        (
+            "mesh",
+            "gives the 16 rows of a step, which this run began with, to data × fsdp = 6 groups of "
+            "devices; 1 or 2 would do",
+        )
+    ]
+
+
 def test_batches_that_disagree_are_one_error():
     keys = ["train.batch_per_device=4", "train.accumulation=2", "train.batch=32"]
     assert refused(*keys, devices=8) == (

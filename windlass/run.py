@@ -169,8 +169,17 @@ class Batches(NamedTuple):
         return self.per_device * self.accumulation * self.shards
 
 
-def batches(train: Train, shards: int) -> Batches:
-    """How a batch is divided; `problems` says when it cannot be."""
+def batches(train: Train, shards: int, began: int | None = None) -> Batches:
+    """How a batch is divided; `problems` says when it cannot be.
+
+    Where the recipe says only what each device gets, a run that goes on keeps the rows that it
+    `began` with: each device gets as many of its share at a time as it may, and can evenly.
+    """
+    if train.batch is None and train.batch_per_device is not None and began is not None:
+        share = max(1, began // shards)
+        fits = range(1, train.batch_per_device + 1)
+        at_once = max(rows for rows in fits if share % rows == 0)
+        return Batches(at_once, share // at_once, shards)
     if train.batch_per_device is None:
         assert train.batch is not None
         accumulation = train.accumulation or 1
@@ -196,13 +205,17 @@ def problems(
     device_kinds: Sequence[str],
     split: Mapping[str, int] | None = None,
     slices: int = 1,
+    began: int | None = None,
 ) -> list[Problem]:
-    """What does not go together, on devices of a kind that have these names, split so."""
+    """What does not go together, on devices of a kind that have these names, split so.
+
+    `began` is how many rows the steps of a run have that goes on.
+    """
     wrong = precision.problems(run.precision, kind)
     devices = len(device_kinds)
     return [
         *wrong,
-        *_layout(run, devices, split or choice(run, devices).split, slices),
+        *_layout(run, devices, split or choice(run, devices).split, slices, began),
         *_columns(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
@@ -223,10 +236,12 @@ def _rows(train: Train) -> Rows:
     return Rows(train.batch // (train.accumulation or 1), None)
 
 
-def _layout(run: Run, devices: int, split: Mapping[str, int], slices: int) -> list[Problem]:
+def _layout(
+    run: Run, devices: int, split: Mapping[str, int], slices: int, began: int | None
+) -> list[Problem]:
     shards = split["data"] * split["fsdp"]
     train = run.train
-    divided = batches(train, shards)
+    divided = batches(train, shards, began)
     found, rows = [], divided.per_device * shards
     if train.batch_per_device is None:
         rows, left = divmod(train.batch or 0, divided.accumulation)
@@ -239,6 +254,10 @@ def _layout(run: Run, devices: int, split: Mapping[str, int], slices: int) -> li
             f"× shards ({shards}) is {divided.rows}"
         )
         found = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
+    elif train.batch is None and began not in (None, divided.rows):
+        ways = listing(size for size in mesh.divisors(devices) if began % size == 0)
+        what = f"gives the {began} rows of a step, which this run began with, to data × fsdp"
+        found = [("mesh", f"{what} = {shards} groups of devices; {ways} would do")]
     return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *found]
 
 

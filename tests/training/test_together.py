@@ -21,8 +21,9 @@ from windlass.training.loop import train
 from windlass.training.signals import Signals
 
 # A schedule that does not end with the run: stopping early must not change it.
-KEYS = ["train.batch=16", "train.evaluate_every=2", "checkpoint.every=2"]
-KEYS += ["optim.schedule.shape=constant"]
+KEYS = ["train.evaluate_every=2", "checkpoint.every=2", "optim.schedule.shape=constant"]
+# 16 rows a step on eight devices, and on four as well where the run began on eight.
+ON_EACH = ["train.batch=null", "train.batch_per_device=1", "train.accumulation=2"]
 
 
 def flags(devices: int) -> str:
@@ -48,7 +49,7 @@ def numbers(run: Path, name: str) -> list:
 def whole(tmp_path_factory) -> Path:
     """Six steps of one process on eight devices."""
     folder = tmp_path_factory.mktemp("whole") / "run"
-    alone(folder, "train.steps=6")
+    alone(folder, "train.steps=6", "train.batch=16")
     return folder
 
 
@@ -57,7 +58,7 @@ def both(tmp_path_factory) -> Path:
     """Four steps of two processes on four devices each."""
     folder = tmp_path_factory.mktemp("both")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
-    words = ["tiny.yaml", *KEYS, f"run.dir={folder / 'run'}", "train.steps=4"]
+    words = ["tiny.yaml", *KEYS, *ON_EACH, f"run.dir={folder / 'run'}", "train.steps=4"]
     with processes(folder, words, environ={"XLA_FLAGS": flags(4)}) as running:
         first, second = running.finish()
     assert first.code == second.code == 0, first.output + second.output
@@ -83,8 +84,13 @@ def test_two_processes_save_together_what_every_command_of_one_reads(both):
 
 
 def test_a_run_of_two_processes_goes_on_in_one_on_half_the_devices(both, whole):
-    text = alone(both, "train.steps=6", "device.count=4")
-    assert f"going on from step 4 of 6 in {both}" in text
+    text = alone(both, *ON_EACH, "train.steps=6", "device.count=4")
+    assert (
+        f"going on from step 4 of 6 in {both}\n"
+        "before on 8 × cpu in 2 processes as fsdp 8, 1 row a device × 2 accumulation; now on "
+        "4 × cpu as fsdp 4, 1 row a device × 4 accumulation: the same batch of 16, losses agree "
+        "but not to the bit\n"
+    ) in text
     assert numbers(both, "stream") == numbers(whole, "stream")
     assert numbers(both, "loss") == pytest.approx(numbers(whole, "loss"), rel=1e-5)
     began = json.loads((both / folders.ABOUT).read_text())["starts"]

@@ -278,6 +278,17 @@ def best_in(folder: Path, metric: str) -> int | None:
     return min(known, key=lambda step: (values[step], -step), default=None)
 
 
+def identity_in(run_dir: str | Path) -> Identity | None:
+    """What the newest checkpoint of a run that can be read says it is of, if there is any."""
+    folder = folder_of(run_dir)
+    for step in reversed(steps_in(folder)):
+        try:
+            return archive.manifest(folder / str(step))["identity"]
+        except archive.Damaged:
+            continue
+    return None
+
+
 def _read(
     folder: Path, wanted: PyTree, identity: Identity, *, part: bool = False
 ) -> tuple[PyTree, dict]:

@@ -16,9 +16,10 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from windlass import adapters, models
 from windlass import run as runs
 from windlass.checkpoint.fingerprint import named
+from windlass.checkpoint.store import identity_in
 from windlass.config import AnyRecipe, Layers, Problem, tree
 from windlass.config.sections import flat
-from windlass.devices import alignment, chips, mesh, precision, selection
+from windlass.devices import alignment, chips, hosts, mesh, precision, selection
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.devices.choice import Choice
 from windlass.devices.selection import Chosen, Device
@@ -44,6 +45,7 @@ class Described:
     layout: Choice  # of them on the mesh
     warnings: list[str]
     kept: Kept  # where compiled programs are
+    began: int | None = None  # the rows of a step of the run that is there already
 
     @property
     def name(self) -> str:
@@ -81,7 +83,7 @@ class Described:
     @cached_property
     def batches(self) -> Batches:
         shape = self.mesh.shape
-        return runs.batches(self.run.train, shape["data"] * shape["fsdp"])
+        return runs.batches(self.run.train, shape["data"] * shape["fsdp"], self.began)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -90,13 +92,13 @@ class Described:
         device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
         chose = {"device": device, "mesh": dict(self.mesh.shape)}
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}
+        chose |= {"processes": hosts.count()}
         asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
         return {**asked, "chose": chose}
 
     @property
     def folder(self) -> Path:
-        default = Path("runs") / f"{self.name}-{runs.digest(self.run)}"
-        return Path(self.run.run.dir).expanduser() if self.run.run.dir else default
+        return _folder(self.name, self.run)
 
 
 def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
@@ -118,19 +120,31 @@ def read_for(layers: Layers, chosen: Chosen, devices: list) -> Described:
     """A recipe read for given devices, which need not be here."""
     kinds = [each.device_kind for each in devices]
     chip, slices = chips.find(kinds[0]), mesh.slices(devices)
-    layouts: list[Choice] = []
+    layouts: list[tuple[Choice, int | None]] = []
 
     def problems(run: Run) -> list[Problem]:
-        layouts[:] = [_laid_out(run, chosen, chip, slices)]
-        return runs.problems(run, chosen.kind, kinds, layouts[0].split, slices)
+        layout, began = _laid_out(run, chosen, chip, slices), _began(_folder(layers.name, run))
+        layouts[:] = [(layout, began)]
+        return runs.problems(run, chosen.kind, kinds, layout.split, slices, began)
 
-    run, (layout,) = layers.read(Run, chosen.kind, checks=[problems]), layouts
+    run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
     kept = keep()
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
     warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
     warnings += [kept.warning] if kept.warning else []
     warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
-    return Described(layers, run, chosen, devices, layout, warnings, kept)
+    return Described(layers, run, chosen, devices, layout, warnings, kept, began)
+
+
+def _folder(name: str, run: Run) -> Path:
+    default = Path("runs") / f"{name}-{runs.digest(run)}"
+    return Path(run.run.dir).expanduser() if run.run.dir else default
+
+
+def _began(folder: Path) -> int | None:
+    """How many rows the steps of a run have, where it has done any."""
+    written = hosts.found("what the run is", lambda: identity_in(folder))
+    return None if written is None else written.get("batch")
 
 
 def _laid_out(run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int) -> Choice:

@@ -17,6 +17,7 @@ from windlass.devices import hosts as processes
 from windlass.devices.hosts import Hosts
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
+from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report, duration
@@ -29,6 +30,7 @@ from windlass.training.banner import banner
 from windlass.training.built import describe
 from windlass.training.clock import Clock
 from windlass.training.length import fate
+from windlass.training.moved import moved
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
@@ -233,6 +235,7 @@ class Loop:
         if not self.is_finished(restored.state):
             where = f"step {restored.step} of {self.steps} in {self.folder}"
             self.report.note(f"going on from {where}")
+            self.note_another_place()
             self.note_another_length(restored.step)
         return restored.state, frozen
 
@@ -246,6 +249,14 @@ class Loop:
             arrays, facts = found.arrays | arrays, found.facts + facts
         self.report.banner(facts)
         return arrays
+
+    def note_another_place(self) -> None:
+        starts = about.read(self.about.path) if processes.is_first() else []
+        if starts:
+            here = self.session.built.described.facts["chose"]
+            told = moved(starts[-1]["chose"], here)
+            if told is not None:
+                self.report.note(told)
 
     def note_another_length(self, done: int) -> None:
         before = runs.steps_of(self.folder)

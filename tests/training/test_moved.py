@@ -1,0 +1,33 @@
+"""What is told of a run that goes on elsewhere."""
+
+from windlass.training.moved import moved
+
+
+def chose(count: int, per_device: int, accumulation: int = 1, **others) -> dict:
+    shape = {"data": 1, "fsdp": count, "tensor": 1}
+    batch = {"per_device": per_device, "accumulation": accumulation, "shards": count}
+    device = {"asked": "auto", "kind": "TPU v6 lite", "count": count}
+    known = {"device": device, "mesh": shape, "batch": batch, "compute": "bfloat16"}
+    return {**known, "processes": 1, **others}
+
+
+def test_a_run_that_goes_on_where_it_was_is_told_nothing():
+    again = chose(8, 2)
+    again["device"] = again["device"] | {"asked": "tpu"}
+    assert moved(chose(8, 2), again) is None
+
+
+def test_other_devices_are_told_with_what_each_gets_of_the_same_batch():
+    assert moved(chose(8, 2), chose(4, 2, 2)) == (
+        "before on 8 × TPU v6 lite as fsdp 8, 2 rows a device; now on 4 × TPU v6 lite as fsdp 4, "
+        "2 rows a device × 2 accumulation: the same batch of 16, losses agree but not to the bit"
+    )
+
+
+def test_other_processes_and_another_precision_are_told():
+    cpu = {"device": {"asked": "cpu", "kind": "cpu", "count": 1}, "compute": "float32"}
+    assert moved(chose(8, 2, processes=2), chose(1, 16, **cpu)) == (
+        "before on 8 × TPU v6 lite in 2 processes as fsdp 8 in bfloat16, 2 rows a device; "
+        "now on 1 × cpu in float32, 16 rows a device: the same batch of 16, losses agree but not "
+        "to the bit"
+    )

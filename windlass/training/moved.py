@@ -1,0 +1,37 @@
+"""What is another when a run goes on elsewhere, in a line."""
+
+from typing import Any
+
+
+def moved(before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    """What was chosen for a run at its last start and is now; None where it is the same."""
+    names = ("device", "mesh", "batch", "processes", "compute")
+    if all(_of(before, name) == _of(now, name) for name in names):
+        return None
+    is_cast = before["compute"] != now["compute"]
+    was, is_now = (_told(chose, is_cast) for chose in (before, now))
+    batch = now["batch"]
+    rows = batch["per_device"] * batch["accumulation"] * batch["shards"]
+    return (
+        f"before on {was}; now on {is_now}: the same batch of {rows}, losses agree but not to the "
+        "bit"
+    )
+
+
+def _of(chose: dict[str, Any], name: str) -> Any:
+    if name == "device":  # however it was asked for
+        return chose[name]["kind"], chose[name]["count"]
+    return chose[name]
+
+
+def _told(chose: dict[str, Any], is_cast: bool) -> str:
+    """`8 × cpu in 2 processes as fsdp 8, 2 rows a device`."""
+    device, batch = chose["device"], chose["batch"]
+    split = " × ".join(f"{name} {size}" for name, size in chose["mesh"].items() if size > 1)
+    parts = [f"{device['count']} × {device['kind']}"]
+    parts += [f"in {chose['processes']} processes"] if chose["processes"] > 1 else []
+    parts += [f"as {split}"] if split else []
+    parts += [f"in {chose['compute']}"] if is_cast else []
+    rows = "1 row" if batch["per_device"] == 1 else f"{batch['per_device']} rows"
+    more = f" × {batch['accumulation']} accumulation" if batch["accumulation"] > 1 else ""
+    return f"{' '.join(parts)}, {rows} a device{more}"
