@@ -34,12 +34,14 @@ class Processes:
     ):
         self.started: list[subprocess.Popen] = []
         self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
-        flags = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes)]
+        place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes)]
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-        simulated = f"--xla_force_host_platform_device_count={devices}"
-        environ = {"PYTHONPATH": path, "XLA_FLAGS": simulated, **(environ or {})}
+        # Compiled as these tests compile, for other devices.
+        flags = [one for one in os.environ.get("XLA_FLAGS", "").split() if "count" not in one]
+        flags.append(f"--xla_force_host_platform_device_count={devices}")
+        environ = {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags), **(environ or {})}
         for i, log in enumerate(self.logs):
-            own = [*words, *(each or {}).get(i, ()), *flags, "--process", str(i)]
+            own = [*words, *(each or {}).get(i, ()), *place, "--process", str(i)]
             with log.open("wb") as output:
                 self.started.append(
                     subprocess.Popen(

@@ -8,3 +8,7 @@ FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 class UserError(Exception):
     """Something the user can put right. The command line prints the message alone, no traceback."""
+
+
+class PeerLost(Exception):
+    """Another process of the run does not answer any more."""

@@ -23,7 +23,7 @@ from windlass.cli.options import (
 )
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
-from windlass.errors import UserError
+from windlass.errors import PeerLost, UserError
 from windlass.training.signals import Signals
 
 LONG = 1000  # columns of a line that nothing may break
@@ -44,7 +44,12 @@ def run(words: list[str], signals: Signals) -> int:
     try:
         return app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
     except UserError as error:
-        return _refuse(str(error))
+        return _refuse(f"{signals.who}{error}")
+    except PeerLost as error:
+        _refuse(
+            f"{signals.who}{error}{signals.line and f'. What JAX said is in {signals.line.log}'}"
+        )
+        return 1
     except typer.TyperException as error:
         what = error.format_message().rstrip(".")
         return _refuse(f"{what[:1].lower()}{what[1:]}; windlass --help says what there is")

@@ -1,6 +1,7 @@
 """The command that trains: a recipe, or a model on data."""
 
 import os
+import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -11,7 +12,9 @@ from rich.text import Text
 
 from windlass.cli.options import A_RECIPE, options, say
 from windlass.config import AnyRecipe, Written, shipped
+from windlass.devices.clusters import Asked, find
 from windlass.errors import UserError
+from windlass.training.parent import stand_by
 
 
 def train(
@@ -59,32 +62,41 @@ def train(
     windlass train --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl
     windlass train --model ./model --data chats.jsonl train.epochs=1 --dry-run
     """
-    asked: AnyRecipe | None = recipe
-    if model is not None or data is not None:
-        if recipe is not None:
-            raise UserError(
-                f"{recipe} is a recipe, which names its own model and data, and --model or --data "
-                "is given too; leave one of them out"
-            )
-        with ctx.obj.phase("choosing a recipe"):
-            asked = _chosen(model, data, ctx.args, save)
-        if dry_run:
-            return None
-    elif save is not None or dry_run:
-        option = "--dry-run" if save is None else "--save"
-        raise UserError(f"{option} goes with --model and --data, which have a recipe chosen")
-    if asked is None:
-        return _list_recipes()
-    from windlass.calls import train as call
-    from windlass.devices.hosts import Asked, find
-
+    if model is None and data is None:
+        if save is not None or dry_run:
+            option = "--dry-run" if save is None else "--save"
+            raise UserError(f"{option} goes with --model and --data, which have a recipe chosen")
+        if recipe is None:
+            return _list_recipes()
+    elif recipe is not None:
+        raise UserError(
+            f"{recipe} is a recipe, which names its own model and data, and --model or --data "
+            "is given too; leave one of them out"
+        )
     said = options(Asked, coordinator=coordinator, processes=processes, process=process)
-    trained = call(asked, ctx.args, hosts=find(said, os.environ), signals=ctx.obj)
+    hosts, signals = find(said, os.environ), ctx.obj
+    if hosts is not None and signals.line is None:
+        return stand_by(sys.argv[1:], hosts, signals)
+    if hosts is not None and hosts.process:
+        signals.who = f"{hosts}: "
+    from windlass.calls import train as call
+    from windlass.training.peers import together
+
+    with together(hosts, signals):
+        asked: AnyRecipe | None = recipe
+        if asked is None:
+            with signals.phase("choosing a recipe"):
+                asked = _chosen(model, data, ctx.args)
+            if hosts is None or hosts.process == 0:
+                _show(asked, save)
+            if dry_run:
+                return None
+        trained = call(asked, ctx.args, hosts=hosts, signals=signals)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
 
 
-def _chosen(model: str | None, data: str | None, keys: list[str], save: str | None) -> Written:
-    """The recipe for a model and data, printed, and kept where that is asked for."""
+def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
+    """The recipe for a model and data."""
     if data is None:
         raise UserError(
             f"--model is {model}; --data says what it is tuned on: a file such as chats.jsonl, a "
@@ -97,7 +109,11 @@ def _chosen(model: str | None, data: str | None, keys: list[str], save: str | No
         )
     from windlass.calls import recipe as choose
 
-    chosen = choose(model, data, keys)
+    return choose(model, data, keys)
+
+
+def _show(chosen: Written, save: str | None) -> None:
+    """Print a recipe, and keep it where that is asked for."""
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
         console.print(Syntax(chosen.text, "yaml", background_color="default"))
@@ -107,7 +123,6 @@ def _chosen(model: str | None, data: str | None, keys: list[str], save: str | No
         say(Text("--save FILE keeps this recipe, and windlass train FILE trains it", "dim"))
     else:
         _keep(chosen.text, save)
-    return chosen
 
 
 def _keep(text: str, save: str) -> None:

@@ -1,79 +1,74 @@
-"""The processes of a run: how they find each other, and what they say to each other."""
+"""The processes of a run: how they join, and what they say to each other."""
 
 import json
+import os
+import signal
+import time
 from collections import Counter
-from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any, TypeVar
 
 import jax
 from jax._src import distributed  # JAX shows its service of keys and barriers nowhere else
 from jax.errors import JaxRuntimeError
+from jax.experimental import multihost_utils
 
-from windlass.config import listing, section
-from windlass.errors import UserError
+from windlass.devices.clusters import Hosts
+from windlass.errors import PeerLost, UserError
 
+T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # without a sign of life, after which a process counts as gone
+JOINING_SECONDS = 300  # until all processes must be there
+LEAVING_SECONDS = 60  # until all processes must have ended, once one has
+HEARING_SECONDS = 5  # that process 0 goes on serving the others, when the run ends early
 A_DAY = 86_400_000  # milliseconds: who waits for a download is not late, and a dead peer is noticed
-
-
-class Hosts(NamedTuple):
-    """How the processes of a run find each other, and how that was found out."""
-
-    coordinator: str | None  # HOST:PORT of process 0; None: JAX finds it
-    processes: int
-    process: int
-    found: str  # "--coordinator", "torchrun", "Slurm", "GKE" or "TPU metadata"
-    local_devices: tuple[int, ...] | None = None  # of this host's, by number; None: all of them
-
-
-class PeerLost(Exception):
-    """Another process of the run does not answer any more."""
-
+STOP, HEARD = "windlass/stop", "windlass/heard"
 
 _said: Counter[str] = Counter()
-
-
-@section
-class Asked:
-    """Where a process was told its place, on a command line."""
-
-    coordinator: str | None = None
-    processes: int | None = None
-    process: int | None = None
-
-
-def find(asked: Asked | None, environ: Mapping[str, str]) -> Hosts | None:
-    """How the processes of this run find each other; None where there is only one."""
-    if asked is None or asked == Asked():
-        return None
-    missing = [f"--{name}" for name, value in vars(asked).items() if value is None]
-    if missing:
-        raise UserError(f"{listing(missing, 'and')} is missing")
-    assert asked.processes is not None and asked.process is not None
-    hosts = Hosts(asked.coordinator, asked.processes, asked.process, "--coordinator")
-    return hosts if hosts.processes > 1 else None
+_joined: Hosts | None = None
 
 
 def join(hosts: Hosts) -> None:
     """Wait for the other processes; to be called before any device is touched."""
-    jax.distributed.initialize(
-        hosts.coordinator,
-        hosts.processes,
-        hosts.process,
-        local_device_ids=hosts.local_devices,
-        cluster_detection_method=None if hosts.coordinator is None else "deactivate",
-        heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-    )
+    global _joined
+    found = {} if hosts.coordinator is None else {"cluster_detection_method": "deactivate"}
+    if hosts.coordinator is not None:
+        found |= dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
+        found |= dict(process_id=hosts.process, local_device_ids=hosts.local_devices)
+    try:
+        jax.distributed.initialize(
+            **found,
+            initialization_timeout=JOINING_SECONDS,
+            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+            shutdown_timeout_seconds=LEAVING_SECONDS,
+        )
+    except JaxRuntimeError as error:
+        where = hosts.coordinator or "the port that JAX chose for it (JAX_COORDINATOR_PORT)"
+        what = str(error).partition("\n")[0]
+        raise UserError(
+            f"{hosts} cannot listen for the others at {where} ({what}); where something else uses "
+            "that port, another would do, on every host"
+        ) from None
+    if hosts.coordinator is None and hosts.local_devices is None:
+        # Under Slurm JAX leaves a process one GPU, even where it is alone on its host.
+        jax.config.update("jax_cuda_visible_devices", "all")
+        jax.config.update("jax_rocm_visible_devices", "all")
+    _joined = hosts
+
+
+def joined() -> Hosts | None:
+    """The place of this process, once it has joined others."""
+    return _joined
 
 
 def count() -> int:
     """How many processes the run has."""
-    return distributed.global_state.num_processes or 1
+    return _joined.processes if _joined else 1
 
 
 def index() -> int:
     """The number of this one, from 0."""
-    return distributed.global_state.process_id or 0
+    return _joined.process if _joined else 0
 
 
 def is_first() -> bool:
@@ -117,18 +112,76 @@ def each(name: str, value: str) -> list[str]:
     return [_ask(lambda one=one: ask(f"{key}/{one}", A_DAY)) for one in range(count())]
 
 
+def ask_to_stop(number: int) -> None:
+    """Have every process stop after the same step, because of this signal."""
+    _try(lambda: _client().key_value_set(STOP, str(number)))
+    # What JAX put in the place of our handler tells its service, which decides on the step.
+    os.kill(os.getpid(), signal.SIGTERM)
+
+
+def stop_after(step: int) -> int | None:
+    """The signal by which every process stops after this step; to be asked after every step."""
+    if not multihost_utils.reached_preemption_sync_point(step):
+        return None
+    # Without a word of ours: a machine that is about to be taken away sent SIGTERM itself.
+    return int(_try(lambda: _client().key_value_try_get(STOP)) or signal.SIGTERM)
+
+
+class Ending:
+    """Whether a run ends early, and why: said by one process, and heard by all."""
+
+    def __init__(self):
+        self._key = _once("ending")
+
+    def say(self, why: str) -> None:
+        """The first to say it is heard."""
+        _try(lambda: _client().key_value_set(self._key, why))
+
+    def heard(self) -> str | None:
+        """What some process, perhaps this one, says; waited for as long as there is a run."""
+        return _try(lambda: _client().blocking_key_value_get(self._key, A_DAY))
+
+
+def part(code: int) -> None:
+    """End this process at once, in a run that ends early: nobody is waited for in vain."""
+    _try(lambda: _client().key_value_set(f"{HEARD}/{index()}", ""))
+    deadline = time.monotonic() + HEARING_SECONDS
+    for one in range(1, count()) if is_first() else ():
+        # The others speak through this process, and end in an abort when it is gone.
+        left = int(1000 * max(0.001, deadline - time.monotonic()))
+        _try(lambda one=one, left=left: _client().blocking_key_value_get(f"{HEARD}/{one}", left))
+    os._exit(code)
+
+
+def is_everybody_here(name: str, seconds: float) -> bool:
+    """Whether every process comes here within so many seconds."""
+    where = _once(name)
+    try:
+        _client().wait_at_barrier(where, int(1000 * seconds))
+    except JaxRuntimeError:
+        return False
+    return True
+
+
 def _once(name: str) -> str:
     """A name that was not used before: the service takes each only once."""
     _said[name] += 1
     return f"windlass/{name}/{_said[name]}"
 
 
-def _client():
+def _client() -> Any:
     return distributed.global_state.client
 
 
-def _ask(question):
+def _ask(question: Callable[[], T]) -> T:
     try:
         return question()
     except JaxRuntimeError as error:
         raise PeerLost(str(error)) from None
+
+
+def _try(question: Callable[[], T]) -> T | None:
+    try:
+        return question()
+    except JaxRuntimeError:  # there is nothing of that name, or nobody to ask any more
+        return None

@@ -11,10 +11,10 @@ from jaxtyping import Array
 from rich.console import Console
 
 from windlass.checkpoint.store import Store, folder_of, steps_in
-from windlass.config import AnyRecipe, Due
+from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
 from windlass.devices import hosts as processes
-from windlass.devices.hosts import Hosts
+from windlass.devices.clusters import Hosts, find
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
 from windlass.telemetry import about
@@ -32,6 +32,7 @@ from windlass.training.clock import Clock
 from windlass.training.length import fate
 from windlass.training.moved import moved
 from windlass.training.outcome import outcome
+from windlass.training.peers import Peers, together
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
 from windlass.training.signals import Signals
@@ -62,17 +63,29 @@ def train(
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
-    hosts = hosts or processes.find(None, os.environ)
-    if hosts is not None and processes.count() == 1:
-        with signals.phase("waiting for the other processes"):
-            processes.join(hosts)
+    hosts = hosts or find(None, os.environ)
     if report is None:
         # The run is told once: by the first process.
-        with Report(None if processes.is_first() else Console(quiet=True)) as report:
+        is_first = hosts is None or hosts.process == 0
+        with Report(None if is_first else Console(quiet=True)) as report:
             return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
+    with together(hosts, signals) as peers:
+        return _train(recipe, overrides, signals, report, peers)
+
+
+def _train(
+    recipe: AnyRecipe,
+    overrides: Sequence[str],
+    signals: Signals,
+    report: Report,
+    peers: Peers | None,
+) -> Trained:
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
     folder = described.folder
+    if peers is not None:
+        peers.compare(tree(described.run))
+        peers.trains_in(folder)
     for other in folders.siblings(folder, described.name, described.run):
         report.note(f"another run of {described.name}: {other}")
     for note in described.chosen.notes:
@@ -180,7 +193,7 @@ class Loop:
             meter.step(metrics["loss"])
             self.watch.took(done)
             clock.step(done)
-            ends = done == self.steps or self.signals.stop is not None
+            ends = done == self.steps or self.signals.ends(done)
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done)
             if evaluates or saves or done == first + 1 or report_due(done):

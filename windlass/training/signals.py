@@ -2,7 +2,8 @@
 
 An exception that leaves a signal handler during a compilation crashes the process, and a handler
 does not run at all while the compiler works. So the handlers do nothing, and a thread hears of a
-signal through the interpreter's wake-up descriptor the moment it arrives.
+signal through the interpreter's wake-up descriptor the moment it arrives. Where a run has several
+processes, signals come from the parent of each, and what is heard by one holds for all.
 """
 
 import os
@@ -11,6 +12,9 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
+
+from windlass.training.line import Line
 
 HEARD = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = "\x1b[?25h"
@@ -20,11 +24,15 @@ CLEAR_LINE = "\r\x1b[K"
 class Signals:
     """What was heard, and what to do about it now."""
 
-    def __init__(self):
+    def __init__(self, line: Line | None = None):
+        self.line = line  # to a parent, in its child
+        self.peers: Any = None  # the other processes of the run, where there are any
+        self.who = ""  # what goes before a line of a process that is not the first
         self.stop: signal.Signals | None = None  # the loop ends after the step it is in
         self._phase: str | None = None
         self._waits = False
         self._interrupt: Callable[[], None] | None = None
+        self._passes_on: Callable[[signal.Signals], Any] | None = None
 
     @contextmanager
     def listening(self) -> Iterator["Signals"]:
@@ -38,6 +46,8 @@ class Signals:
         descriptor = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=[reads], daemon=True)
         watcher.start()
+        if self.line is not None:
+            threading.Thread(target=self._obey, args=[self.line.heard], daemon=True).start()
         try:
             yield self
         finally:
@@ -75,29 +85,67 @@ class Signals:
         finally:
             self._interrupt = None
 
+    @contextmanager
+    def passes_on(self, heard: Callable[[signal.Signals], Any]) -> Iterator[None]:
+        """In this block signals are for another process."""
+        self._passes_on = heard
+        try:
+            yield
+        finally:
+            self._passes_on = None
+
+    def ends(self, step: int) -> bool:
+        """Whether the loop ends after this step; to be asked after every one of them."""
+        if self.peers is not None:
+            # They are at different steps when one hears a signal, and stop after the same.
+            heard = self.peers.stop_after(step)
+            self.stop = self.stop or heard
+            return heard is not None
+        return self.stop is not None
+
+    def _obey(self, reads: int) -> None:
+        """Hear what a parent passes on, and end when it is gone."""
+        self._watch(reads)
+        self._leave("its `windlass train` was killed", 1)
+
     def _watch(self, reads: int) -> None:
         while heard := os.read(reads, 1):
             if heard[0] in HEARD:
                 self._heard(signal.Signals(heard[0]))
 
     def _heard(self, number: signal.Signals) -> None:
+        if self._passes_on is not None:
+            self._passes_on(number)
+            return
         if self._interrupt is not None and number == signal.SIGINT:
             self._interrupt()
             return
         name = "Ctrl-C" if number == signal.SIGINT else number.name
         if not self._waits:
-            _leave(f"{name} while {self._phase or 'starting'}: nothing was lost", number)
+            self._leave(f"{name} while {self._phase or 'starting'}: nothing was lost", 128 + number)
         if self.stop is not None and number == signal.SIGINT:
-            _leave(f"{name} again: stopped at once; the last checkpoint is as it was", number)
+            again = f"{name} again: stopped at once; the last checkpoint is as it was"
+            self._leave(again, 128 + number)
         self.stop = number
-        _say(f"{name}: finishing this step, then saving; Ctrl-C again stops at once")
+        if self.peers is not None:
+            self.peers.ask_to_stop(number)
+        say(f"{self.who}{name}: finishing this step, then saving; Ctrl-C again stops at once")
+
+    def _leave(self, text: str, code: int) -> None:
+        say(self.who + text)
+        clear()
+        if self.peers is not None:
+            self.peers.end(text, code)
+            self.peers.part(code)
+        os._exit(code)
 
 
 def _nothing(number, frame) -> None:
     pass
 
 
-def _say(text: str) -> None:
+def say(text: str) -> None:
+    """A line for the user, whatever else is on the terminal."""
     try:
         if sys.stderr.isatty():
             sys.stderr.write("\r")
@@ -107,10 +155,9 @@ def _say(text: str) -> None:
         pass
 
 
-def _leave(text: str, number: signal.Signals) -> None:
-    _say(text)
+def clear() -> None:
+    """Leave a terminal as it was before a bar was drawn on it."""
+    # A bar draws itself again below the text, hides the cursor, and keeps what is written to the
+    # stream from getting through as it is.
     if sys.stderr.isatty():
-        # A bar draws itself again below the text, hides the cursor, and keeps what is written to
-        # the stream from getting through as it is.
-        os.write(2, f"{CLEAR_LINE}{SHOW_CURSOR}".encode())
-    os._exit(128 + number)
+        os.write(sys.stderr.fileno(), f"{CLEAR_LINE}{SHOW_CURSOR}".encode())

@@ -1,0 +1,26 @@
+"""The line between a trainer and the process that started it: signals down, facts up."""
+
+import json
+import os
+from typing import Any, NamedTuple
+
+
+class Line(NamedTuple):
+    """The trainer's end."""
+
+    heard: int  # signals come in here, each a byte; at its end the parent is gone
+    told: int  # facts go out here, each a line of JSON
+    log: str  # the file of what libraries print, and of faults
+
+    def tell(self, **facts: Any) -> None:
+        os.write(self.told, json.dumps(facts).encode() + b"\n")
+
+
+def facts(reads: int) -> dict[str, Any]:
+    """What a trainer that has ended told."""
+    os.set_blocking(reads, False)  # some process that it started may still hold the other end
+    try:
+        lines = os.read(reads, 1 << 16).splitlines()
+    except BlockingIOError:
+        lines = []
+    return {name: value for line in lines for name, value in json.loads(line).items()}

@@ -1,0 +1,52 @@
+"""The words for a run of several processes that lost one of them."""
+
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.config import listing
+from windlass.devices.hosts import HEARTBEAT_SECONDS
+
+# What JAX logs before it ends a process that has lost others, or the one that serves them all.
+SILENT = r"stopped sending heartbeats\):\n(.*?)\nThe tasks have crashed"
+CLOSED = "Failed to send RPC to coordination service"
+
+
+class Lost(NamedTuple):
+    """The processes that are gone; none where nobody can tell which."""
+
+    gone: list[int]
+    why: str
+
+    def told(self, names: Sequence[str], folder: str | None) -> str:
+        """Who is gone, what is left of the run, and what to do."""
+        who = listing((named(one, names) for one in self.gone), "and") or "another process"
+        are = "is" if len(self.gone) < 2 else "are"
+        return f"{who} {are} gone: {self.why}. {left(folder)}"
+
+
+def in_log(text: str) -> Lost | None:
+    """What JAX says of others in its log, where it says something."""
+    if found := re.search(SILENT, text, re.DOTALL):
+        numbers = re.findall(r"(\d+)\s*$", found[1], re.MULTILINE)
+        gone = sorted({int(number) for number in numbers})
+        return Lost(gone, f"no sign of life for {HEARTBEAT_SECONDS} s")
+    return Lost([0], "its connection is closed") if CLOSED in text else None
+
+
+def named(process: int, names: Sequence[str]) -> str:
+    """`process 1 (host-b)`."""
+    return f"process {process}" + (f" ({names[process]})" if names else "")
+
+
+def left(folder: str | None) -> str:
+    """What there is to go on from."""
+    steps = steps_in(folder_of(Path(folder))) if folder else []
+    if not steps:
+        return "Nothing was saved yet: the same command on every host begins again"
+    return (
+        f"Nothing up to step {steps[-1]}, the newest checkpoint in {folder}, is lost: the same "
+        "command on every host goes on from there"
+    )

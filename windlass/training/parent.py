@@ -1,0 +1,66 @@
+"""The process that a user starts where a run has several: its child trains, and it stands by.
+
+JAX aborts a process that has lost another, in the middle of whatever it does and with words of its
+own. A parent is there to say what happened, and hears the signals that JAX takes for itself.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass.devices.clusters import Hosts
+from windlass.training.line import facts
+from windlass.training.signals import Signals, clear, say
+
+FAILED = 1
+
+
+def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
+    """Train in a child by the words of a command, and give its exit code when it has ended."""
+    heard, passes = os.pipe()
+    reads, told = os.pipe()
+    kept, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
+    os.close(kept)
+    child = [sys.executable, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
+    with signals.passes_on(lambda number: os.write(passes, bytes([number]))):
+        # In a session of its own, so that a terminal's Ctrl-C reaches it once: through here.
+        trainer = subprocess.Popen(child, pass_fds=(heard, told), start_new_session=True)
+        os.close(heard)
+        os.close(told)
+        code = trainer.wait()
+    os.close(passes)
+    known = facts(reads)
+    os.close(reads)
+    if code >= 0:
+        # It has said itself what there was to say.
+        if code != FAILED:
+            Path(log).unlink()
+        return code
+    clear()
+    who = "" if hosts.process == 0 else f"{hosts}: "
+    say(who + _explained(-code, log, known.get("names", ()), known.get("folder")))
+    return FAILED
+
+
+def _explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
+    """Why a trainer was ended by a signal, as far as can be told."""
+    from windlass.devices.hosts import JOINING_SECONDS
+    from windlass.training.lost import in_log, left
+
+    text = Path(log).read_text(encoding="utf-8", errors="replace")
+    where = f". What JAX said of it is in {log}"
+    if not names and "RegisterTask" in text:
+        minutes = JOINING_SECONDS // 60
+        return (
+            f"not all processes were there within {minutes} minutes; every host needs the same "
+            f"command, and must reach the coordinator{where}"
+        )
+    if lost := in_log(text):
+        return lost.told(names, folder) + where
+    name = signal.Signals(number).name
+    memory = ", as happens where memory runs out" if number == signal.SIGKILL else ""
+    return f"the trainer was ended by {name}{memory}. {left(folder)}{where}"

@@ -1,0 +1,192 @@
+"""The other processes of a run: what becomes of it when one of them ends before its time."""
+
+import json
+import signal
+import socket
+import threading
+import time
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import TracebackType
+
+import jax
+
+import windlass
+from windlass.config import differences
+from windlass.config.reading import show
+from windlass.devices import hosts as processes
+from windlass.devices.clusters import Hosts
+from windlass.devices.hosts import HEARTBEAT_SECONDS
+from windlass.errors import PeerLost, UserError
+from windlass.training.lost import Lost, named
+from windlass.training.signals import Signals, clear, say
+
+REFUSED, FAILED = 2, 1
+WAITING = "waiting for the other processes"
+PATIENCE_SECONDS = 5.0  # of waiting for them, before that is said
+OWN_WORDS_SECONDS = 1.0  # a process that refuses what another refuses, too, says so itself
+CLOSED_SECONDS = 5.0  # until the ending of a process that closes its connections is known
+# In the words of a failed exchange between processes, whoever's fault it is.
+EXCHANGES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
+CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
+# What may be another on each host: where and how fast rows are read.
+OWN = ("data.cache", "data.workers", "data.prefetch")
+
+NO_REASON = "null"  # in JSON: the run does not end early
+
+_speaks = threading.Lock()  # held by whoever says why this process ends, and never given back
+
+
+@contextmanager
+def together(hosts: Hosts | None, signals: Signals) -> Iterator["Peers | None"]:
+    """The other processes in this block, joined if they are not yet; None where there are none."""
+    if hosts is None or signals.peers is not None:
+        yield signals.peers
+        return
+    with Peers(hosts, signals) as peers:
+        yield peers
+
+
+class Peers:
+    """This process among the others, from joining them to the end of the run."""
+
+    def __init__(self, hosts: Hosts, signals: Signals):
+        self.hosts, self.signals = hosts, signals
+        self.folder: Path | None = None
+        self.is_over = False  # the run ends early, here first or by another's word
+        if processes.joined() is None:
+            with signals.phase(WAITING), _said_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
+                processes.join(hosts)
+        self.names = processes.each("name", socket.gethostname())
+        self._tell(names=self.names)
+        self._ending = processes.Ending()
+        self._listener = threading.Thread(target=self._listen, daemon=True)
+        self._listener.start()
+
+    def __enter__(self) -> "Peers":
+        self.signals.peers = self
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        if error is None:
+            self._close()
+        elif isinstance(error, UserError):
+            self.end(str(error), REFUSED)
+        elif isinstance(error, Exception):
+            self._explain(error)
+
+    def trains_in(self, folder: Path) -> None:
+        self.folder = folder
+        self._tell(folder=str(folder))
+
+    def compare(self, recipe: dict) -> None:
+        """Refuse to train different recipes, or by different programs, as one run."""
+        ours = {"windlass": windlass.__version__, "jax": jax.__version__, **recipe}
+        every = [json.loads(one) for one in processes.each("recipe", json.dumps(ours))]
+        wrong = [
+            f"process {number} has {key} {show(theirs)}, process 0 has {show(first)}"
+            for number, one in enumerate(every)
+            for key, first, theirs in differences(every[0], one)
+            if key not in OWN
+        ]
+        if wrong:
+            what = "the same recipe and the same keys"
+            if any(key in wrong[0].split() for key in ("windlass", "jax")):
+                what = "the same versions of windlass and JAX"
+            raise UserError("\n".join(wrong) + f"; start every host with {what}")
+
+    def ask_to_stop(self, number: signal.Signals) -> None:
+        processes.ask_to_stop(number)
+
+    def stop_after(self, step: int) -> signal.Signals | None:
+        number = processes.stop_after(step)
+        return None if number is None else signal.Signals(number)
+
+    def end(self, text: str, code: int) -> None:
+        """Have every process end with this text; this one says it itself, and then parts."""
+        _speaks.acquire()
+        self.is_over = True
+        why = {"process": self.hosts.process, "text": text, "code": code}
+        self._ending.say(json.dumps(why))
+
+    def part(self, code: int) -> None:
+        processes.part(code)
+
+    def _close(self) -> None:
+        """The end of a run that comes to all processes alike."""
+        try:
+            processes.barrier("the end")
+        except PeerLost as error:
+            self._explain(error)
+        # Nobody may ask the service any more when it is shut down: the process would crash.
+        self._ending.say(NO_REASON)
+        self._listener.join()
+        self.signals.peers = None
+
+    def _listen(self) -> None:
+        """Wait for the word of another process that the run ends, and end with it."""
+        why = self._ending.heard()
+        if why in (None, NO_REASON):
+            return
+        ending = json.loads(why)
+        if ending["process"] == self.hosts.process:
+            return
+        time.sleep(OWN_WORDS_SECONDS)
+        _speaks.acquire()
+        who = named(ending["process"], self.names)
+        clear()
+        say(f"{self.signals.who}{who} ended the run: {ending['text']}")
+        processes.part(ending["code"])
+
+    def _explain(self, error: Exception) -> None:
+        """Tell a fault of this process from one that is only the end of another."""
+        text = str(error)
+        if not isinstance(error, PeerLost) and not any(word in text for word in EXCHANGES):
+            first = text.partition("\n")[0]
+            self.end(f"it failed, by {type(error).__name__}: {first}", FAILED)
+            return
+        # Whoever ended with words is heard meanwhile, and of who did not JAX's service says so and
+        # ends this process: the parent then has the words.
+        is_closed = self.hosts.processes == 2 and any(word in text for word in CLOSED)
+        seconds = CLOSED_SECONDS if is_closed else HEARTBEAT_SECONDS + 10
+        if processes.is_everybody_here("an error", seconds):
+            self.is_over = True
+            return
+        _speaks.acquire()
+        self.is_over = True
+        lost = Lost([], text.partition("\n")[0])
+        if is_closed:
+            lost = Lost([1 - self.hosts.process], "its connection is closed")
+        words = lost.told(self.names, self.folder and str(self.folder))
+        raise PeerLost(words + self._kept(error)) from error
+
+    def _kept(self, error: Exception) -> str:
+        """Where to find an error that is none of this process's."""
+        if self.signals.line is None:
+            return ""
+        log = self.signals.line.log
+        with open(log, "a", encoding="utf-8") as file:
+            traceback.print_exception(error, file=file)
+        return f". What JAX said of it is in {log}"
+
+    def _tell(self, **facts: object) -> None:
+        if self.signals.line is not None:
+            self.signals.line.tell(**facts)
+
+
+@contextmanager
+def _said_after(seconds: float, text: str) -> Iterator[None]:
+    """In this block a line is said, should it take longer."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
