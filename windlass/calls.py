@@ -28,6 +28,9 @@ from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
+from windlass.launch import find as find_target
+from windlass.launch import preparing, records, running
+from windlass.launch.records import Record
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -58,6 +61,8 @@ __all__ = [
     "find",
     "generate",
     "is_run",
+    "launch",
+    "launches",
     "prepare",
     "recipe",
     "runs",
@@ -303,6 +308,36 @@ def delete(*names: str | Path) -> list[Path]:
     for place in places:
         check_deletable(place)
     return [path for place in places for path in standings.delete(place)]
+
+
+def launch(
+    recipe: AnyRecipe,
+    overrides: Sequence[str] = (),
+    *,
+    on: str,
+    to: str = "skypilot",
+    dry_run: bool = False,
+    **how: Any,
+) -> str:
+    """Rent a slice and train a recipe there, without asking; gives the file that says how.
+
+    `how` is the rest of what the command takes: `spot`, `region` or `zone`, `bucket`, `name`,
+    `install` and `keep`. With `dry_run` nothing is rented.
+    """
+    target = find_target(to)
+    prepared = preparing.prepare(recipe, overrides, on=on, **how)
+    target.check(prepared)
+    if not dry_run and (code := running.start(prepared, to)):
+        raise UserError(
+            f"{target.PROGRAM} ended with {code}; `windlass launch --delete {prepared.name}` "
+            "deletes what there is"
+        )
+    return target.write(prepared)
+
+
+def launches() -> dict[str, Record]:
+    """What was launched and not deleted, by name."""
+    return records.every()
 
 
 def schema() -> dict[str, Any]:

@@ -136,6 +136,14 @@ class Folder:
 
     dir: str | None = None  # null: runs/<recipe>-<hash>
 
+    def __post_init__(self):
+        if self.dir is not None and "://" in self.dir:
+            raise ValueError(
+                f"dir is {self.dir}; a run is a folder of files: mount the bucket, with gcsfuse "
+                "--implicit-dirs --rename-dir-limit=200000, and name the folder there; "
+                "`windlass launch --bucket` does both"
+            )
+
 
 @section
 class Run:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import export, training, writing
+from windlass.cli import export, launch, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
@@ -17,6 +17,7 @@ from windlass.cli.options import (
     RunName,
     Step,
     WhichWeights,
+    agrees,
     options,
     say,
     waiting,
@@ -165,6 +166,7 @@ def evaluate(
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.chat)
 app.command(cls=Command)(export.export)
+app.command(cls=Command, context_settings=WITH_KEYS)(launch.launch)
 
 
 @app.command(cls=Command)
@@ -332,7 +334,7 @@ def _delete(names: list[str], yes: bool) -> None:
             raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
         for one in found:
             say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
-        if not _agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
+        if not agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
             say(Text("nothing was deleted"))
             return
     for one in found:
@@ -340,14 +342,6 @@ def _delete(names: list[str], yes: bool) -> None:
         say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
         if left:
             say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
-
-
-def _agrees(question: str) -> bool:
-    try:
-        return input(question).strip().lower() in ("y", "yes")
-    except EOFError:  # Ctrl-D
-        print()
-        return False
 
 
 def _print_version() -> None:

@@ -66,3 +66,12 @@ def waiting(what: str) -> Iterator[None]:
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()
+
+
+def agrees(question: str) -> bool:
+    """Whether a user at a terminal says yes."""
+    try:
+        return input(question).strip().lower() in ("y", "yes")
+    except EOFError:  # Ctrl-D
+        print()
+        return False

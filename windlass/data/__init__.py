@@ -112,6 +112,8 @@ class Data:
                 )
 
     def _wrong_numbers(self) -> Iterator[str]:
+        if self.cache is not None and "://" in self.cache:
+            yield f"cache is {self.cache}; it is a folder: that of a mounted bucket would do"
         if self.length < 1:
             yield f"length is {self.length}; a row holds at least 1 token"
         elif self.stride is not None and not 1 <= self.stride <= self.length:

@@ -174,7 +174,7 @@ def _slices(of: _Generation) -> Iterator[Slice]:
         chips = math.prod(map(int, topology.split("x")))
         hosts = 1 if chips in of.alone else chips // 4
         size = chips * of.cores
-        has_machine = of.machine is not None and not (of.name == "v3" and hosts > 1)
+        machine = None if of.name == "v3" and hosts > 1 else of.machine
         zones = of.zones if hosts == 1 else of.pod_zones or of.zones
         yield Slice(
             name=f"{of.name}-{size}",
@@ -185,8 +185,8 @@ def _slices(of: _Generation) -> Iterator[Slice]:
             devices=chips * of.devices,
             accelerator_type=f"{of.prefix or of.name}-{size}" if of.on_cloud_tpu else None,
             runtime=of.runtime,
-            machine_type=of.machine.format(chips // hosts) if has_machine else None,
-            label=of.label if has_machine else None,
+            machine_type=machine and machine.format(chips // hosts),
+            label=machine and of.label,
             zones=tuple(zones.split()),
         )
 

@@ -1,0 +1,266 @@
+"""`windlass launch` beside stand-ins for the programs that rent."""
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from tests.launch import standins
+from windlass import calls
+from windlass.errors import UserError
+
+SPOT = ("launch", "quickstart", "--on", "v6e-8", "--spot", "--bucket", "gs://mine")
+BOUGHT = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine", "--name", "mine")
+
+
+@pytest.fixture
+def programs(tmp_path, monkeypatch) -> Path:
+    """A folder with sky, kubectl and gcloud, which note how they are called; and no records yet."""
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    folder = standins.recorder(tmp_path / "bin", "sky", "kubectl", "gcloud")
+    monkeypatch.setenv("PATH", standins.path(folder, alone=True))
+    monkeypatch.delenv("HF_TOKEN", raising=False)
+    return folder
+
+
+def record(tmp_path: Path, name: str, suffix: str) -> str:
+    return str(tmp_path / "config" / "windlass" / "launches" / name / f"{name}{suffix}")
+
+
+def test_a_dry_run_prints_the_file_alone_and_on_the_other_stream_what_it_would_do(
+    program, programs
+):
+    done = program(*SPOT, "--dry-run", "--name", "mine", "--zone", "us-east5-a")
+    assert done.code == 0
+    assert yaml.safe_load(done.out)["name"] == "mine"
+    assert done.out == calls.launch(
+        "quickstart", on="v6e-8", spot=True, bucket="gs://mine", name="mine", zone="us-east5-a",
+        dry_run=True,
+    )  # fmt: skip
+    assert done.err == (
+        "launch   mine on v6e-8 (8 chips, 1 host) by SkyPilot\n"
+        "creates  a managed job mine: spot v6e-8 in us-east5-a, and a small machine that watches "
+        "over it\n"
+        "         after a preemption SkyPilot rents again and runs the same command, which goes "
+        "on\n"
+        "         deletes the machines when the training has ended\n"
+        "runs     windlass train quickstart.yaml run.dir=/bucket/mine\n"
+        "run      gs://mine/mine\n"
+    )
+    assert standins.calls(programs) == []
+
+
+def test_a_launch_without_a_bucket_warns_and_keeps_the_machine(program, programs):
+    done = program("launch", "quickstart", "--on", "v6e-1", "--yes", "--name", "mine")
+    assert done.code == 0
+    assert "run      on the machine alone\n" in done.err
+    assert (
+        "without --bucket the run is lost with the machine, which therefore stays, and costs, "
+        "until windlass launch --delete mine\n"
+    ) in done.err
+    assert "--down" not in standins.calls(programs)[0]
+
+
+def life(program: Callable, folder: Path, *words: str) -> list[list[str]]:
+    """What a target's program is told in the life of a launch."""
+    for command in (words, ("launch", "--status", "mine"), ("launch", "--stop", "mine")):
+        done = program(*command, "--yes")
+        assert done.code == 0, done.err
+    assert program("launch").out.startswith("mine  ")
+    done = program("launch", "--delete", "mine", "--yes")
+    assert (done.code, done.err) == (0, "deleted mine; the run is in gs://mine/mine\n")
+    assert program("launch").out == (
+        "nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run tries it\n"
+    )
+    return standins.calls(folder)
+
+
+def test_a_managed_job_is_launched_asked_after_and_cancelled(
+    program, programs, tmp_path, monkeypatch
+):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")  # which the stories do not need
+    cancel = ["sky", "jobs", "cancel", "--name", "mine", "--yes"]
+    file = record(tmp_path, "mine", ".yaml")
+    assert life(program, programs, *SPOT, "--name", "mine") == [
+        ["sky", "jobs", "launch", "--name", "mine", "--yes", "--detach-run", file],
+        ["sky", "jobs", "queue"],
+        cancel,
+        cancel,
+    ]
+
+
+def test_a_cluster_is_launched_asked_after_stopped_and_torn_down(program, programs, tmp_path):
+    file = record(tmp_path, "mine", ".yaml")
+    assert life(program, programs, *BOUGHT) == [
+        ["sky", "launch", "--cluster", "mine", "--down", "--yes", "--detach-run", file],
+        ["sky", "status", "mine"],
+        ["sky", "queue", "mine"],
+        ["sky", "cancel", "mine", "--all", "--yes"],
+        ["sky", "down", "mine", "--yes"],
+    ]
+
+
+def test_a_job_set_is_applied_asked_after_suspended_and_deleted(program, programs, tmp_path):
+    file = record(tmp_path, "mine", ".yaml")
+    label = "jobset.sigs.k8s.io/jobset-name=mine"
+    suspend = '{"spec": {"suspend": true}}'
+    assert life(program, programs, *BOUGHT, "--to", "gke") == [
+        ["kubectl", "delete", "jobset", "mine", "--ignore-not-found"],
+        ["kubectl", "apply", "--filename", file],
+        ["kubectl", "get", "jobset", "mine"],
+        ["kubectl", "get", "pods", "--selector", label, "--output", "wide"],
+        ["kubectl", "patch", "jobset", "mine", "--type", "merge", "--patch", suspend],
+        ["kubectl", "delete", "--ignore-not-found", "--filename", file],
+    ]
+
+
+def test_a_script_is_run_and_its_other_verbs_too(program, tmp_path, monkeypatch):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    for name, value in standins.cloud(tmp_path / "cloud", "exit 0\n").items():
+        monkeypatch.setenv(name, value)
+    for words in (
+        (*BOUGHT, "--to", "tpu-vm", "--yes"),
+        ("launch", "--status", "mine"),
+        ("launch", "--delete", "mine", "--yes"),
+    ):
+        assert program(*words).code == 0
+    log = (tmp_path / "cloud" / "log").read_text().splitlines()
+    assert [line.split()[3] for line in log] == ["create", "delete"]
+
+
+def test_a_token_of_the_hub_is_named_and_never_written(program, programs, monkeypatch, tmp_path):
+    monkeypatch.setenv("HF_TOKEN", "hf_secret")
+    source = "data.source={kind: hub, name: me/mine}"
+    done = program(*SPOT, "--yes", "--name", "mine", source, "data.length=64")
+    assert done.code == 0, done.err
+    (call,) = standins.calls(programs)
+    assert call[-3:-1] == ["--secret", "HF_TOKEN"]
+    written = [path.read_text() for path in (tmp_path / "config").rglob("*.*") if path.is_file()]
+    assert "hf_secret" not in str([*written, done, call])
+
+
+def test_a_file_is_saved_and_one_that_holds_something_else_left_alone(program, programs, tmp_path):
+    words = (*BOUGHT, "--to", "tpu-vm", "--dry-run", "--save", "mine.sh")
+    done = program(*words)
+    assert (done.code, (tmp_path / "mine.sh").read_text()) == (0, done.out)
+    assert done.err.endswith("written to mine.sh\n")
+    assert program(*words).code == 0
+    (tmp_path / "mine.sh").write_text("precious")
+    refused = program(*words)
+    assert refused.code == 2
+    assert refused.err.endswith("--save is mine.sh, which is there and holds something else\n")
+
+
+@pytest.mark.parametrize(
+    ("to", "program_name", "how"),
+    [
+        ("skypilot", "sky", "pip install 'windlass[cloud]', then `sky check gcp`"),
+        (
+            "gke",
+            "kubectl",
+            "https://cloud.google.com/kubernetes-engine/docs/how-to/cluster-access-for-kubectl",
+        ),
+        ("tpu-vm", "gcloud", "https://cloud.google.com/sdk/docs/install"),
+    ],
+)
+def test_a_program_that_is_not_here_is_named_with_how_to_get_it(
+    to, program_name, how, program, programs
+):
+    (programs / program_name).unlink()
+    refused = program(*BOUGHT, "--to", to, "--yes")
+    assert refused.code == 2
+    assert refused.err.endswith(
+        f"\n{program_name} is not on this machine, and rents there ({how}); --dry-run needs "
+        "nothing, and prints the file\n"
+    )
+
+
+def test_what_fails_is_said_with_how_to_delete_what_there_is(program, programs):
+    standins.recorder(programs, "sky", code=3)
+    failed = program(*BOUGHT, "--yes")
+    assert failed.code == 3
+    assert failed.err.endswith(
+        "this failed; `windlass launch --delete mine` deletes what there is\n"
+    )
+    # What could not be deleted is not forgotten.
+    assert program("launch", "--delete", "mine", "--yes").code == 3
+    assert program("launch").out.startswith("mine  v6e-8  SkyPilot  gs://mine/mine  ")
+    with pytest.raises(UserError, match="^sky ended with 3; `windlass launch --delete mine` "):
+        calls.launch("quickstart", on="v6e-8", bucket="gs://mine", name="mine")
+    assert list(calls.launches()) == ["mine"]
+
+
+REFUSED = {
+    ("launch", "quickstart"): "on which slice? --on v6e-8, for one; --on 2xv6e-16 is two slices",
+    BOUGHT: "this asks first, and nobody is there to ask; --yes does not ask",
+    ("launch", "--status", "mine"): (
+        "no launch is called mine; nothing was launched from here"
+    ),
+    ("launch", "quickstart", "--stop", "mine"): (
+        "one thing at a time: quickstart and --stop mine are given"
+    ),
+    ("launch", "--status", "mine", "--delete", "yours"): (
+        "one thing at a time: --status mine and --delete yours are given"
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("words", "message"), REFUSED.items(), ids=lambda one: str(one)[:30])
+def test_what_is_refused(words, message, program, programs):
+    refused = program(*words)
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1] == message
+    assert standins.calls(programs) == []
+
+
+def test_a_name_is_not_launched_twice_to_different_places(program, programs):
+    assert program(*BOUGHT, "--yes").code == 0
+    refused = program(*BOUGHT, "--yes", "--to", "gke")
+    assert refused.code == 2
+    assert refused.err.splitlines()[-1] == (
+        "mine was launched to skypilot, and may still run there; "
+        "`windlass launch --delete mine` first, or give another --name"
+    )
+    unknown = program("launch", "--status", "mina")
+    assert unknown.err == "no launch is called mina; did you mean mine? there is mine\n"
+
+
+def test_an_unknown_slice_is_refused_with_the_nearest(program, programs):
+    refused = program("launch", "quickstart", "--on", "v6e-7", "--dry-run")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err == (
+        'there is no TPU slice "v6e-7"; the nearest are v6e-4 and v6e-8. The number counts chips, '
+        "and v6e comes as v6e-1, v6e-4, v6e-8, v6e-16, v6e-32, v6e-64, v6e-128 and v6e-256\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("key", "said"),
+    [
+        (
+            "run.dir=gs://mine/runs",
+            "run.dir  is gs://mine/runs; a run is a folder of files: mount the bucket, with "
+            "gcsfuse --implicit-dirs --rename-dir-limit=200000, and name the folder there; "
+            "`windlass launch --bucket` does both",
+        ),
+        (
+            "data.cache=gs://mine/cache",
+            "data.cache  is gs://mine/cache; it is a folder: that of a mounted bucket would do",
+        ),
+    ],
+)
+def test_a_folder_is_no_url(key, said, program, tmp_path):
+    refused = program("train", "quickstart", key)
+    assert refused.code == 2
+    assert refused.err == f"1 problem in quickstart and the command line:\n  {said}\n"
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_every_slice_that_help_names_exists():
+    from windlass.cli.launch import launch
+    from windlass.devices import slices
+
+    for name in re.findall(r"--on (\S+)", launch.__doc__ or ""):
+        slices.find(name)

@@ -1,0 +1,77 @@
+"""Stand-ins for programs that rent machines, which cannot be reached from a test."""
+
+import json
+import os
+from pathlib import Path
+
+# Notes its words as a line of JSON, and ends with the code it was told.
+RECORDER = """\
+#!/usr/bin/env python3
+import json, os, sys
+with open({log!r}, "a") as file:
+    file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
+sys.exit({code})
+"""
+
+
+def recorder(folder: Path, *names: str, code: int = 0) -> Path:
+    """A folder for PATH with programs that only note how they were called."""
+    folder.mkdir(exist_ok=True)
+    for name in names:
+        text = RECORDER.format(log=str(folder / "log"), code=code)
+        executable(folder / name, text)
+    return folder
+
+
+def calls(folder: Path) -> list[list[str]]:
+    """How the programs of a folder were called, in order."""
+    log = folder / "log"
+    return [json.loads(line) for line in log.read_text().splitlines()] if log.exists() else []
+
+
+def executable(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)
+
+
+def path(folder: Path, *, alone: bool = False) -> str:
+    """PATH with a folder in front; `alone`: without what else a user may have installed."""
+    rest = "/usr/bin:/bin" if alone else os.environ["PATH"]
+    return f"{folder}:{rest}"
+
+
+# A cloud in a folder: one queued resource with its state, and a home for each node.
+GCLOUD = """\
+#!/usr/bin/env bash
+case "$*" in
+  *"queued-resources list"*) cat "$CLOUD/state" 2> /dev/null || true ;;
+  *"queued-resources create"*)
+    echo "$*" >> "$CLOUD/log"
+    echo "${FOUND:-ACTIVE}" > "$CLOUD/state" ;;
+  *"queued-resources delete"*) echo "$*" >> "$CLOUD/log"; rm -rf "$CLOUD/state" "$CLOUD/nodes" ;;
+  *"queued-resources describe"*) echo "quota exceeded" ;;
+  *"tpu-vm ssh"*)
+    grep -q ACTIVE "$CLOUD/state" || exit 255
+    export HOME="$CLOUD/nodes/$5"
+    mkdir -p "$HOME"
+    for word; do [[ "$word" == --command=* ]] && exec bash -c "${word#--command=}"; done ;;
+esac
+"""
+# What a host has: uv installs the program that the test gives, and the others do nothing.
+UV = """\
+#!/usr/bin/env bash
+mkdir -p "$HOME/windlass/bin"
+cp "$CLOUD/windlass" "$HOME/windlass/bin/windlass"
+"""
+
+
+def cloud(folder: Path, windlass: str) -> dict[str, str]:
+    """The environment of a script on a cloud in a folder, whose hosts have this `windlass`."""
+    (folder / "bin").mkdir(parents=True)
+    executable(folder / "bin" / "gcloud", GCLOUD)
+    executable(folder / "bin" / "uv", UV)
+    for name in ("sudo", "gcsfuse"):
+        executable(folder / "bin" / name, "#!/bin/sh\n")
+    executable(folder / "windlass", f"#!/usr/bin/env bash\n{windlass}")
+    surroundings = {"CLOUD": str(folder), "POLL_SECONDS": "0.2", "USER": "me"}
+    return {**surroundings, "PATH": path(folder / "bin", alone=True), "HOME": str(folder)}

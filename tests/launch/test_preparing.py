@@ -1,0 +1,168 @@
+"""What is refused before anything is rented, and what a launch is called."""
+
+import pytest
+
+from tests import trained
+from windlass.config import Written
+from windlass.errors import UserError
+from windlass.launch.description import Bucket
+from windlass.launch.preparing import prepare
+
+BUCKET = "gs://mine/runs"
+
+
+def recipe(**sections) -> dict:
+    """A small recipe that any machine can run."""
+    stories = {"data": {"source": {"kind": "stories"}, "length": 90}, "device": {"kind": "auto"}}
+    found = trained.recipe() | stories | sections
+    return {key: value for key, value in found.items() if key != "by_device"}
+
+
+def refusal(*overrides: str, on: str = "v6e-8", of: dict | None = None, **how) -> str:
+    with pytest.raises(UserError) as refused:
+        prepare(of or recipe(), overrides, on=on, **how)
+    return str(refused.value)
+
+
+def test_a_spot_machine_without_a_bucket_is_refused():
+    assert refusal(spot=True) == (
+        "--spot needs --bucket gs://NAME: a spot machine is taken away at any time with all that "
+        "is on it, and from the bucket the run goes on"
+    )
+
+
+def test_several_hosts_without_a_bucket_are_refused():
+    assert refusal(on="2xv6e-16") == (
+        "2xv6e-16 has 8 hosts, which need --bucket gs://NAME: each saves its part of a checkpoint "
+        "in one folder that all of them see"
+    )
+
+
+def test_a_zone_or_region_without_the_chip_is_refused_with_those_that_have_it():
+    assert refusal(zone="us-central2-b") == (
+        "--zone is us-central2-b, which has no v6e for everybody; v6e-8 is in us-central1-b, "
+        "us-east1-d, us-east5-a, us-east5-b, europe-west4-a and asia-northeast1-b"
+    )
+    assert refusal(on="v5p-8", region="us-west4") == (
+        "--region is us-west4, which has no v5p for everybody; v5p-8 is in us-central1, us-east5 "
+        "and europe-west4"
+    )
+    assert refusal(zone="us-east5-a", region="us-east5") == (
+        "--zone is us-east5-a, and --region is us-east5; leave one of them out"
+    )
+
+
+@pytest.mark.parametrize(
+    "bucket", ["mine", "s3://mine", "gs://Mine", "gs://mine/../yours", "gs://"]
+)
+def test_what_is_no_bucket_is_refused(bucket):
+    assert refusal(bucket=bucket) == (
+        f"--bucket is {bucket}; it must be gs://NAME or gs://NAME/PATH, in letters, digits, dots, "
+        "underscores and hyphens"
+    )
+
+
+def test_a_bucket_is_seen_under_one_folder():
+    bucket = Bucket.read("gs://my.bucket-1/a/b_c/")
+    assert (bucket.name, bucket.path, bucket.folder) == ("my.bucket-1", "a/b_c", "/bucket/a/b_c")
+    assert str(bucket) == "gs://my.bucket-1/a/b_c"
+    assert (Bucket.read("gs://mine").folder, str(Bucket.read("gs://mine"))) == (
+        "/bucket",
+        "gs://mine",
+    )
+
+
+def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
+    here = recipe(
+        data={"mixture": [{"kind": "jsonl", "path": "a.jsonl"}, {"kind": "stories"}], "length": 90},
+        tokenizer={"kind": "file", "path": "tokenizer.json"},
+        model={"path": "gs://mine/model"},
+        adapter={"kind": "lora", "path": "~/adapter"},
+    )
+    under = "a path under /bucket/runs, where --bucket is mounted"
+    assert refusal(of=here, bucket=BUCKET) == (
+        "4 problems in the recipe:\n"
+        "  model.path           is gs://mine/model, which cannot be read as a URL; "
+        f"{under} or model.hub=OWNER/NAME would do\n"
+        f"  adapter.path         is ~/adapter, which is on this computer; {under} would do\n"
+        "  tokenizer.path       is tokenizer.json, which is on this computer; "
+        f"{under} or tokenizer.hub=OWNER/NAME would do\n"
+        "  data.mixture.0.path  is a.jsonl, which is on this computer; "
+        f"{under}, a URL such as gs://NAME/rows.jsonl or a data set of the hub would do"
+    )
+
+
+def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
+    data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
+    model = {"path": "/bucket/models/mine"}
+    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET)
+    assert launch.packages == ("windlass[tpu]==0.1.0", "gcsfs")
+    assert prepare(recipe(), on="v6e-8", bucket=BUCKET).packages == ("windlass[tpu]==0.1.0",)
+    assert refusal(of=recipe(model=model)) == (
+        "1 problem in the recipe:\n"
+        "  model.path  is /bucket/models/mine, and there is no --bucket that would be mounted there"
+    )
+
+
+def test_keys_are_checked_even_where_the_model_is_in_the_bucket():
+    said = refusal("train.btach=8", of=recipe(model={"path": "/bucket/mine"}), bucket=BUCKET)
+    assert said == (
+        "1 problem in the recipe and the command line:\n  train.btach  unknown; did you mean batch?"
+    )
+
+
+def test_a_run_folder_outside_the_bucket_is_refused():
+    assert refusal("run.dir=runs/mine", bucket=BUCKET) == (
+        "1 problem in the recipe and the command line:\n"
+        "  run.dir  is runs/mine, which is not in the bucket; leave it out, or take a folder under "
+        "/bucket/runs, where the bucket is mounted"
+    )
+    launch = prepare(recipe(), ["run.dir=/bucket/other"], on="v6e-8", bucket=BUCKET)
+    assert launch.keys == ("run.dir=/bucket/other",)
+
+
+def test_a_batch_that_the_slice_cannot_divide_is_refused_before_it_is_rented():
+    said = refusal("train.batch=12", on="v6e-8", bucket=BUCKET)
+    assert said.startswith("1 problem in the recipe and the command line:\n  ")
+    assert "12" in said and "8" in said
+    assert prepare(recipe(), ["train.batch=12"], on="v5p-8").slices.devices == 4
+
+
+def test_a_recipe_for_another_kind_of_device_is_refused():
+    assert refusal("device=gpu", bucket=BUCKET) == (
+        "device.kind is gpu, and no GPU is present, only 8 TPUs (TPU v6 lite); device=tpu or "
+        "device=auto would run here, and device.fallback=true goes on with the best there is"
+    )
+
+
+def test_the_keys_for_tpus_are_those_that_are_checked():
+    special = recipe(by_device={"tpu": {"train.batch": 20}})
+    special["by_device"] = {"tpu": {"train.batch": 20}}
+    assert "20" in refusal(of=special, bucket=BUCKET)
+
+
+@pytest.mark.parametrize("name", ["Mine", "8mine", "mine-", "my_run", "a" * 41])
+def test_a_name_that_no_machine_can_have_is_refused(name):
+    assert refusal(name=name) == (
+        f"--name is {name}; it must be at most 40 small letters, digits and hyphens, and begin "
+        "with a letter: machines are called so"
+    )
+
+
+def test_a_launch_is_called_as_its_run_would_be_and_by_the_same_name_again():
+    text = Written("My Recipe (2)", "model: {family: qwen3}")
+    small = recipe()
+    first, again = (prepare(small, on="v6e-8", bucket=BUCKET) for _ in range(2))
+    other = prepare(small, ["train.seed=1"], on="v6e-8", bucket=BUCKET)
+    assert first.name == again.name != other.name
+    assert first.run == f"gs://mine/runs/{first.name}"
+    # Neither the slice nor the length of a run makes it another one.
+    longer = prepare(small, ["train.steps=9"], on="v5e-8", bucket=BUCKET)
+    assert longer.name == first.name
+    with pytest.raises(UserError):
+        prepare(text, on="v6e-8", bucket=BUCKET)
+
+
+def test_without_a_bucket_the_machine_is_kept():
+    assert prepare(recipe(), on="v6e-8").is_kept
+    assert not prepare(recipe(), on="v6e-8", bucket=BUCKET).is_kept

@@ -1,0 +1,192 @@
+"""The command that rents machines for a run, asks after them, and deletes them."""
+
+import shlex
+import sys
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from windlass.cli.options import A_RECIPE, agrees, say
+from windlass.errors import UserError
+
+NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
+
+
+def launch(
+    ctx: typer.Context,
+    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
+    on: Annotated[
+        str | None, typer.Option(metavar="SLICE", help="v6e-8, v5p-8, 2xv6e-16, ...")
+    ] = None,
+    to: Annotated[
+        str, typer.Option(metavar="TARGET", help="skypilot, gke (a JobSet) or tpu-vm (a script)")
+    ] = "skypilot",
+    spot: Annotated[
+        bool, typer.Option("--spot", help="cheap machines that can be taken away; needs --bucket")
+    ] = False,
+    region: Annotated[
+        str | None, typer.Option(metavar="REGION", help="only there, such as us-east5")
+    ] = None,
+    zone: Annotated[
+        str | None, typer.Option(metavar="ZONE", help="only there, such as us-east5-b")
+    ] = None,
+    bucket: Annotated[
+        str | None,
+        typer.Option(metavar="URL", help="gs://NAME or gs://NAME/PATH: the run is kept there"),
+    ] = None,
+    name: Annotated[
+        str | None, typer.Option(metavar="NAME", help="of the launch, its run and its machines")
+    ] = None,
+    install: Annotated[
+        str | None,
+        typer.Option(metavar="SPEC", help="what pip installs there; unless given: this version"),
+    ] = None,
+    keep: Annotated[
+        bool, typer.Option("--keep", help="the machines stay, and cost, when the training ended")
+    ] = False,
+    save: Annotated[
+        str | None, typer.Option(metavar="FILE", help="write the task, manifest or script there")
+    ] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="print the file and what it would do; rent nothing")
+    ] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="do not ask before renting, deleting")] = False,
+    status: Annotated[
+        str | None, typer.Option(metavar="NAME", help="show how a launch stands")
+    ] = None,
+    stop: Annotated[
+        str | None, typer.Option(metavar="NAME", help="end its training; it can go on later")
+    ] = None,
+    delete: Annotated[
+        str | None, typer.Option(metavar="NAME", help="delete its machines; the bucket stays")
+    ] = None,
+) -> int | None:
+    """Rent TPUs for a recipe, train it there, and delete them; or ask after what was rented.
+
+    The recipe is checked for the slice before anything is rented. The machines install windlass and
+    run `windlass train` with the same keys; after a preemption the same command goes on from the
+    bucket, as does the same launch at any time. --dry-run prints the file, and rents nothing.
+    Without a recipe: lists what was launched.
+
+    windlass launch quickstart --on v6e-1 --dry-run
+    windlass launch mine.yaml --on v6e-8 --spot --bucket gs://mine/runs
+    windlass launch mine.yaml --on 2xv6e-16 --to gke --bucket gs://mine
+    windlass launch mine.yaml --on v5p-8 --to tpu-vm --bucket gs://mine
+    windlass launch --status mine-1a2b3c4d
+    windlass launch --delete mine-1a2b3c4d
+    """
+    asked = {"status": status, "stop": stop, "delete": delete}
+    told = {verb: which for verb, which in asked.items() if which is not None}
+    if told:
+        return _after(ctx, told, recipe, yes)
+    if recipe is None:
+        return _list()
+    if on is None:
+        raise UserError("on which slice? --on v6e-8, for one; --on 2xv6e-16 is two slices")
+    with ctx.obj.phase("preparing a launch"):
+        import jax
+
+        # An accelerator is not needed, and so not taken from whoever else may use it.
+        jax.config.update("jax_platforms", "cpu")
+        from windlass.launch import find, preparing, running
+
+        how = find(to)
+        prepared = preparing.prepare(
+            recipe,
+            ctx.args,
+            on=on,
+            spot=spot,
+            region=region,
+            zone=zone,
+            bucket=bucket,
+            name=name,
+            install=install,
+            keep=keep,
+        )
+        how.check(prepared)
+        text = how.write(prepared)
+        _tell(prepared, how, to)
+        if save is not None:
+            _note(f"written to {running.save(text, save)}")
+        if dry_run:
+            print(text, end="")
+            return None
+        running.check(how)
+        if not yes and not _may(f"rent {prepared.slices.name} now? [y/N] "):
+            _note("nothing was rented")
+            return None
+    # Whatever runs now hears of Ctrl-C itself, and cleans up.
+    with ctx.obj.interrupts(lambda: None):
+        code = running.start(prepared, to)
+    if code:
+        _note(f"this failed; `windlass launch --delete {prepared.name}` deletes what there is")
+    else:
+        _note(f"`windlass launch --status {prepared.name}` shows how it stands")
+    return code
+
+
+def _after(ctx: typer.Context, told: dict[str, str], recipe: str | None, yes: bool) -> int:
+    """Ask after a launch, stop it or delete it."""
+    if recipe is not None or len(told) > 1:
+        both = [f"--{verb} {which}" for verb, which in told.items()]
+        others = [*([recipe] if recipe is not None else []), *both]
+        raise UserError(f"one thing at a time: {' and '.join(others)} are given")
+    (verb, which), *_ = told.items()
+    with ctx.obj.phase("looking at launches"):
+        from windlass.launch import records, running
+
+        record = records.named(which)
+        if verb == "delete" and not yes:
+            if not _may(f"delete {record.slices} of {record.name}? [y/N] "):
+                _note("nothing was deleted")
+                return 0
+    with ctx.obj.interrupts(lambda: None):
+        code = getattr(running, verb)(record)
+    if verb == "delete" and not code:
+        left = "" if record.run is None else f"; the run is in {record.run}"
+        _note(f"deleted {record.name}{left}")
+    return code
+
+
+def _list() -> None:
+    from windlass.launch import records
+
+    found = records.every()
+    if not found:
+        say(Text("nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run tries it"))
+    for one in found.values():
+        spot = "spot " if one.is_spot else ""
+        kept = one.run or "no bucket"
+        say(Text(f"{one.name}  {spot}{one.slices}  {NAMES[one.target]}  {kept}  {one.when}"))
+
+
+def _tell(prepared: Any, how: Any, to: str) -> None:
+    """What would be done, on the stream that is not the file's."""
+    asked = prepared.slices
+    hosts = f"{asked.hosts} host{'s' if asked.hosts > 1 else ''}"
+    chips = f"{asked.chips} chip{'s' if asked.chips > 1 else ''}"
+    facts = [("launch", f"{prepared.name} on {asked.name} ({chips}, {hosts}) by {NAMES[to]}")]
+    facts += [("creates" if not i else "", line) for i, line in enumerate(how.does(prepared))]
+    facts.append(("runs", shlex.join(prepared.train)))
+    facts.append(("run", prepared.run or "on the machine alone"))
+    for name, value in facts:
+        _note(Text.assemble((f"{name:<9}", "bold"), value))
+    if prepared.bucket is None:
+        warning = (
+            "without --bucket the run is lost with the machine, which therefore stays, and costs, "
+            f"until windlass launch --delete {prepared.name}"
+        )
+        _note(Text(warning, "yellow"))
+
+
+def _may(question: str) -> bool:
+    if not sys.stdin.isatty():
+        raise UserError("this asks first, and nobody is there to ask; --yes does not ask")
+    return agrees(question)
+
+
+def _note(text: Text | str) -> None:
+    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console.print(text if isinstance(text, Text) else Text(text))

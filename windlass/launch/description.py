@@ -1,0 +1,68 @@
+"""What is launched, whichever way: a recipe with its keys, on slices, and where it is kept."""
+
+import re
+from dataclasses import dataclass
+from typing import NamedTuple
+
+from windlass.config import Written
+from windlass.devices.slices import Slices
+from windlass.errors import UserError
+
+MOUNT = "/bucket"  # where every machine sees the bucket
+
+
+class Bucket(NamedTuple):
+    """A bucket of Cloud Storage, and a folder in it."""
+
+    name: str
+    path: str  # without slashes at its ends; empty: the bucket itself
+
+    @classmethod
+    def read(cls, text: str) -> "Bucket":
+        """The bucket that `gs://NAME` or `gs://NAME/PATH` names."""
+        spelled = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])((?:/[\w.-]+)*)/?", text)
+        if spelled is None or ".." in spelled[2].split("/"):
+            raise UserError(
+                f"--bucket is {text}; it must be gs://NAME or gs://NAME/PATH, in letters, digits, "
+                "dots, underscores and hyphens"
+            )
+        return cls(spelled[1], spelled[2].strip("/"))
+
+    def __str__(self) -> str:
+        return f"gs://{self.name}/{self.path}".rstrip("/")
+
+    @property
+    def folder(self) -> str:
+        """Where a machine sees it."""
+        return f"{MOUNT}/{self.path}".rstrip("/")
+
+
+@dataclass(frozen=True)
+class Launch:
+    """A recipe with its keys on slices; the same launch again goes on with the same run."""
+
+    name: str  # of the launch, the run's folder and the machines
+    recipe: Written
+    keys: tuple[str, ...]  # as on the command line, those that the launch adds included
+    slices: Slices
+    zones: tuple[str, ...]  # where it may be
+    is_narrowed: bool  # whether a zone or a region was asked for
+    bucket: Bucket | None
+    is_spot: bool
+    is_kept: bool  # the machines, when the training has ended
+    packages: tuple[str, ...]  # that the machines install
+    needs_hub: bool
+
+    @property
+    def train(self) -> list[str]:
+        """The command that every host runs, at every start."""
+        return ["windlass", "train", self.file, *self.keys]
+
+    @property
+    def file(self) -> str:
+        return f"{self.recipe.name}.yaml"
+
+    @property
+    def run(self) -> str | None:
+        """The folder of the run in the bucket."""
+        return None if self.bucket is None else f"{self.bucket}/{self.name}"

@@ -1,0 +1,207 @@
+"""From what a user asks to a launch, or one refusal, before anything is rented."""
+
+import hashlib
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import windlass
+from windlass import config
+from windlass import run as runs
+from windlass.config import AnyRecipe, Problem, Written, listing
+from windlass.config.reading import attempt, report
+from windlass.config.sections import flat
+from windlass.config.text import write
+from windlass.devices import selection, slices
+from windlass.devices.selection import Device
+from windlass.devices.slices import Slice, Slices
+from windlass.errors import UserError
+from windlass.launch.description import MOUNT, Bucket, Launch
+from windlass.run import Run
+from windlass.training import origin
+
+LONGEST_NAME = 40  # of pods and machines, whose names begin with it, there is a limit of 63
+# Keys that name files: those of sources can be URLs.
+NAMING = ("path", "run", "offsets")
+ELSEWHERE = ("model", "start", "adapter", "tokenizer")
+
+
+def prepare(
+    recipe: AnyRecipe,
+    overrides: Sequence[str] = (),
+    *,
+    on: str,
+    spot: bool = False,
+    region: str | None = None,
+    zone: str | None = None,
+    bucket: str | None = None,
+    name: str | None = None,
+    install: str | None = None,
+    keep: bool = False,
+) -> Launch:
+    """What is to be launched, checked as far as it can be without the machines."""
+    asked = slices.find(on)
+    zones = _zones(asked.each, region, zone)
+    place = None if bucket is None else Bucket.read(bucket)
+    _check_durable(asked, place, spot)
+    layers = config.load(recipe, overrides)
+    merged = layers.merged("tpu")
+    _refuse(layers.origin, [*_away(merged, place), *_run_folder(merged, place)])
+    run = _read(recipe, overrides, asked)
+    text = _text(recipe)
+    name = _name(layers.name, run, [text, *overrides]) if name is None else _checked(name)
+    said, added = flat(merged), []
+    if place is not None and not said.get("run.dir"):
+        added.append(f"run.dir={place.folder}/{name}")
+    if place is not None and asked.hosts > 1 and not said.get("data.cache"):
+        added.append(f"data.cache={place.folder}/cache")
+    reads_cloud = any(value.startswith("gs://") for _, value in _named(merged))
+    packages = [install or f"windlass[tpu]=={windlass.__version__}"]
+    return Launch(
+        name=name,
+        recipe=Written(re.sub(r"[^\w.-]+", "-", layers.name), text),
+        keys=(*overrides, *added),
+        slices=asked,
+        zones=zones,
+        is_narrowed=region is not None or zone is not None,
+        bucket=place,
+        is_spot=spot,
+        is_kept=keep or place is None,
+        packages=(*packages, *(["gcsfs"] if reads_cloud else [])),
+        needs_hub=any(key.endswith(".hub") or value == "hub" for key, value in said.items()),
+    )
+
+
+def _zones(one: Slice, region: str | None, zone: str | None) -> tuple[str, ...]:
+    if region is not None and zone is not None:
+        raise UserError(f"--zone is {zone}, and --region is {region}; leave one of them out")
+    if zone is not None:
+        if zone not in one.zones:
+            raise UserError(
+                f"--zone is {zone}, which has no {one.generation} for everybody; "
+                f"{one.name} is in {listing(one.zones, 'and')}"
+            )
+        return (zone,)
+    if region is not None and region not in one.regions:
+        raise UserError(
+            f"--region is {region}, which has no {one.generation} for everybody; "
+            f"{one.name} is in {listing(one.regions, 'and')}"
+        )
+    return tuple(each for each in one.zones if region in (None, slices.region_of(each)))
+
+
+def _check_durable(asked: Slices, bucket: Bucket | None, is_spot: bool) -> None:
+    if bucket is not None:
+        return
+    if is_spot:
+        raise UserError(
+            "--spot needs --bucket gs://NAME: a spot machine is taken away at any time with all "
+            "that is on it, and from the bucket the run goes on"
+        )
+    if asked.hosts > 1:
+        raise UserError(
+            f"{asked.name} has {asked.hosts} hosts, which need --bucket gs://NAME: each saves its "
+            "part of a checkpoint in one folder that all of them see"
+        )
+
+
+def _named(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Every key that names a file or a folder, with its value."""
+    data = merged.get("data")
+    sections = {name: merged.get(name) for name in ELSEWHERE}
+    if isinstance(data, dict):
+        sections["data.source"] = data.get("source")
+        mixture = data.get("mixture")
+        if isinstance(mixture, list):
+            sections |= {f"data.mixture.{i}": source for i, source in enumerate(mixture)}
+    for section, keys in sections.items():
+        for key, value in keys.items() if isinstance(keys, dict) else ():
+            if key in NAMING and isinstance(value, str):
+                yield f"{section}.{key}", value
+
+
+def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
+    """What is named and is on no machine but this one."""
+    for key, value in _named(merged):
+        section = key.rpartition(".")[0]
+        is_source = section.startswith("data.")
+        if value == MOUNT or value.startswith(f"{MOUNT}/"):
+            if bucket is None:
+                yield key, f"is {value}, and there is no --bucket that would be mounted there"
+            continue
+        if "://" in value and is_source:
+            continue
+        there = bucket.folder if bucket is not None else MOUNT
+        would = [f"a path under {there}, where --bucket is mounted"]
+        if is_source:
+            would += ["a URL such as gs://NAME/rows.jsonl", "a data set of the hub"]
+        elif section in ("model", "start", "tokenizer"):
+            would += [f"{section}.hub=OWNER/NAME"]
+        where = "which cannot be read as a URL" if "://" in value else "which is on this computer"
+        yield key, f"is {value}, {where}; {listing(would)} would do"
+
+
+def _run_folder(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
+    folder = flat(merged).get("run.dir")
+    if bucket is None or not isinstance(folder, str) or "://" in folder:
+        return
+    if not folder.startswith(f"{MOUNT}/"):
+        yield (
+            "run.dir",
+            f"is {folder}, which is not in the bucket; leave it out, or take a folder under "
+            f"{bucket.folder}, where the bucket is mounted",
+        )
+
+
+def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | None:
+    """The run as it will be on these slices, or a refusal; None where its model is far away."""
+    layers = config.load(recipe, overrides)
+    merged = layers.merged("tpu")
+    far = [key for key, value in _named(merged) if key.split(".")[0] in ELSEWHERE and value]
+    if far:
+        _, found = attempt(Run, merged)
+        known = [one for one in found if one[0].split(".")[0] not in ELSEWHERE]
+        _refuse(layers.origin, [*layers.problems, *known])
+        return None
+    layers = origin.load(recipe, overrides)
+    device = layers.peek("device", Device) or Device()
+    present = {"tpu": [asked.each.device_kind] * asked.devices}
+    try:
+        chosen = selection.choose(device, present, {})
+    except UserError:
+        layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
+        raise
+    kinds = present["tpu"][: chosen.count]
+    return layers.read(Run, "tpu", checks=[lambda run: runs.problems(run, "tpu", kinds)])
+
+
+def _refuse(origin: str, problems: Sequence[Problem]) -> None:
+    if problems:
+        raise UserError(report(list(problems), origin))
+
+
+def _name(recipe: str, run: Run | None, written: Sequence[str]) -> str:
+    """The name of a launch that was given none: as the run's folder would be called."""
+    said = hashlib.sha256("\n".join(written).encode()).hexdigest()[:8]
+    digest = said if run is None else runs.digest(run)
+    plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
+    plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
+    return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+def _checked(name: str) -> str:
+    if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > LONGEST_NAME:
+        raise UserError(
+            f"--name is {name}; it must be at most {LONGEST_NAME} small letters, digits and "
+            "hyphens, and begin with a letter: machines are called so"
+        )
+    return name
+
+
+def _text(recipe: AnyRecipe) -> str:
+    if isinstance(recipe, Written):
+        return recipe.text
+    if isinstance(recipe, dict):
+        return write(recipe)
+    return Path(config.find(recipe)).read_text(encoding="utf-8")

@@ -1,0 +1,71 @@
+"""The programs that rent and delete machines, run as a user would run them."""
+
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+from windlass.errors import UserError
+from windlass.launch import Command, Target, find, records
+from windlass.launch.description import Launch
+from windlass.launch.records import Record
+
+
+def check(how: Target) -> None:
+    """Refuse where the program that a target needs is not here."""
+    if shutil.which(how.PROGRAM) is None:
+        raise UserError(
+            f"{how.PROGRAM} is not on this machine, and rents there ({how.HOW}); --dry-run needs "
+            "nothing, and prints the file"
+        )
+
+
+def start(launch: Launch, target: str) -> int:
+    """Rent the machines and begin, or go on; gives the exit code of what was run."""
+    how = find(target)
+    how.check(launch)
+    check(how)
+    record = records.keep(launch, target)
+    return _run(how.start(launch, record.place))
+
+
+def status(record: Record) -> int:
+    """Show how a launch stands."""
+    check(record.how)
+    return _run(record.how.status(record.name, record.place, record.is_spot))
+
+
+def stop(record: Record) -> int:
+    """End the training; the same launch goes on later."""
+    check(record.how)
+    return _run(record.how.stop(record.name, record.place, record.is_spot))
+
+
+def delete(record: Record) -> int:
+    """Delete the machines, and then the record of them; what is in the bucket stays."""
+    check(record.how)
+    code = _run(record.how.delete(record.name, record.place, record.is_spot))
+    if code == 0:
+        records.forget(record)
+    return code
+
+
+def save(text: str, file: str) -> Path:
+    """Write the file where a user wants it; one that holds something else is left alone."""
+    place = Path(file).expanduser()
+    try:
+        if place.exists() and place.read_text(encoding="utf-8") != text:
+            raise UserError(f"--save is {file}, which is there and holds something else")
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save is {file}, which cannot be written: {error.strerror}") from None
+    return place
+
+
+def _run(commands: Sequence[Command]) -> int:
+    """Each in turn, until one fails."""
+    for command in commands:
+        code = subprocess.run(command).returncode
+        if code:
+            return code
+    return 0

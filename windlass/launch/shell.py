@@ -1,0 +1,58 @@
+"""What a rented machine runs in its shell: installing, the recipe in its place, training."""
+
+import shlex
+
+from windlass.launch.description import MOUNT, Launch
+
+# TPU images come with Python 3.10, so uv brings its own.
+_INSTALL = """\
+export PATH="$HOME/.local/bin:$PATH"
+command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+uv venv --quiet --allow-existing --python 3.12 "$HOME/windlass"
+uv pip install --quiet --python "$HOME/windlass/bin/python" {packages}"""
+
+# Checkpoints are committed by renaming a folder, which gcsfuse refuses above a limit. Hosts look
+# for files that others have just written, so nothing is to be remembered of what there was.
+_BUCKET = """\
+if ! command -v gcsfuse > /dev/null; then
+  key=/usr/share/keyrings/cloud.google.asc
+  packages=https://packages.cloud.google.com/apt
+  curl -LsSf "$packages/doc/apt-key.gpg" | sudo tee "$key" > /dev/null
+  echo "deb [signed-by=$key] $packages gcsfuse-$(lsb_release -cs) main" |
+    sudo tee /etc/apt/sources.list.d/gcsfuse.list > /dev/null
+  sudo apt-get update -qq
+  sudo apt-get install -y -qq gcsfuse
+fi
+sudo mkdir -p {mount}
+sudo chown "$USER" {mount}
+mountpoint -q {mount} || gcsfuse --implicit-dirs --rename-dir-limit=200000 \\
+  --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 {bucket} {mount}"""
+
+
+def install(launch: Launch) -> str:
+    """Python and the package, in a folder of their own."""
+    return _INSTALL.format(packages=shlex.join(launch.packages))
+
+
+def mount(launch: Launch) -> str:
+    """The bucket as a folder."""
+    assert launch.bucket is not None
+    return _BUCKET.format(mount=MOUNT, bucket=launch.bucket.name)
+
+
+def heredoc(text: str) -> str:
+    """A text as the input of a command, to the letter."""
+    end = "END"
+    while end in text.splitlines():
+        end += "_"
+    return f"<< '{end}'\n{text.rstrip()}\n{end}"
+
+
+def written(file: str, text: str) -> str:
+    """A file in the folder of the launch; `file` is one word."""
+    return f'mkdir -p "$HOME/launch"\ncat > "$HOME/launch/{file}" {heredoc(text)}'
+
+
+def train(launch: Launch) -> str:
+    """The training, in the folder of the launch."""
+    return f'export PATH="$HOME/windlass/bin:$PATH"\ncd "$HOME/launch"\n{shlex.join(launch.train)}'

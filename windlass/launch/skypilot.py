@@ -1,0 +1,109 @@
+"""SkyPilot: a task in YAML, as a managed job on spot machines, which recovers, or on a cluster."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+from windlass.config import listing
+from windlass.devices.slices import region_of
+from windlass.errors import UserError
+from windlass.launch import shell
+from windlass.launch.description import MOUNT, Launch
+from windlass.launch.text import as_yaml
+
+PROGRAM = "sky"
+HOW = "pip install 'windlass[cloud]', then `sky check gcp`"
+SUFFIX = ".yaml"
+RESTARTS = 3  # when the training itself fails; after a preemption there is no limit
+
+# SkyPilot joins the hosts of a slice, but not the slices: what libtpu needs to know of the others.
+_SLICES = """\
+export MEGASCALE_NUM_SLICES={count}
+export MEGASCALE_SLICE_ID=$((SKYPILOT_NODE_RANK / {hosts}))
+MEGASCALE_COORDINATOR_ADDRESS=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")
+export MEGASCALE_COORDINATOR_ADDRESS"""
+
+
+def check(launch: Launch) -> None:
+    if launch.slices.each.accelerator_type is None:
+        raise UserError(
+            f"SkyPilot has no {launch.slices.name}, which is rented through GKE: --to gke"
+        )
+
+
+def write(launch: Launch) -> str:
+    return as_yaml(task(launch), f"sky {'jobs ' if launch.is_spot else ''}launch")
+
+
+def task(launch: Launch) -> dict[str, Any]:
+    """The task as plain data."""
+    one = launch.slices.each
+    infra = [f"gcp/{region_of(zone)}/{zone}" for zone in launch.zones]
+    resources: dict[str, Any] = {
+        "accelerators": f"tpu-{one.accelerator_type}",
+        # SkyPilot's own choice for v5e is the image of v5p.
+        "accelerator_args": {"runtime_version": one.runtime},
+        "use_spot": launch.is_spot,
+    }
+    if launch.is_spot:
+        recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
+        resources["job_recovery"] = recovery
+    if len(infra) == 1:
+        resources["infra"] = infra[0]
+    else:
+        resources["any_of"] = [{"infra": each} for each in infra]
+    found: dict[str, Any] = {
+        "name": launch.name,
+        "num_nodes": launch.slices.count,
+        "resources": resources,
+    }
+    if launch.bucket is not None:
+        source = f"gs://{launch.bucket.name}"
+        found["file_mounts"] = {MOUNT: {"source": source, "mode": "MOUNT"}}
+    setup = [shell.install(launch), shell.written(launch.file, launch.recipe.text)]
+    found["setup"] = "\n".join(["set -e", *setup, ""])
+    run = [shell.train(launch)]
+    if launch.slices.count > 1:
+        run.insert(0, _SLICES.format(count=launch.slices.count, hosts=one.hosts))
+    found["run"] = "\n".join(["set -e", *run, ""])
+    return found
+
+
+def does(launch: Launch) -> list[str]:
+    what = f"{launch.slices.name} in {listing(launch.zones)}"
+    if launch.is_spot:
+        return [
+            f"a managed job {launch.name}: spot {what}, and a small machine that watches over it",
+            "after a preemption SkyPilot rents again and runs the same command, which goes on",
+            "deletes the machines when the training has ended",
+        ]
+    after = "stays when the training has ended, and costs until --delete"
+    if not launch.is_kept:
+        after = "is deleted when the training has ended"
+    return [f"a cluster {launch.name}: {what}", f"it {after}"]
+
+
+def start(launch: Launch, file: Path) -> list[list[str]]:
+    # The value of a secret is taken from the environment, and is in no file and on no command line.
+    secret = ["--secret", "HF_TOKEN"] if launch.needs_hub and "HF_TOKEN" in os.environ else []
+    if launch.is_spot:
+        named = ["jobs", "launch", "--name", launch.name]
+    else:
+        named = ["launch", "--cluster", launch.name, *([] if launch.is_kept else ["--down"])]
+    return [["sky", *named, "--yes", "--detach-run", *secret, str(file)]]
+
+
+def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    if is_spot:
+        return [["sky", "jobs", "queue"]]
+    return [["sky", "status", name], ["sky", "queue", name]]
+
+
+def stop(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    if is_spot:
+        return [["sky", "jobs", "cancel", "--name", name, "--yes"]]
+    return [["sky", "cancel", name, "--all", "--yes"]]
+
+
+def delete(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    return stop(name, file, is_spot) if is_spot else [["sky", "down", name, "--yes"]]

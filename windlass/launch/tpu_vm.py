@@ -1,0 +1,117 @@
+"""TPU VMs: a script around a queued resource, which recovers from preemption, and deletes."""
+
+import shlex
+from importlib import resources
+from pathlib import Path
+
+from windlass.errors import UserError
+from windlass.launch import shell
+from windlass.launch.description import Launch
+
+PROGRAM = "gcloud"
+HOW = "https://cloud.google.com/sdk/docs/install"
+SUFFIX = ".sh"
+
+_HEAD = """\
+#!/usr/bin/env bash
+# shellcheck disable=SC2016  # what hosts run is not for this shell to read
+# Written by windlass launch.
+#
+#   bash {file}          requests {slices} in {zone}, trains, begins again after
+#   {blank}          a preemption, and {after}
+#   bash {file} status   how it stands, and the last lines of the run
+#   bash {file} stop     has the training save and end; the machines stay
+#   bash {file} delete   deletes the machines
+#
+# The project is gcloud's own: `gcloud config set project`, or CLOUDSDK_CORE_PROJECT.
+NAME={name}
+ZONE={zone}
+ACCELERATOR_TYPE={accelerator}
+RUNTIME_VERSION={runtime}
+NODES=({nodes})
+REQUEST=({request})
+KEEP={keep}
+"""
+
+# What is started in the background is told of SIGTERM alone, and by its own number.
+_RUN = """\
+{train} &
+echo "$!" > pid
+code=0
+wait "$!" || code=$?
+echo "$code" > code
+"""
+
+
+def check(launch: Launch) -> None:
+    if launch.slices.each.accelerator_type is None:
+        raise UserError(
+            f"Cloud TPU does not rent {launch.slices.name} as a TPU VM; --to gke rents it"
+        )
+
+
+def write(launch: Launch) -> str:
+    one, count, name = launch.slices.each, launch.slices.count, launch.name
+    assert one.accelerator_type is not None and one.runtime is not None
+    nodes = [name] if count == 1 else [f"{name}-{number}" for number in range(count)]
+    request = [f"--node-id={name}"]
+    if count > 1:
+        request = [f"--node-count={count}", f"--node-prefix={name}"]
+    file = f"{name}{SUFFIX}"
+    head = _HEAD.format(
+        file=file,
+        blank=" " * len(f"bash {file}"),
+        slices=launch.slices.name,
+        after="keeps the machines" if launch.is_kept else "deletes the machines",
+        name=shlex.quote(name),
+        zone=shlex.quote(launch.zones[0]),
+        accelerator=shlex.quote(one.accelerator_type),
+        runtime=shlex.quote(one.runtime),
+        nodes=shlex.join(nodes),
+        request=shlex.join([*request, *(["--spot"] if launch.is_spot else [])]),
+        keep="yes" if launch.is_kept else "no",
+    )
+    body = resources.files("windlass.launch").joinpath("tpu_vm.sh").read_text(encoding="utf-8")
+    return head + body.replace("@SETUP@", shell.heredoc(setup(launch)))
+
+
+def setup(launch: Launch) -> str:
+    """What a host runs before the training."""
+    bucket = [] if launch.bucket is None else [shell.mount(launch)]
+    return "\n".join(
+        [
+            "set -euo pipefail",
+            *bucket,
+            shell.install(launch),
+            shell.written(launch.file, launch.recipe.text),
+            shell.written("run.sh", _RUN.format(train=shell.train(launch))),
+        ]
+    )
+
+
+def does(launch: Launch) -> list[str]:
+    spot = "spot " if launch.is_spot else ""
+    after = "stay, and cost until --delete" if launch.is_kept else "are deleted"
+    return [
+        f"a queued resource {launch.name}: {spot}{launch.slices.name} in {launch.zones[0]}, "
+        f"{launch.slices.each.runtime}",
+        "the script waits for it, installs, trains on every host, and shows what it says",
+        "after a preemption it requests again and runs the same command, which goes on",
+        f"when the training has ended, or at Ctrl-C once it is saved, the machines {after}",
+    ]
+
+
+def start(launch: Launch, file: Path) -> list[list[str]]:
+    return [["bash", str(file)]]
+
+
+def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    return [["bash", str(file), "status"]]
+
+
+def stop(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    return [["bash", str(file), "stop"]]
+
+
+def delete(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+    return [["bash", str(file), "delete"]]

@@ -1,0 +1,164 @@
+set -euo pipefail
+
+POLL_SECONDS=${POLL_SECONDS:-30}
+FAILURES_ALLOWED=3
+
+# What a host runs before the training. It may run again, and changes nothing then.
+setup() {
+  cat @SETUP@
+}
+
+# Begins the training, unless it is under way; shows what it says until it ends. It goes on when the
+# connection breaks, and whoever runs this again sees it from the beginning.
+train() {
+  cat << 'END_OF_TRAIN'
+set -euo pipefail
+cd "$HOME/launch"
+if [[ ! -f code ]] && ! { [[ -f pid ]] && kill -0 "$(cat pid)" 2> /dev/null; }; then
+  rm -f pid
+  nohup setsid bash run.sh > log 2>&1 < /dev/null &
+  until [[ -f pid ]]; do sleep 1; done
+fi
+tail --lines=+1 --follow --pid="$(cat pid)" log
+until [[ -f code ]]; do sleep 1; done
+exit "$(cat code)"
+END_OF_TRAIN
+}
+
+# Has the training save and end.
+end() {
+  cat << 'END_OF_END'
+cd "$HOME/launch" || exit 0
+if [[ -f pid && ! -f code ]]; then
+  kill -TERM "$(cat pid)" 2> /dev/null || true
+  for _ in {1..120}; do [[ -f code ]] && break; sleep 1; done
+fi
+END_OF_END
+}
+
+on_every_host() {
+  local node process processes=() code=0
+  for node in "${NODES[@]}"; do
+    gcloud compute tpus tpu-vm ssh "$node" --zone="$ZONE" --worker=all --quiet --command="$1" &
+    processes+=("$!")
+  done
+  for process in "${processes[@]}"; do
+    wait "$process" || code=$?
+  done
+  return "$code"
+}
+
+on_the_first_host() {
+  gcloud compute tpus tpu-vm ssh "${NODES[0]}" --zone="$ZONE" --worker=0 --quiet --command="$1"
+}
+
+# Nothing where there is no such request.
+state() {
+  gcloud compute tpus queued-resources list --zone="$ZONE" --filter="name~/$NAME\$" \
+    --format='value(state.state)' || echo UNKNOWN
+}
+
+create() {
+  gcloud compute tpus queued-resources create "$NAME" --zone="$ZONE" \
+    --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION" \
+    "${REQUEST[@]}" --quiet
+}
+
+delete() {
+  [[ -z "$(state)" ]] ||
+    gcloud compute tpus queued-resources delete "$NAME" --zone="$ZONE" --force --quiet
+}
+
+say() {
+  echo "$(date +%H:%M) $*" >&2
+}
+
+wait_for_machines() {
+  local now before=none
+  while true; do
+    now=$(state)
+    [[ "$now" == "$before" ]] || say "$NAME is ${now:-absent}"
+    before=$now
+    case "$now" in
+      ACTIVE) return 0 ;;
+      FAILED) say "it is refused:"; describe >&2; exit 1 ;;
+      SUSPENDED | "") return 1 ;;
+    esac
+    sleep "$POLL_SECONDS"
+  done
+}
+
+describe() {
+  gcloud compute tpus queued-resources describe "$NAME" --zone="$ZONE"
+}
+
+run() {
+  local code failures=0
+  trap finish EXIT
+  trap 'exit 130' INT
+  trap 'exit 143' TERM
+  while true; do
+    [[ -n "$(state)" ]] || create
+    if ! wait_for_machines; then
+      say "$NAME was taken away: it is requested again"
+      delete
+      continue
+    fi
+    if on_every_host "$(setup)"; then
+      on_every_host "$(train)" || true
+      code=$(on_the_first_host 'cat "$HOME/launch/code"' 2> /dev/null || true)
+    else
+      code=setup
+    fi
+    [[ "$code" != 0 ]] || return 0
+    if [[ "$(state)" != ACTIVE ]]; then
+      continue
+    elif [[ -z "$code" ]]; then
+      say "the connection broke; the training goes on, and is looked for again"
+      sleep "$POLL_SECONDS"
+      continue
+    fi
+    failures=$((failures + 1))
+    # 2 is how windlass ends where there is something to put right.
+    if [[ "$code" == 2 ]] || ((failures > FAILURES_ALLOWED)); then
+      say "the training ended with $code"
+      exit 1
+    fi
+    say "ended with $code: it begins again where it was saved"
+    on_every_host 'rm -f "$HOME/launch/code" "$HOME/launch/pid"' || true
+  done
+}
+
+# However this ends, nothing is left that costs, unless that was asked for.
+finish() {
+  local code=$?
+  trap '' INT TERM
+  trap - EXIT
+  if [[ "$KEEP" == yes ]]; then
+    say "$NAME is kept, and costs until: bash $0 delete"
+    exit "$code"
+  fi
+  if ((code > 128)) && [[ "$(state)" == ACTIVE ]]; then
+    say "the training is saved and ended"
+    on_every_host "$(end)" || true
+  fi
+  delete || say "$NAME COULD NOT BE DELETED, and costs until: bash $0 delete"
+  exit "$code"
+}
+
+status() {
+  local now
+  now=$(state)
+  echo "$NAME is ${now:-absent}"
+  if [[ "$now" == ACTIVE ]]; then
+    on_the_first_host 'tail --lines=20 "$HOME/launch/log"'
+  fi
+}
+
+case "${1:-run}" in
+  run) run ;;
+  status) status ;;
+  stop) on_every_host "$(end)" ;;
+  delete) delete ;;
+  *) echo "$1 is none of run, status, stop and delete" >&2; exit 2 ;;
+esac
