@@ -31,10 +31,14 @@ def once(name: str, folder: Path, make: Callable[[], T]) -> T:
     return make()
 
 
-def seen(folder: Path, *, patience: float = LATE) -> list[bool]:
-    """Which of the processes see in their folder what the first has written into its own."""
+def seen(folder: Path, *, patience: float | None = None) -> list[bool]:
+    """Which of the processes see in their folder what the first has written into its own.
+
+    They look for so many seconds; where none are said, for as long as a file may be late.
+    """
     if hosts.count() == 1:
         return [True]
+    patience = LATE if patience is None else patience
     probe = hosts.told("probe", _probe(folder) if hosts.is_first() else None)
     is_there = bool(probe) and _appears(folder / probe, patience)
     answers = hosts.each("sees the probe", "yes" if is_there else "no")

@@ -59,11 +59,11 @@ def open_session(described: Described, console: Console) -> Session:
     prepared = shared.once(
         "preparing the data", cache_of(data), lambda: prepare(data, vocabulary, console=console)
     )
-    _refuse_different_data(prepared)
+    check_same(prepared)
     return Session(Built(described), reference.joined(prepared, described.folder))
 
 
-def _refuse_different_data(prepared: Prepared) -> None:
+def check_same(prepared: Prepared) -> None:
     """Each process reads its own rows of what must be the same data on all of them."""
     own = f"documents {prepared.fingerprint[:12]}, tokenizer {prepared.tokeniser.fingerprint[:12]}"
     every = hosts.each("data", own)

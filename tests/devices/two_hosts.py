@@ -1,0 +1,67 @@
+"""One of two processes that share one folder and have another each; it prints what it finds."""
+
+import json
+import sys
+from pathlib import Path
+
+from windlass.config import Due, Every
+from windlass.data import Data, prepare
+from windlass.data.tokenizer import Tokenizer
+from windlass.devices import hosts, shared
+from windlass.errors import UserError
+from windlass.sources.stories import Source
+from windlass.training.clock import Clock
+from windlass.training.folder import check_shared
+from windlass.training.session import check_same
+
+shared.LATE = 0.2
+port, index, common, own = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
+hosts.join(hosts.Hosts(f"127.0.0.1:{port}", 2, index, "a test"))
+
+
+def makes(folder: Path) -> str:
+    """Whether this process finds a file there when it is its turn to make one."""
+    file = folder / "made"
+    found = "found" if file.exists() else "made"
+    file.touch()
+    return found
+
+
+def refusal(call) -> str | None:
+    try:
+        call()
+    except UserError as error:
+        return str(error)
+
+
+def clock() -> float:
+    assert hosts.is_first(), "only the first process has a clock"
+    clock.now += 25
+    return clock.now
+
+
+clock.now = 0.0
+agreed = Clock(Every(1, "min"), clock=clock)
+due, times = Due(Every(1, "min"), 100, agreed), []
+for step in range(1, 61):
+    agreed.step(step)
+    times += [step] if due(step) else []
+
+data = Data(source=Source(count=4, seed=index), length=16, cache=str(own))
+prepared = prepare(data, Tokenizer())
+print(
+    json.dumps(
+        {
+            "seen": [shared.seen(common), shared.seen(own)],
+            "once": [
+                shared.once(name, folder, lambda folder=folder: makes(folder))
+                for name, folder in (("common", common), ("own", own))
+            ],
+            "probes": [path.name for path in (*common.glob(".*"), *own.glob(".*"))],
+            "run": refusal(lambda: check_shared(own)),
+            "data": refusal(lambda: check_same(prepared)),
+            "prepared": prepared.fingerprint[:12],
+            "due": times,
+        }
+    )
+)
