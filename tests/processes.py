@@ -67,6 +67,11 @@ class Processes:
         """How every process ended."""
         return [self.wait(i, seconds) for i in range(len(self.started))]
 
+    def trainer(self, process: int) -> int:
+        """The number, for the system, of the child in which a process trains."""
+        parent = self.started[process].pid
+        return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
     def kill(self) -> None:
         """End what still runs."""
         for one in self.started:

@@ -2,7 +2,6 @@
 
 import copy
 import json
-import os
 from io import StringIO
 from pathlib import Path
 
@@ -24,12 +23,6 @@ from windlass.training.signals import Signals
 KEYS = ["train.evaluate_every=2", "checkpoint.every=2", "optim.schedule.shape=constant"]
 # 16 rows a step on eight devices, and on four as well where the run began on eight.
 ON_EACH = ["train.batch=null", "train.batch_per_device=1", "train.accumulation=2"]
-
-
-def flags(devices: int) -> str:
-    """How these tests compile, for so many devices."""
-    ours = [flag for flag in os.environ["XLA_FLAGS"].split() if "device_count" not in flag]
-    return " ".join([*ours, f"--xla_force_host_platform_device_count={devices}"])
 
 
 def alone(folder: Path, *keys: str) -> str:
@@ -59,7 +52,7 @@ def both(tmp_path_factory) -> Path:
     folder = tmp_path_factory.mktemp("both")
     (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE))
     words = ["tiny.yaml", *KEYS, *ON_EACH, f"run.dir={folder / 'run'}", "train.steps=4"]
-    with processes(folder, words, environ={"XLA_FLAGS": flags(4)}) as running:
+    with processes(folder, words) as running:
         first, second = running.finish()
     assert first.code == second.code == 0, first.output + second.output
     assert "step 4/4" in first.output and "step" not in second.output

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.errors import JaxRuntimeError
 from jaxtyping import PyTree
 
 from windlass.checkpoint import archive, seal
@@ -159,7 +160,11 @@ class Store:
         for step in _superseded(self.folder, self._keep, self._best):
             _remove(self.folder / str(step))
 
-    def _failure(self, name: str, error: Exception) -> UserError:
+    def _failure(self, name: str, error: Exception) -> Exception:
+        """What to raise: words for the user, or of another process that is gone what JAX says."""
+        lost = [one for one in (error, error.__cause__) if isinstance(one, JaxRuntimeError)]
+        if lost and hosts.count() > 1:
+            return lost[0]
         if hosts.count() == 1:  # others may still be writing there; the next start removes it
             shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()
