@@ -1,9 +1,11 @@
 """Several real processes of `windlass train` on one machine, as hosts of a run."""
 
 import os
+import signal
 import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -53,6 +55,24 @@ class Processes:
                         stderr=subprocess.STDOUT,
                     )
                 )
+
+    def trainer(self, process: int) -> int:
+        """The child that trains, of a process."""
+        parent = self.started[process].pid
+        return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
+
+    def lose(self, process: int) -> None:
+        """End a process and its child with kill -9, as when its machine is gone."""
+        child = self.trainer(process)
+        self.started[process].kill()
+        os.kill(child, signal.SIGKILL)
+        self.started[process].wait()
+
+    def until(self, text: str) -> None:
+        """Wait until the first process has said this."""
+        while text not in self.output(0):
+            assert all(one.poll() is None for one in self.started), self.output(0)
+            time.sleep(0.002)
 
     def output(self, process: int) -> str:
         """What a process has said so far."""

@@ -47,9 +47,7 @@ def run(words: list[str], signals: Signals) -> int:
     except UserError as error:
         return _refuse(f"{signals.who}{error}")
     except PeerLost as error:
-        _refuse(
-            f"{signals.who}{error}{signals.line and f'. What JAX said is in {signals.line.log}'}"
-        )
+        _refuse(f"{signals.who}{error}")
         return 1
     except typer.TyperException as error:
         what = error.format_message().rstrip(".")

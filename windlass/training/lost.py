@@ -50,3 +50,8 @@ def left(folder: str | None) -> str:
         f"Nothing up to step {steps[-1]}, the newest checkpoint in {folder}, is lost: the same "
         "command on every host goes on from there"
     )
+
+
+def kept(log: str) -> str:
+    """Where to find what libraries said before, if they did."""
+    return f". What JAX said is in {log}" if Path(log).stat().st_size else ""

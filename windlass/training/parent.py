@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 
 from windlass.devices.clusters import Hosts
@@ -26,7 +27,7 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
     kept, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
     os.close(kept)
     child = [sys.executable, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
-    with signals.passes_on(lambda number: os.write(passes, bytes([number]))):
+    with signals.passes_on(partial(_pass, passes)):
         # In a session of its own, so that a terminal's Ctrl-C reaches it once: through here.
         trainer = subprocess.Popen(child, pass_fds=(heard, told), start_new_session=True)
         os.close(heard)
@@ -37,7 +38,7 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
     os.close(reads)
     if code >= 0:
         # It has said itself what there was to say.
-        if code != FAILED:
+        if code != FAILED or not Path(log).stat().st_size:
             Path(log).unlink()
         return code
     clear()
@@ -46,13 +47,20 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
     return FAILED
 
 
+def _pass(passes: int, number: signal.Signals) -> None:
+    try:
+        os.write(passes, bytes([number]))
+    except BrokenPipeError:  # it has just ended
+        pass
+
+
 def _explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
     """Why a trainer was ended by a signal, as far as can be told."""
     from windlass.devices.hosts import JOINING_SECONDS
-    from windlass.training.lost import in_log, left
+    from windlass.training.lost import in_log, kept, left
 
     text = Path(log).read_text(encoding="utf-8", errors="replace")
-    where = f". What JAX said of it is in {log}"
+    where = kept(log)
     if not names and "RegisterTask" in text:
         minutes = JOINING_SECONDS // 60
         return (

@@ -20,7 +20,7 @@ from windlass.devices import hosts as processes
 from windlass.devices.clusters import Hosts
 from windlass.devices.hosts import HEARTBEAT_SECONDS
 from windlass.errors import PeerLost, UserError
-from windlass.training.lost import Lost, named
+from windlass.training.lost import Lost, kept, left, named
 from windlass.training.signals import Signals, clear, say
 
 REFUSED, FAILED = 2, 1
@@ -54,7 +54,7 @@ class Peers:
 
     def __init__(self, hosts: Hosts, signals: Signals):
         self.hosts, self.signals = hosts, signals
-        self.folder: Path | None = None
+        self.folder: str | None = None
         self.is_over = False  # the run ends early, here first or by another's word
         if processes.joined() is None:
             with signals.phase(WAITING), _said_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
@@ -83,8 +83,8 @@ class Peers:
             self._explain(error)
 
     def trains_in(self, folder: Path) -> None:
-        self.folder = folder
-        self._tell(folder=str(folder))
+        self.folder = str(folder)
+        self._tell(folder=self.folder)
 
     def compare(self, recipe: dict) -> None:
         """Refuse to train different recipes, or by different programs, as one run."""
@@ -141,8 +141,11 @@ class Peers:
         time.sleep(OWN_WORDS_SECONDS)
         _speaks.acquire()
         who = named(ending["process"], self.names)
+        what = f"{who} ended the run: {ending['text']}"
+        if ending["code"] == FAILED:
+            what += f". {left(self.folder)}"
         clear()
-        say(f"{self.signals.who}{who} ended the run: {ending['text']}")
+        say(f"{self.signals.who}{what}")
         processes.part(ending["code"])
 
     def _explain(self, error: Exception) -> None:
@@ -164,8 +167,7 @@ class Peers:
         lost = Lost([], text.partition("\n")[0])
         if is_closed:
             lost = Lost([1 - self.hosts.process], "its connection is closed")
-        words = lost.told(self.names, self.folder and str(self.folder))
-        raise PeerLost(words + self._kept(error)) from error
+        raise PeerLost(lost.told(self.names, self.folder) + self._kept(error)) from error
 
     def _kept(self, error: Exception) -> str:
         """Where to find an error that is none of this process's."""
@@ -174,7 +176,7 @@ class Peers:
         log = self.signals.line.log
         with open(log, "a", encoding="utf-8") as file:
             traceback.print_exception(error, file=file)
-        return f". What JAX said of it is in {log}"
+        return kept(log)
 
     def _tell(self, **facts: object) -> None:
         if self.signals.line is not None:
