@@ -31,10 +31,11 @@ _joined: Hosts | None = None
 def join(hosts: Hosts) -> None:
     """Wait for the other processes; to be called before any device is touched."""
     global _joined
-    found = {} if hosts.coordinator is None else {"cluster_detection_method": "deactivate"}
+    found: dict[str, Any] = {}  # by JAX itself
     if hosts.coordinator is not None:
-        found |= dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
+        found = dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
         found |= dict(process_id=hosts.process, local_device_ids=hosts.local_devices)
+        found |= dict(cluster_detection_method="deactivate")
     try:
         jax.distributed.initialize(
             **found,
