@@ -56,11 +56,6 @@ class Processes:
                     )
                 )
 
-    def trainer(self, process: int) -> int:
-        """The child that trains, of a process."""
-        parent = self.started[process].pid
-        return int(Path(f"/proc/{parent}/task/{parent}/children").read_text().split()[0])
-
     def lose(self, process: int) -> None:
         """End a process and its child with kill -9, as when its machine is gone."""
         child = self.trainer(process)
