@@ -1,5 +1,6 @@
 """Small models, rows and meshes to test with."""
 
+import dataclasses
 import importlib
 import math
 from collections.abc import Iterator, Sequence
@@ -14,6 +15,7 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from windlass.adapters.lora import Adapter
 from windlass.devices.axes import placements
 from windlass.devices.mesh import AXES, build
 from windlass.objectives import Carry
@@ -27,16 +29,32 @@ def config(family: str):
     return importlib.import_module(f"windlass.models.{family}").Config.tiny()
 
 
-@cache
+def wide(family: str, kv_heads: int = 2):
+    """The tiny config with so many heads that eight devices can share them."""
+    tiny = config(family)
+    heads = dict(heads=8, kv_heads=kv_heads)
+    return dataclasses.replace(tiny, **heads) if hasattr(tiny, "heads") else tiny
+
+
 def model(family: str):
     """The tiny model of a family, with random norms and biases: none of them is 1 or 0."""
+    return made(config(family))
+
+
+@cache
+def made(config, adapter: Adapter | None = None):
+    """The model of a config, adapted or not, with random norms and biases."""
     rng = np.random.default_rng(7)
 
     def roughen(x):
         rough = np.asarray(x) + 0.1 * rng.normal(size=x.shape).astype(x.dtype)
         return jax.device_put(rough, jax.devices()[0])  # on no mesh, wherever it is first asked for
 
-    return jax.tree.map(roughen, eqx.filter_jit(config(family).init)(jax.random.key(0)))
+    def init(key):
+        plain = config.init(key)
+        return plain if adapter is None else adapter.adapt(plain, names={}, key=key)
+
+    return jax.tree.map(roughen, eqx.filter_jit(init)(jax.random.key(0)))
 
 
 def abstract(config) -> PyTree:

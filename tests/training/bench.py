@@ -7,12 +7,14 @@ import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
 from tests import tiny
+from windlass.adapters.lora import Adapter
 from windlass.devices.axes import cast, placements
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
 from windlass.optim import Descent
 from windlass.optim.adamw import Optimizer
 from windlass.training.step import Frozen, State, make_step, start
+from windlass.training.trainable import choose
 
 STEPS = 10
 ADAMW = Optimizer(learning_rate=1e-3)
@@ -36,9 +38,13 @@ class Bench:
         optim: Descent = ADAMW,
         ema: float | None = None,
         compute: str = "float32",
+        adapter: Adapter | None = None,
+        kv_heads: int = 2,
     ):
-        self.vocab = tiny.config(family).vocab
-        arrays, static = eqx.partition(tiny.model(family), eqx.is_array)
+        config = tiny.wide(family, kv_heads)
+        self.vocab = config.vocab
+        whole, static = eqx.partition(tiny.made(config, adapter), eqx.is_array)
+        arrays, frozen = eqx.partition(whole, choose(whole, None).mask)
         with tiny.on(sizes) as self.mesh:
             optimizer = optim.build(STEPS, arrays)
             copies = jax.tree.map(np.array, arrays)  # the step takes its state away
@@ -52,7 +58,7 @@ class Bench:
                 has_loss_scale=compute == "float16",
             )
             self.state: State = jax.device_put(state, placements(state, self.mesh))
-            self.frozen = Frozen(eqx.filter(arrays, lambda _: False), {})
+            self.frozen = Frozen(jax.device_put(frozen, placements(frozen, self.mesh)), {})
             step = make_step(
                 lambda weights, frozen: cast(eqx.combine(weights, frozen, static), compute),
                 Objective(),

@@ -11,7 +11,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from windlass.devices import chips
-from windlass.devices.axes import layout, shard, tensor_ways
+from windlass.devices.axes import layout, tensor_ways
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
 # with 16 heads. Flash kernels hold none of them.
@@ -103,8 +103,21 @@ def spread(x: Float[Array, "batch seq kv_heads dim"]) -> Float[Array, "batch seq
 
     With fewer key heads than devices to compute them, a head is held by several.
     """
-    copies = math.lcm(x.shape[2], tensor_ways()) // x.shape[2]
-    return x if copies == 1 else shard(jnp.repeat(x, copies, axis=2), "batch seq kv_heads head_dim")
+    heads, ways = x.shape[2], tensor_ways()
+    if heads % ways == 0:
+        return x
+    rows = layout(("batch",), x.shape[:1])
+    assert rows is not None and ways % heads == 0
+
+    def own(x):
+        mine = jax.lax.axis_index("tensor") // (ways // heads)
+        return jax.lax.dynamic_slice_in_dim(x, mine, 1, axis=2)
+
+    return jax.shard_map(
+        own,
+        in_specs=PartitionSpec(*rows, None, None, None),
+        out_specs=PartitionSpec(*rows, None, "tensor", None),
+    )(x)
 
 
 def keeps(primitive: Any, *_: Any, **__: Any) -> bool:
