@@ -91,6 +91,13 @@ def test_a_managed_job_is_launched_asked_after_and_cancelled(
     ]
 
 
+def test_a_job_that_is_launched_again_does_not_run_twice(program, programs, tmp_path):
+    for _ in range(2):
+        assert program(*SPOT, "--name", "mine", "--yes").code == 0
+    verbs = [call[2] for call in standins.calls(programs)]
+    assert verbs == ["launch", "cancel", "launch"]
+
+
 def test_a_cluster_is_launched_asked_after_stopped_and_torn_down(program, programs, tmp_path):
     file = record(tmp_path, "mine", ".yaml")
     assert life(program, programs, *BOUGHT) == [
@@ -220,8 +227,8 @@ def test_a_name_is_not_launched_twice_to_different_places(program, programs):
     refused = program(*BOUGHT, "--yes", "--to", "gke")
     assert refused.code == 2
     assert refused.err.splitlines()[-1] == (
-        "mine was launched to skypilot, and may still run there; "
-        "`windlass launch --delete mine` first, or give another --name"
+        "mine was launched on v6e-8 by skypilot, and may still be there; `windlass launch --delete "
+        "mine` first, after which it goes on here, or give another --name"
     )
     unknown = program("launch", "--status", "mina")
     assert unknown.err == "no launch is called mina; did you mean mine? there is mine\n"

@@ -206,6 +206,20 @@ def test_a_target_refuses_what_it_does_not_have(asked, message):
     assert str(refused.value) == message
 
 
+def test_machines_that_cannot_be_kept_are_not_promised_to_be():
+    for to, said in (
+        ("gke", "--keep is given, and on GKE the nodes are the cluster's: leave it out"),
+        (
+            "skypilot",
+            "--keep is given, and a managed job, which --spot makes, always deletes its machines; "
+            "leave one of them out",
+        ),
+    ):
+        with pytest.raises(UserError) as refused:
+            find(to).check(launch("v6e-8", keep=True))
+        assert str(refused.value) == said
+
+
 def test_a_target_that_does_not_exist_is_refused():
     with pytest.raises(UserError) as refused:
         find("gki")

@@ -128,6 +128,11 @@ def test_a_batch_that_the_slice_cannot_divide_is_refused_before_it_is_rented():
     assert prepare(recipe(), ["train.batch=12"], on="v5p-8").slices.devices == 4
 
 
+def test_matrices_are_not_split_between_slices():
+    said = refusal("mesh.tensor=2", on="2xv6e-1", bucket=BUCKET)
+    assert "mesh" in said and "on 2 slices, which a network joins that is too slow" in said
+
+
 def test_a_recipe_for_another_kind_of_device_is_refused():
     assert refusal("device=gpu", bucket=BUCKET) == (
         "device.kind is gpu, and no GPU is present, only 8 TPUs (TPU v6 lite); device=tpu or "

@@ -64,7 +64,8 @@ def test_a_preempted_run_goes_on_by_the_same_command_and_nothing_is_left(tmp_pat
     assert not (cloud / "state").exists()
 
 
-def test_ctrl_c_has_the_training_save_and_then_deletes_the_machines(tmp_path):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
+def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(number, tmp_path):
     saves = (
         TRAINS + "trap 'touch \"$CLOUD/saved\"; exit 143' TERM\nwhile true; do sleep 0.1; done\n"
     )
@@ -76,9 +77,9 @@ def test_ctrl_c_has_the_training_save_and_then_deletes_the_machines(tmp_path):
         limit = time.monotonic() + LATER
         while not (tmp_path / "cloud" / "trained").exists() and time.monotonic() < limit:
             time.sleep(0.1)
-        process.send_signal(signal.SIGINT)
+        process.send_signal(number)
         _, said = process.communicate(timeout=LATER)
-    assert process.returncode == 130
+    assert process.returncode == 128 + number
     assert (tmp_path / "cloud" / "saved").exists()
     assert verbs(tmp_path / "cloud") == ["create", "delete"], said
     assert not (tmp_path / "cloud" / "state").exists()

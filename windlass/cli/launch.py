@@ -122,7 +122,7 @@ def launch(
         code = running.start(prepared, to)
     if code:
         _note(f"this failed; `windlass launch --delete {prepared.name}` deletes what there is")
-    else:
+    elif to != "tpu-vm":  # the script has seen it through
         _note(f"`windlass launch --status {prepared.name}` shows how it stands")
     return code
 

@@ -33,8 +33,8 @@ class Target(Protocol):
         """What is created, what happens to it, and what is left, a line each."""
         ...
 
-    def start(self, launch: Launch, file: Path) -> list[Command]:
-        """What creates the machines and begins, or goes on."""
+    def start(self, launch: Launch, file: Path, is_again: bool) -> list[Command]:
+        """What creates the machines and begins, or goes on where it was launched before."""
         ...
 
     def status(self, name: str, file: Path, is_spot: bool) -> list[Command]:

@@ -44,6 +44,8 @@ def check(launch: Launch) -> None:
         raise UserError(
             "--to gke needs --bucket gs://NAME: of what a pod writes nothing is left when it ends"
         )
+    if launch.is_kept:
+        raise UserError("--keep is given, and on GKE the nodes are the cluster's: leave it out")
 
 
 def write(launch: Launch) -> str:
@@ -179,7 +181,7 @@ def does(launch: Launch) -> list[str]:
     ]
 
 
-def start(launch: Launch, file: Path) -> list[list[str]]:
+def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
     # One that has ended is not run again: its jobs cannot be changed.
     gone = ["kubectl", "delete", "jobset", launch.name, "--ignore-not-found"]
     return [gone, ["kubectl", "apply", "--filename", str(file)]]

@@ -173,7 +173,9 @@ def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | N
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise
     kinds = present["tpu"][: chosen.count]
-    return layers.read(Run, "tpu", checks=[lambda run: runs.problems(run, "tpu", kinds)])
+    return layers.read(
+        Run, "tpu", checks=[lambda run: runs.problems(run, "tpu", kinds, slices=asked.count)]
+    )
 
 
 def _refuse(origin: str, problems: Sequence[Problem]) -> None:

@@ -57,10 +57,11 @@ def keep(launch: Launch, target: str) -> Record:
         when=when,
     )
     before = every().get(launch.name)
-    if before is not None and before.target != target:
+    if before is not None and (before.target, before.slices) != (target, record.slices):
         raise UserError(
-            f"{launch.name} was launched to {before.target}, and may still run there; "
-            f"`windlass launch --delete {launch.name}` first, or give another --name"
+            f"{launch.name} was launched on {before.slices} by {before.target}, and may still be "
+            f"there; `windlass launch --delete {launch.name}` first, after which it goes on here, "
+            "or give another --name"
         )
     place = folder() / launch.name
     try:

@@ -25,8 +25,9 @@ def start(launch: Launch, target: str) -> int:
     how = find(target)
     how.check(launch)
     check(how)
+    is_again = launch.name in records.every()
     record = records.keep(launch, target)
-    return _run(how.start(launch, record.place))
+    return _run(how.start(launch, record.place, is_again))
 
 
 def status(record: Record) -> int:

@@ -29,6 +29,11 @@ def check(launch: Launch) -> None:
         raise UserError(
             f"SkyPilot has no {launch.slices.name}, which is rented through GKE: --to gke"
         )
+    if launch.is_spot and launch.is_kept:
+        raise UserError(
+            "--keep is given, and a managed job, which --spot makes, always deletes its machines; "
+            "leave one of them out"
+        )
 
 
 def write(launch: Launch) -> str:
@@ -83,14 +88,16 @@ def does(launch: Launch) -> list[str]:
     return [f"a cluster {launch.name}: {what}", f"it {after}"]
 
 
-def start(launch: Launch, file: Path) -> list[list[str]]:
+def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
     # The value of a secret is taken from the environment, and is in no file and on no command line.
     secret = ["--secret", "HF_TOKEN"] if launch.needs_hub and "HF_TOKEN" in os.environ else []
-    if launch.is_spot:
-        named = ["jobs", "launch", "--name", launch.name]
-    else:
-        named = ["launch", "--cluster", launch.name, *([] if launch.is_kept else ["--down"])]
-    return [["sky", *named, "--yes", "--detach-run", *secret, str(file)]]
+    how = ["--yes", "--detach-run", *secret, str(file)]
+    if not launch.is_spot:
+        down = [] if launch.is_kept else ["--down"]
+        return [["sky", "launch", "--cluster", launch.name, *down, *how]]
+    # Names of jobs are not unique, and two at a time would write to the same run.
+    before = stop(launch.name, file, launch.is_spot) if is_again else []
+    return [*before, ["sky", "jobs", "launch", "--name", launch.name, *how]]
 
 
 def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:

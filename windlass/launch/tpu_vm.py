@@ -101,7 +101,7 @@ def does(launch: Launch) -> list[str]:
     ]
 
 
-def start(launch: Launch, file: Path) -> list[list[str]]:
+def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
     return [["bash", str(file)]]
 
 

@@ -70,7 +70,7 @@ delete() {
 }
 
 say() {
-  echo "$(date +%H:%M) $*" >&2
+  echo "$(date +%H:%M) $*" >&2 || true # the terminal may be gone
 }
 
 wait_for_machines() {
@@ -95,6 +95,7 @@ describe() {
 run() {
   local code failures=0
   trap finish EXIT
+  trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
   while true; do
@@ -126,13 +127,15 @@ run() {
     fi
     say "ended with $code: it begins again where it was saved"
     on_every_host 'rm -f "$HOME/launch/code" "$HOME/launch/pid"' || true
+    sleep "$POLL_SECONDS" # a machine that has just begun may not answer yet
   done
 }
 
 # However this ends, nothing is left that costs, unless that was asked for.
 finish() {
   local code=$?
-  trap '' INT TERM
+  set +e
+  trap '' HUP INT TERM
   trap - EXIT
   if [[ "$KEEP" == yes ]]; then
     say "$NAME is kept, and costs until: bash $0 delete"
@@ -140,7 +143,7 @@ finish() {
   fi
   if ((code > 128)) && [[ "$(state)" == ACTIVE ]]; then
     say "the training is saved and ended"
-    on_every_host "$(end)" || true
+    on_every_host "$(end)"
   fi
   delete || say "$NAME COULD NOT BE DELETED, and costs until: bash $0 delete"
   exit "$code"
