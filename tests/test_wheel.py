@@ -63,12 +63,14 @@ def test_the_recipes_come_with_it_and_both_names_are_the_same_program(bin, empty
     assert run(bin / "python", "-m", "windlass", "train", cwd=empty) == listed
 
 
-def test_the_example_rows_come_with_it(bin, empty):
+def test_the_example_rows_and_the_script_of_a_launch_come_with_it(bin, empty):
     script = (
+        "from importlib import resources\n"
         "from windlass.sources.example import Source\n"
-        "print(*[len(Source(name=name)) for name in ('legal', 'chats', 'pairs')])"
+        "print(*[len(Source(name=name)) for name in ('legal', 'chats', 'pairs')])\n"
+        "print((resources.files('windlass') / 'launch' / 'tpu_vm.sh').is_file())"
     )
-    assert run(bin / "python", "-c", script, cwd=empty) == "60 36 40\n"
+    assert run(bin / "python", "-c", script, cwd=empty) == "60 36 40\nTrue\n"
 
 
 def test_quickstart_trains_in_an_empty_folder(bin, empty):

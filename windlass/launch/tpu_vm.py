@@ -92,11 +92,12 @@ def setup(launch: Launch) -> str:
 def does(launch: Launch) -> list[str]:
     spot = "spot " if launch.is_spot else ""
     after = "stay, and cost until --delete" if launch.is_kept else "are deleted"
+    again = "after a preemption it requests again and runs the same command, which goes on"
     return [
         f"a queued resource {launch.name}: {spot}{launch.slices.name} in {launch.zones[0]}, "
         f"{launch.slices.each.runtime}",
         "the script waits for it, installs, trains on every host, and shows what it says",
-        "after a preemption it requests again and runs the same command, which goes on",
+        *([] if launch.bucket is None else [again]),
         f"when the training has ended, or at Ctrl-C once it is saved, the machines {after}",
     ]
 
