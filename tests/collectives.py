@@ -10,6 +10,7 @@ import numpy as np
 
 KINDS = ("all-reduce", "all-gather", "reduce-scatter", "all-to-all", "collective-permute")
 KINDS += ("collective-broadcast", "ragged-all-to-all")
+SCATTERED = "all-reduce-scatter"  # where a TPU sums and keeps a piece, in two operations
 WIDTHS = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8}  # others say their bits
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
@@ -50,7 +51,7 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     channels: dict[str, tuple[tuple[str, tuple[str, ...], int], int]] = {}
     for name, lines in computations.items():
         for number, line in enumerate(lines if times[name] else []):
-            for one in _read(line, mesh):
+            for one in _read(line, mesh, name):
                 said = re.search(r"channel_id=(\d+)", line)
                 channels[said[1] if said else f"{name} {number}"] = one, times[name]
     found: Counter[tuple[str, tuple[str, ...], int]] = Counter()
@@ -89,7 +90,9 @@ def _trips(line: str, computations: Mapping[str, list[str]]) -> int:
     return int(numbers[0]) if len(numbers) == 1 else 1
 
 
-def _read(line: str, mesh: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, ...], int]]:
+def _read(
+    line: str, mesh: Mapping[str, int], computation: str
+) -> Iterator[tuple[str, tuple[str, ...], int]]:
     named = _NAME.match(line)
     kind = named[2].removesuffix("-start") if named else ""
     if named is None or kind not in KINDS:
@@ -98,6 +101,8 @@ def _read(line: str, mesh: Mapping[str, int]) -> Iterator[tuple[str, tuple[str, 
     size = _bytes(named[1], kind, is_start=named[2].endswith("-start"))
     if kind == "reduce-scatter":
         size *= len(groups[0])
+    if computation.startswith(SCATTERED):
+        kind = "reduce-scatter"
     yield kind, _axes(groups, mesh), size
 
 
