@@ -3,7 +3,8 @@
 PYTHON ?= python3
 VENV ?= .venv
 PY := $(VENV)/bin/python
-INSTALL := $(PY) -m pip install -qq --disable-pip-version-check
+# Python compiles what it imports; pip would compile all that there is, for a minute.
+INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --no-compile
 
 .PHONY: help quickstart test check proof bench docs clean
 
@@ -41,8 +42,10 @@ $(VENV)/.core: pyproject.toml
 
 # The parity tests compare with PyTorch and with PEFT, which needs it. It has no wheel for every
 # machine, and where it has none they compare with what was recorded of both.
-$(VENV)/.dev: $(VENV)/.core
-	@echo "installing what the tests need into $(VENV)"
-	@$(INSTALL) -e '.[dev]'
-	@$(INSTALL) torch==2.13.0 'peft>=0.18' || echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
-	@touch $@
+$(VENV)/.dev: pyproject.toml
+	@echo "installing windlass and what its tests need into $(VENV)"
+	@$(PYTHON) -m venv $(VENV)
+	@$(INSTALL) -e '.[dev]' torch==2.13.0 'peft>=0.18' || { \
+		echo "torch 2.13.0 cannot be installed here: parity is tested against a record"; \
+		$(INSTALL) -e '.[dev]'; }
+	@touch $(VENV)/.core $@

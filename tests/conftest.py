@@ -1,32 +1,27 @@
 """Eight simulated devices, checked shapes, strict types: what every test runs under."""
 
+import gc
 import importlib.util
 import os
 import pkgutil
 import tempfile
-from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
-# Before anything imports jax. Code is compiled without the passes that make it fast: tests compile
-# much and compute little.
-flags = [
-    os.environ.get("XLA_FLAGS", ""),
-    "--xla_force_host_platform_device_count=8",
-    "--xla_backend_optimization_level=0",
-    "--xla_llvm_disable_expensive_passes=true",
-]
-if version("jaxlib").startswith("0.10."):  # later ones do not know it, and refuse to start
-    flags.append("--xla_cpu_use_fusion_emitters=false")  # a third of the time to compile
+from tests.flags import quick
+
+# Before anything imports jax.
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = " ".join(flags)
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick(devices=8)}"
 # One folder for all processes and runs of the tests. It holds code, so it is the user's alone.
 compiled = Path(tempfile.gettempdir()) / f"windlass-tests-{os.getuid()}"
 compiled.mkdir(mode=0o700, exist_ok=True)
 os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
 os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ["HF_HUB_OFFLINE"] = "1"
+os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads them here
+gc.set_threshold(100_000, 20, 50)  # a trace makes millions of objects, hardly one of them garbage
 
 if importlib.util.find_spec("beartype"):
     from jaxtyping import install_import_hook

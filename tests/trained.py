@@ -12,6 +12,7 @@ import pytest
 import yaml
 
 from tests import tiny
+from tests.flags import quick
 from windlass.sources import stories as stories_source
 
 CORPUS, DOCUMENTS = "stories.jsonl", 40
@@ -84,6 +85,5 @@ def windlass(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedPr
 
 
 def environment() -> dict[str, str]:
-    flags = "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
     source = str(Path(__file__).parents[1])
-    return os.environ | {"PYTHONPATH": source, "XLA_FLAGS": flags, "COLUMNS": "80"}
+    return os.environ | {"PYTHONPATH": source, "XLA_FLAGS": quick(), "COLUMNS": "80"}

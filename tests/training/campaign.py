@@ -33,10 +33,10 @@ class Ended(NamedTuple):
 
 
 class Program:
-    """`windlass train` on a recipe in a folder of its own."""
+    """`windlass train` on a recipe in a folder of its own, compiled as a user's is or quickly."""
 
-    def __init__(self, folder: Path, recipe: dict | None = None):
-        self.folder = folder
+    def __init__(self, folder: Path, recipe: dict | None = None, flags: str = ""):
+        self.folder, self.flags = folder, flags
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "tiny.yaml").write_text(yaml.safe_dump(recipe or RECIPE))
         self.run_dir = folder / "run"
@@ -47,7 +47,8 @@ class Program:
         return subprocess.Popen(
             [*command, f"run.dir={self.run_dir}", *keys],
             cwd=self.folder,
-            env=os.environ | {"PYTHONPATH": os.pathsep.join(map(str, path)), "XLA_FLAGS": ""},
+            env=os.environ
+            | {"PYTHONPATH": os.pathsep.join(map(str, path)), "XLA_FLAGS": self.flags},
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,

@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from tests.flags import quick
 from tests.training.campaign import RECIPE, Program, killed, weights
 
 # With all that a state can hold: the average of the weights, and how long there was no new best.
@@ -12,13 +13,13 @@ WHOLE = RECIPE | {"train": RECIPE["train"] | {"ema": 0.99, "patience": 9}}
 
 @pytest.fixture(scope="module")
 def undisturbed(tmp_path_factory) -> dict[str, int]:
-    program = Program(tmp_path_factory.mktemp("undisturbed"), WHOLE)
+    program = Program(tmp_path_factory.mktemp("undisturbed"), WHOLE, quick())
     assert program.finish().code == 0
     return weights(program.run_dir)
 
 
 def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed):
-    program = Program(tmp_path, WHOLE)
+    program = Program(tmp_path, WHOLE, quick())
     told = killed(program, 3, seed=0)
     assert len(told) == 3
     last = program.finish()
@@ -34,7 +35,7 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed)
 
 
 def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(tmp_path, undisturbed):
-    program = Program(tmp_path, WHOLE)
+    program = Program(tmp_path, WHOLE, quick())
     for number, name, at in ((signal.SIGTERM, "SIGTERM", 13), (signal.SIGINT, "Ctrl-C", 33)):
         stopped = program.disturb(lambda program, at=at: program.step >= at, number)
         assert stopped.code == 128 + number, stopped.output

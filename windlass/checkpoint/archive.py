@@ -1,7 +1,8 @@
 """One checkpoint folder: arrays and a manifest that Orbax commits together, and their checking."""
 
 import logging
-from collections.abc import Callable
+import math
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from windlass.devices import hosts
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
 MANIFEST = "manifest/metadata"
+TOGETHER = 2**28  # bytes of arrays that are in memory at once while a checkpoint is examined
 LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes these while it commits
 
 # Orbax logs the traceback of a failed save three times over. The error itself is raised by `wait`.
@@ -102,14 +104,16 @@ def examine(folder: Path) -> Damage:
     """Compare every byte of every file, and every array, with what was written.
 
     Nothing but the folder is needed: neither the model nor the devices it was written on. Arrays
-    are read one at a time, so that each damaged one is named and only one is in memory.
+    are read a few at a time, as much as `TOGETHER` says, and one by one where a file is damaged:
+    Orbax closes its loop on all when it fails in one.
     """
     files = seal.broken(folder)
     try:
         expected = manifest(folder)["arrays"]
     except Damaged as damaged:
         return Damage(sorted({*files, *damaged.damage.files}), [])
-    return Damage(files, [name for name in expected if not _is_intact(folder, name, expected)])
+    groups = _groups(expected, at_once=0 if files else TOGETHER)
+    return Damage(files, [name for group in groups for name in _damaged(folder, group)])
 
 
 def read(folder: Path, wanted: PyTree, expected: dict[str, dict]) -> PyTree:
@@ -128,17 +132,38 @@ def read(folder: Path, wanted: PyTree, expected: dict[str, dict]) -> PyTree:
     return jax.tree.unflatten(jax.tree.structure(wanted), restored.values())
 
 
-def _is_intact(folder: Path, name: str, expected: dict[str, dict]) -> bool:
-    shape, dtype = expected[name]["shape"], jnp.dtype(expected[name]["dtype"])
-    if 0 in shape:
-        return True
-    item = {name: jax.ShapeDtypeStruct(shape, dtype)}
-    as_saved = {name: ocp.RestoreArgs(restore_type=np.ndarray)}
+def _groups(expected: dict[str, dict], at_once: int) -> Iterator[dict[str, dict]]:
+    """The arrays that have elements, as many at a time as are no more bytes, or one."""
+    group, size = {}, 0
+    for name, about in expected.items():
+        bytes_here = math.prod(about["shape"]) * jnp.dtype(about["dtype"]).itemsize
+        if group and size + bytes_here > at_once:
+            yield group
+            group, size = {}, 0
+        if bytes_here:
+            group[name] = about
+            size += bytes_here
+    if group:
+        yield group
+
+
+def _damaged(folder: Path, expected: dict[str, dict]) -> list[str]:
+    item = {
+        name: jax.ShapeDtypeStruct(about["shape"], jnp.dtype(about["dtype"]))
+        for name, about in expected.items()
+    }
+    as_saved = {name: ocp.RestoreArgs(restore_type=np.ndarray) for name in expected}
     try:
-        array = _orbax_read(folder, item, as_saved)[name]
+        arrays = _orbax_read(folder, item, as_saved)
     except Exception:  # what Orbax raises for spoilt bytes: KeyError, ValueError, bare Exception
-        return False
-    return measure({name: jnp.asarray(array)})[name] == expected[name]["fingerprint"]
+        if len(expected) == 1:
+            return list(expected)
+        return [name for one in expected for name in _damaged(folder, {one: expected[one]})]
+    return [
+        name
+        for name, about in expected.items()
+        if measure({name: jnp.asarray(arrays[name])})[name] != about["fingerprint"]
+    ]
 
 
 def _restore(folder: Path, abstract: dict[str, Any]) -> dict[str, Array]:
