@@ -52,14 +52,17 @@ def prove() -> dict[str, Any]:
 
 
 def together(here: Path) -> dict[str, Any]:
-    """Losses, evaluations, tokens and samples of one, two and four processes."""
+    """Losses, evaluations, tokens and samples of one, two and four processes, and commands."""
     runs = {
         name(where): train(
             here / name(where), RECIPE, where, f"train.steps={STEPS}", "train.sample=Once"
         )
         for where in ((1, 8), (2, 4), (4, 2))
     }
-    return compared(runs, "1 × 8")
+    found = compared(runs, "1 × 8")
+    for named, run in runs.items():
+        calls.export(run, here / f"{named} exported")
+    return found | {"generated": [calls.generate(run, "Once", tokens=8) for run in runs.values()]}
 
 
 def resumed(here: Path) -> dict[str, Any]:
@@ -67,10 +70,16 @@ def resumed(here: Path) -> dict[str, Any]:
     half = train(here / "half", RECIPE, (2, 4), f"train.steps={STEPS // 2}")
     runs = {"whole": train(here / "whole", RECIPE, (1, 8), f"train.steps={STEPS}")}
     for where in ((2, 4), (1, 8), (1, 4), (4, 2)):
-        shutil.copytree(half, here / name(where) / "run")
+        run = runs[name(where)] = here / name(where) / "run"
+        shutil.copytree(half, run)
+        if where == (2, 4):
+            flip(next((folder_of(run) / f"{STEPS // 2}/state").rglob("d/*")))
         train(here / name(where), RECIPE, where, f"train.steps={STEPS}")
-        runs[name(where)] = here / name(where) / "run"
-    return compared(runs, "whole")
+    found = compared(runs, "whole")
+    aside = [path.name for path in folder_of(runs["2 × 4"]).glob("*.damaged*")]
+    found["damaged_and_put_aside"] = aside
+    found["holds"] &= aside == [f"{STEPS // 2}.damaged"]
+    return found
 
 
 def alike(here: Path, recipe: dict, keys: list[str], where: Where = (2, 4)) -> dict[str, Any]:
@@ -195,6 +204,13 @@ def compared(runs: dict[str, Path], reference: str) -> dict[str, Any]:
         result["same_samples"] = len(set(texts.values())) == 1
         result["holds"] &= all(text.count("--- step") == STEPS // 4 for text in texts.values())
     return result
+
+
+def flip(path: Path) -> None:
+    """Change one bit of a file."""
+    data = bytearray(path.read_bytes())
+    data[len(data) // 2] ^= 1
+    path.write_bytes(data)
 
 
 def numbers(run: Path) -> dict[str, list]:

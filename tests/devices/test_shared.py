@@ -1,6 +1,7 @@
 """What two hosts have in common, as each of two real processes finds out."""
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -21,7 +22,9 @@ def found(tmp_path_factory) -> list[dict]:
         own = folder / f"own-{index}"
         own.mkdir()
         words = [sys.executable, str(script), port, str(index), str(folder / "common"), str(own)]
-        started.append((own, subprocess.Popen(words, stdout=subprocess.PIPE, text=True)))
+        environ = os.environ | {"XLA_FLAGS": ""}  # a device for each
+        process = subprocess.Popen(words, env=environ, stdout=subprocess.PIPE, text=True)
+        started.append((own, process))
     told = []
     for own, process in started:
         output, _ = process.communicate(timeout=120)
@@ -61,3 +64,10 @@ def test_hosts_with_different_data_are_refused_on_every_process(found):
 def test_minutes_are_those_of_the_first_process_and_over_at_the_same_steps(found):
     # Its clock is looked at every tenth step, and goes on by 25 seconds at each look.
     assert [one["due"] for one in found] == [[30, 60], [30, 60]]
+
+
+def test_each_process_reads_the_rows_of_a_step_that_its_devices_hold_and_no_others(found):
+    first, second = (one["rows"] for one in found)
+    assert first["step"] == second["step"] == first["own"] + second["own"]
+    assert len(first["own"]) == len(second["own"]) == 4
+    assert first["is_right"] and second["is_right"]

@@ -4,8 +4,12 @@ import json
 import sys
 from pathlib import Path
 
+import jax
+from jax.sharding import NamedSharding, PartitionSpec
+
 from windlass.config import Due, Every
 from windlass.data import Data, prepare
+from windlass.data.load import Loader
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import hosts, shared
 from windlass.errors import UserError
@@ -47,6 +51,37 @@ for step in range(1, 61):
     agreed.step(step)
     times += [step] if due(step) else []
 
+
+class Recording:
+    """Rows that note which of them were read."""
+
+    def __init__(self, rows):
+        self.rows, self.read = rows, []
+
+    def __getattr__(self, name):
+        return getattr(self.rows, name)
+
+    def __len__(self):
+        return len(self.rows)
+
+    def batch(self, numbers):
+        self.read += numbers.tolist()
+        return self.rows.batch(numbers)
+
+
+def reads() -> dict:
+    """The rows of a step, and those that this process reads of them, which has half the devices."""
+    same = Data(source=Source(count=4), length=16, cache=str(own))
+    rows = Recording(prepare(same, Tokenizer()).split("train"))
+    place = NamedSharding(jax.make_mesh((2,), ("batch",)), PartitionSpec("batch"))
+    loader = Loader(rows, 8, seed=0, shuffle=True, prefetch=0)
+    batch = next(loader.iterate(3, lambda shape, name: place))
+    (part,) = batch["tokens"].addressable_shards
+    wanted = rows.rows.batch(loader.row_numbers(3))["tokens"]
+    is_right = bool((part.data == wanted[part.index]).all())
+    return {"step": loader.row_numbers(3).tolist(), "own": rows.read, "is_right": is_right}
+
+
 data = Data(source=Source(count=4, seed=index), length=16, cache=str(own))
 prepared = prepare(data, Tokenizer())
 print(
@@ -62,6 +97,7 @@ print(
             "data": refusal(lambda: check_same(prepared)),
             "prepared": prepared.fingerprint[:12],
             "due": times,
+            "rows": reads(),
         }
     )
 )
