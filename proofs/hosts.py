@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+import tests.conftest  # noqa: F401  the settings under which the numbers are compared
 from tests import published
 from tests.processes import REPOSITORY, processes
 from tests.training import test_reference as pairs
@@ -175,8 +176,9 @@ def written(here: Path, recipe: dict, *keys: str) -> list[str]:
 
 def environment(devices: int) -> dict[str, str]:
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    simulated = f"--xla_force_host_platform_device_count={devices}"
-    return {"PYTHONPATH": path, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": simulated}
+    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "count" not in flag]
+    flags.append(f"--xla_force_host_platform_device_count={devices}")
+    return {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags)}
 
 
 def compared(runs: dict[str, Path], reference: str) -> dict[str, Any]:

@@ -10,6 +10,7 @@ import pytest
 
 from tests.processes import free_port
 from windlass.data import tokenizer
+from windlass.devices.shared import PROBE
 
 
 @pytest.fixture(scope="module")
@@ -18,6 +19,10 @@ def found(tmp_path_factory) -> list[dict]:
     folder, port = tmp_path_factory.mktemp("hosts"), str(free_port())
     script = Path(__file__).with_name("two_hosts.py")
     started = []
+    left = folder / "common" / f"{PROBE}of-a-process-that-was-killed"
+    left.parent.mkdir()
+    left.touch()
+    os.utime(left, (0, 0))
     for index in range(2):
         own = folder / f"own-{index}"
         own.mkdir()

@@ -196,7 +196,7 @@ def load(
     Only the arrays that the abstract state names are read, so that moments can be left out. The
     run may be training meanwhile.
     """
-    folder, there = folder_of(run_dir), saved(run_dir, step)
+    folder, there = folder_of(run_dir), hosts.found("saved", lambda: saved(run_dir, step))
     for candidate in reversed(there):
         try:
             found, manifest = _read(folder / str(candidate), state, identity, part=True)

@@ -12,6 +12,8 @@ T = TypeVar("T")
 
 LATE = 10.0  # seconds in which a network file system shows what another host has written
 BETWEEN_LOOKS = 0.05  # seconds
+PROBE = ".probe-"  # how the names of files begin that are only there to be seen
+LEFT = 3600.0  # seconds after which nobody looks for one any more: its process was killed
 
 
 def once(name: str, folder: Path, make: Callable[[], T]) -> T:
@@ -49,9 +51,12 @@ def seen(folder: Path, *, patience: float | None = None) -> list[bool]:
 
 def _probe(folder: Path) -> str:
     """The name of a new file in a folder, or nothing where none can be made."""
-    name = f".probe-{os.urandom(8).hex()}"
+    name = f"{PROBE}{os.urandom(8).hex()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
+        for other in folder.glob(f"{PROBE}*"):
+            if time.time() - other.stat().st_mtime > LEFT:
+                other.unlink(missing_ok=True)
         (folder / name).touch()
     except OSError:
         return ""

@@ -12,6 +12,7 @@ from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import Layers, listing
 from windlass.config.reading import closest
 from windlass.data import reference
+from windlass.devices import shared
 from windlass.errors import UserError
 from windlass.telemetry import about, metrics, tensorboard
 from windlass.training import folder as folders
@@ -23,6 +24,7 @@ WRITTEN = (
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
     *("about.new", "recipe.new", f"{reference.FOLDER}.new", *(f"{name}.partial" for name in LINES)),
+    f"{shared.PROBE}*",
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 
