@@ -1,6 +1,9 @@
 """What is refused before anything is rented, and what a launch is called."""
 
+import re
+
 import pytest
+import yaml
 
 from tests import trained
 from windlass.config import Written
@@ -155,7 +158,6 @@ def test_a_name_that_no_machine_can_have_is_refused(name):
 
 
 def test_a_launch_is_called_as_its_run_would_be_and_by_the_same_name_again():
-    text = Written("My Recipe (2)", "model: {family: qwen3}")
     small = recipe()
     first, again = (prepare(small, on="v6e-8", bucket=BUCKET) for _ in range(2))
     other = prepare(small, ["train.seed=1"], on="v6e-8", bucket=BUCKET)
@@ -164,8 +166,14 @@ def test_a_launch_is_called_as_its_run_would_be_and_by_the_same_name_again():
     # Neither the slice nor the length of a run makes it another one.
     longer = prepare(small, ["train.steps=9"], on="v5e-8", bucket=BUCKET)
     assert longer.name == first.name
-    with pytest.raises(UserError):
-        prepare(text, on="v6e-8", bucket=BUCKET)
+
+
+def test_a_recipe_of_any_name_becomes_a_file_and_machines_that_can_be_called_so():
+    text = yaml.safe_dump(recipe())
+    for name in ("Mein Rezept ä (2)", "2x$(date)", "a" * 80):
+        launch = prepare(Written(name, text), on="v6e-8", bucket=BUCKET)
+        assert re.fullmatch(r"[A-Za-z0-9._-]+\.yaml", launch.file)
+        assert re.fullmatch(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", launch.name)
 
 
 def test_without_a_bucket_the_machine_is_kept():

@@ -60,7 +60,7 @@ def prepare(
     packages = [install or f"windlass[tpu]=={windlass.__version__}"]
     return Launch(
         name=name,
-        recipe=Written(re.sub(r"[^\w.-]+", "-", layers.name), text),
+        recipe=Written(re.sub(r"[^A-Za-z0-9._-]+", "-", layers.name), text),
         keys=(*overrides, *added),
         slices=asked,
         zones=zones,
