@@ -1,11 +1,13 @@
 """What a run says of itself before it begins."""
 
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.data.show import facts
+from windlass.devices import hosts
 from windlass.devices.axes import undivided
 from windlass.training.session import Session
 from windlass.training.trainable import Chosen
@@ -18,6 +20,10 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
     memory = described.chip and f" of {described.chip.memory_bytes / 2**30:.0f} GiB"
     yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
+    if (joined := hosts.joined()) is not None:
+        here = sum(device.process_index == joined.process for device in described.devices)
+        share = f"{joined.processes} processes × {here} device{'s' if here > 1 else ''}"
+        yield "hosts", f"{share}, found by {joined.found}; this is {socket.gethostname()}"
     kind = described.chosen.kind
     if special := flat(described.layers.by_device.get(kind, {})):
         keys = ", ".join(f"{key} {value}" for key, value in special.items())

@@ -59,7 +59,14 @@ def train(
     signals: Signals | None = None,
     report: Report | None = None,
 ) -> Trained:
-    """Train a recipe to its last step, from wherever an earlier call of the same left it."""
+    """Train a recipe to its last step, from wherever an earlier call of the same left it.
+
+    Where several processes make this call they train one run: `hosts` is the place of this one, or
+    it is found as `windlass train` finds it. JAX must not have touched a device before. Unlike a
+    command, a call has no parent: SIGTERM still stops all processes after the same step, but when
+    another process is lost, JAX ends this one, in its own words; and what another process refuses
+    is printed here before this one ends, too.
+    """
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
@@ -85,6 +92,7 @@ def _train(
     folder = described.folder
     if peers is not None:
         peers.compare(tree(described.run))
+        peers.check_devices(described.devices)
         peers.trains_in(folder)
     for other in folders.siblings(folder, described.name, described.run):
         report.note(f"another run of {described.name}: {other}")

@@ -14,7 +14,7 @@ from types import TracebackType
 import jax
 
 import windlass
-from windlass.config import differences
+from windlass.config import differences, listing
 from windlass.config.reading import show
 from windlass.devices import hosts as processes
 from windlass.devices.clusters import Hosts
@@ -101,6 +101,16 @@ class Peers:
             if any(key in wrong[0].split() for key in ("windlass", "jax")):
                 what = "the same versions of windlass and JAX"
             raise UserError("\n".join(wrong) + f"; start every host with {what}")
+
+    def check_devices(self, devices: list) -> None:
+        """Refuse devices of which some process has none."""
+        idle = set(range(self.hosts.processes)) - {device.process_index for device in devices}
+        if idle:
+            who = listing((f"process {number}" for number in sorted(idle)), "and")
+            raise UserError(
+                f"device.count is {len(devices)}, which leaves {who} without a device; leave it "
+                "out, or start fewer processes"
+            )
 
     def ask_to_stop(self, number: signal.Signals) -> None:
         processes.ask_to_stop(number)
