@@ -72,8 +72,8 @@ class Train:
     steps: int | None = None  # optimiser steps
     epochs: float | None = None  # in place of steps: times over the data, in full batches
     batch: int | None = None  # sequences in an optimiser step, over all devices
-    # in place of batch: on each device, in one microbatch; a run that goes on on other devices keeps
-    # the batch that it began with
+    # in place of batch: on each device, in one microbatch; a run that goes on elsewhere keeps the
+    # batch that it began with
     batch_per_device: int | None = None
     accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
     seed: int = 0  # of the weights, the order of the data and all that is random

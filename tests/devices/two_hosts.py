@@ -3,6 +3,7 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 import jax
 from jax.sharding import NamedSharding, PartitionSpec
@@ -72,7 +73,7 @@ class Recording:
 def reads() -> dict:
     """The rows of a step, and those that this process reads of them, which has half the devices."""
     same = Data(source=Source(count=4), length=16, cache=str(own))
-    rows = Recording(prepare(same, Tokenizer()).split("train"))
+    rows: Any = Recording(prepare(same, Tokenizer()).split("train"))
     place = NamedSharding(jax.make_mesh((2,), ("batch",)), PartitionSpec("batch"))
     loader = Loader(rows, 8, seed=0, shuffle=True, prefetch=0)
     batch = next(loader.iterate(3, lambda shape, name: place))

@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from windlass.checkpoint import archive, seal
 from windlass.checkpoint.fingerprint import named
 from windlass.devices import hosts
-from windlass.errors import FULL, UserError
+from windlass.errors import FULL, PeerLost, UserError
 
 Identity = dict[str, str | int | float]
 
@@ -161,10 +161,10 @@ class Store:
             _remove(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> Exception:
-        """What to raise: words for the user, or of another process that is gone what JAX says."""
-        lost = [one for one in (error, error.__cause__) if isinstance(one, JaxRuntimeError)]
-        if lost and hosts.count() > 1:
-            return lost[0]
+        """What to raise: words for the user, unless it is another process that failed."""
+        for one in (error, error.__cause__):
+            if hosts.count() > 1 and isinstance(one, JaxRuntimeError):
+                return PeerLost(str(one))
         if hosts.count() == 1:  # others may still be writing there; the next start removes it
             shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()
