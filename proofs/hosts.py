@@ -120,7 +120,8 @@ def preference(here: Path) -> dict[str, Any]:
 
 def timed(here: Path) -> dict[str, Any]:
     """Saves by the clock of one process fall on the same steps of all: they are saved together."""
-    run = train(here, RECIPE, (2, 4), "train.steps=60", "checkpoint.every=1s", "telemetry.every=9")
+    keys = ["train.steps=60", "checkpoint.every=1s", "telemetry.every=9"]
+    run = train(here, RECIPE, (2, 4), *keys, "train.evaluate_every=null")
     saved = steps_in(folder_of(run))
     holds = len(saved) > 2 and all(step % 10 == 0 for step in saved) and calls.verify(run).good
     return {"holds": holds, "saved": saved}
