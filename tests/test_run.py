@@ -132,6 +132,16 @@ def test_a_mesh_that_does_not_fit_and_a_format_the_chip_has_not_are_one_error():
     )
 
 
+def test_a_mesh_that_leaves_devices_over_and_a_batch_that_does_not_divide_are_one_error():
+    keys = ["mesh.data=1", "mesh.fsdp=2", "mesh.tensor=2", "train.accumulation=3"]
+    assert refused(*keys, devices=8) == (
+        "2 problems in the recipe and the command line:\n"
+        "  mesh         is data 1 × fsdp 2 × tensor 2 = 4, and there are 8 devices; "
+        "mesh.data=auto, mesh.fsdp=auto, mesh.tensor=auto or device.count=4 would do\n"
+        "  train.batch  is 8; accumulation (3) must divide it"
+    )
+
+
 def test_an_objective_that_needs_what_the_data_has_not_is_refused(monkeypatch):
     from windlass.objectives.next_token import Objective
 
