@@ -2,6 +2,7 @@
 
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -27,6 +28,19 @@ case "$1 $2" in
     set -- "$@" {" ".join(trained.SMALL)}
 esac
 exec {sys.executable} -m windlass "$@"
+"""
+
+# The same for many commands, in one process: most of the time of a command is its start.
+ONE_BY_ONE = """\
+import shlex, sys
+from windlass.cli.commands import run
+from windlass.training.signals import Signals
+for line in sys.stdin:
+    program, *words = shlex.split(line.partition(">")[0])
+    assert program == ".venv/bin/windlass", line
+    code = run(words + sys.argv[1:] * (words == ["data", "quickstart"]), Signals())
+    if code:
+        sys.exit(f"{line}ended with {code}")
 """
 
 
@@ -55,22 +69,30 @@ def clone(tmp_path_factory) -> Path:
     return folder
 
 
-def shell(command: str, folder: Path) -> subprocess.CompletedProcess:
+def shell(command: str, folder: Path, typed: str = "") -> subprocess.CompletedProcess:
     environment = trained.environment()
     environment["PATH"] = f"{folder}/.venv/bin:{environment['PATH']}"
     # The tests themselves may have been started by make, with an environment of its own.
     for name in ("MAKEFLAGS", "MAKELEVEL", "VENV"):
         environment.pop(name, None)
     return subprocess.run(
-        command, shell=True, cwd=folder, env=environment, capture_output=True, text=True
+        command,
+        shell=True,
+        cwd=folder,
+        env=environment,
+        input=typed,
+        capture_output=True,
+        text=True,
     )
 
 
 def test_every_command_runs_one_after_the_other(clone):
-    assert commands()[0] == "make quickstart"
-    for command in commands():
-        done = shell(command, clone)
-        assert done.returncode == 0, f"{command}\n{done.stdout}{done.stderr}"
+    first, *others = commands()
+    assert first == "make quickstart"
+    together = shlex.join([sys.executable, "-c", ONE_BY_ONE, *trained.SMALL])
+    for command, typed in ((first, ""), (together, "".join(f"{line}\n" for line in others))):
+        done = shell(command, clone, typed)
+        assert done.returncode == 0, f"{done.stdout}{done.stderr}"
 
 
 def test_every_answer_is_what_the_program_says(clone):

@@ -1,8 +1,10 @@
 """A process killed with -9 inside a save leaves nothing worse than a message."""
 
+import shutil
 import signal
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,14 +13,24 @@ import pytest
 
 IDENTITY = {"model": "small"}
 
-# The process kills itself at a named moment of the save of step 2, or of the deletion after it.
+# A process kills itself at a named moment of the save of step 2, or of the deletion after it. They
+# are forks of one that imported all and did nothing yet: most of the time of a process is imports.
 PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import jax.numpy as jnp, numpy as np
 from windlass.checkpoint import seal, store
 
-run, moment = Path(sys.argv[1]), sys.argv[2]
+for moment in sys.argv[2:]:
+    if child := os.fork():
+        _, status = os.waitpid(child, 0)
+        print(os.waitstatus_to_exitcode(status), flush=True)
+    else:
+        break
+else:
+    sys.exit()
+
+run = Path(sys.argv[1]) / moment
 unfinished = run / "checkpoints" / "2.orbax-checkpoint-tmp"
 
 def die(*_):
@@ -52,19 +64,29 @@ saver.wait()
 """
 
 
-@pytest.mark.parametrize(
-    "moment, step, left",
-    [
-        ("folder made", 1, "2.orbax-checkpoint-tmp"),
-        ("arrays half written", 1, "2.orbax-checkpoint-tmp"),
-        ("hashes half written", 1, "2.orbax-checkpoint-tmp"),
-        ("committed", 2, None),
-        ("old one half deleted", 2, "1.removing"),
-    ],
-)
-def test_a_save_killed_at_any_moment_is_recovered_from(opened, said, tmp_path, moment, step, left):
-    done = subprocess.run([sys.executable, "-c", PROGRAM, tmp_path, moment], capture_output=True)
-    assert done.returncode == -signal.SIGKILL, done.stderr.decode()
+MOMENTS = {
+    "folder made": (1, "2.orbax-checkpoint-tmp"),
+    "arrays half written": (1, "2.orbax-checkpoint-tmp"),
+    "hashes half written": (1, "2.orbax-checkpoint-tmp"),
+    "committed": (2, None),
+    "old one half deleted": (2, "1.removing"),
+}
+
+
+@pytest.fixture(scope="module")
+def killed(tmp_path_factory) -> Path:
+    """A folder with a run for each moment, killed then."""
+    folder = tmp_path_factory.mktemp("killed")
+    command = [sys.executable, "-c", PROGRAM, folder, *MOMENTS]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.stdout.split() == [str(-signal.SIGKILL.value)] * len(MOMENTS), done.stderr
+    return folder
+
+
+@pytest.mark.parametrize("moment", MOMENTS)
+def test_a_save_killed_at_any_moment_is_recovered_from(killed, opened, said, tmp_path, moment):
+    step, left = MOMENTS[moment]
+    shutil.copytree(killed / moment, tmp_path, dirs_exist_ok=True)
     store = opened(keep=1)
     assert left is None or (store.folder / left).exists()
 

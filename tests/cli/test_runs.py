@@ -6,7 +6,6 @@ import os
 import pty
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
@@ -97,28 +96,25 @@ def test_what_is_not_deleted_is_said_alone(program, copied, tmp_path, monkeypatc
     assert (tmp_path / copied).is_dir()
 
 
-def test_on_a_terminal_what_goes_is_shown_and_asked_for(copied, tmp_path):
+def test_on_a_terminal_what_goes_is_shown_and_asked_for(program, copied, tmp_path, monkeypatch):
+    def answered(keys: str) -> str:
+        """What the program says to somebody who presses keys at a terminal; named twice is once."""
+        ours, theirs = pty.openpty()
+        os.write(ours, keys.encode())
+        with open(theirs) as terminal:
+            monkeypatch.setattr(sys, "stdin", terminal)
+            code, out, err = program("runs", "--delete", "tiny", "tiny")
+        os.close(ours)
+        assert (code, err) == (0, "")
+        return out
+
     run = tmp_path / copied
     (run / "notes.md").write_text("Mine.")
     held = size(size_of(run))
     asked = f"{copied}, {held}, finished at step 4\ndelete it? [y/N] "
-    assert answered("n\n", tmp_path) == f"{asked}nothing was deleted\n"
-    assert answered("\4", tmp_path) == f"{asked}\nnothing was deleted\n"
+    assert answered("n\n") == f"{asked}nothing was deleted\n"
+    assert answered("\4") == f"{asked}\nnothing was deleted\n"
     assert (run / "recipe.yaml").is_file()
     left = f"left, since the run did not write it: {copied}/notes.md\n"
-    assert answered("y\n", tmp_path) == f"{asked}deleted {copied}, {held}\n{left}"
+    assert answered("y\n") == f"{asked}deleted {copied}, {held}\n{left}"
     assert os.listdir(run) == ["notes.md"]
-
-
-def answered(keys: str, folder: Path) -> str:
-    """What the program says to somebody who presses keys at a terminal; named twice is once."""
-    ours, theirs = pty.openpty()
-    os.write(ours, keys.encode())
-    words = [sys.executable, "-m", "windlass", "runs", "--delete", "tiny", "tiny"]
-    done = subprocess.run(
-        words, cwd=folder, env=trained.environment(), stdin=theirs, capture_output=True, text=True
-    )
-    os.close(theirs)
-    os.close(ours)
-    assert (done.returncode, done.stderr) == (0, "")
-    return done.stdout
