@@ -11,8 +11,15 @@ from tests.launch import standins
 from windlass import calls
 from windlass.errors import UserError
 
-SPOT = ("launch", "quickstart", "--on", "v6e-8", "--spot", "--bucket", "gs://mine")
-BOUGHT = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine", "--name", "mine")
+SPEC = "git+https://github.com/me/windlass@0123456"
+ON = ("launch", "quickstart", "--on", "v6e-8", "--install", SPEC)
+SPOT = (*ON, "--spot", "--bucket", "gs://mine")
+BOUGHT = (*ON, "--bucket", "gs://mine", "--name", "mine")
+FOLDER = (
+    "windlass is used from a folder of this computer, which no machine can install; --install "
+    "git+https://HOST/OWNER/windlass@COMMIT, --install with the URL of a wheel, or --install "
+    "/bucket/FILE.whl for a wheel in the bucket would do\n"
+)
 
 
 @pytest.fixture
@@ -37,7 +44,7 @@ def test_a_dry_run_prints_the_file_alone_and_on_the_other_stream_what_it_would_d
     assert yaml.safe_load(done.out)["name"] == "mine"
     assert done.out == calls.launch(
         "quickstart", on="v6e-8", spot=True, bucket="gs://mine", name="mine", zone="us-east5-a",
-        dry_run=True,
+        install=SPEC, dry_run=True,
     )  # fmt: skip
     assert done.err == (
         "launch   mine on v6e-8 (8 chips, 1 host) by SkyPilot\n"
@@ -53,7 +60,7 @@ def test_a_dry_run_prints_the_file_alone_and_on_the_other_stream_what_it_would_d
 
 
 def test_a_launch_without_a_bucket_warns_and_keeps_the_machine(program, programs):
-    done = program("launch", "quickstart", "--on", "v6e-1", "--yes", "--name", "mine")
+    done = program(*ON, "--on", "v6e-1", "--yes", "--name", "mine")
     assert done.code == 0
     assert "run      on the machine alone\n" in done.err
     assert (
@@ -195,7 +202,7 @@ def test_what_fails_is_said_with_how_to_delete_what_there_is(program, programs):
     assert program("launch", "--delete", "mine", "--yes").code == 3
     assert program("launch").out.startswith("mine  v6e-8  SkyPilot  gs://mine/mine  ")
     with pytest.raises(UserError, match="^sky ended with 3; `windlass launch --delete mine` "):
-        calls.launch("quickstart", on="v6e-8", bucket="gs://mine", name="mine")
+        calls.launch("quickstart", on="v6e-8", bucket="gs://mine", name="mine", install=SPEC)
     assert list(calls.launches()) == ["mine"]
 
 
@@ -232,6 +239,20 @@ def test_a_name_is_not_launched_twice_to_different_places(program, programs):
     )
     unknown = program("launch", "--status", "mina")
     assert unknown.err == "no launch is called mina; did you mean mine? there is mine\n"
+
+
+def test_a_folder_of_this_computer_is_not_what_machines_install(program, programs, monkeypatch):
+    monkeypatch.setattr("windlass.launch.installing._distribution", lambda: None)
+    words = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine")
+    done = program(*words, "--dry-run")
+    assert done.code == 0
+    assert "'windlass[tpu] @ https://windlass.invalid/say-what-with--install'" in done.out
+    assert done.err.endswith(f"\nNOT TO BE RUN AS IT IS: {FOLDER}")
+    refused = program(*words, "--yes")
+    assert (refused.code, refused.out) == (2, "")
+    assert refused.err.endswith(f"\n{FOLDER}")
+    assert standins.calls(programs) == []
+    assert program("launch").out.startswith("nothing was launched yet")
 
 
 def test_an_unknown_slice_is_refused_with_the_nearest(program, programs):

@@ -1,5 +1,6 @@
 """The files of all three targets, for the slices that are most asked for."""
 
+import dataclasses
 import functools
 import shlex
 import shutil
@@ -27,10 +28,11 @@ ACCELERATORS = {
     "2xv6e-16": ("tpu-v6e-16", "v2-alpha-tpuv6e"),
 }
 BATCH = ["train.batch=64"]
+INSTALL = "git+https://github.com/me/windlass@0123456"
 
 
 def launch(name: str, **how) -> Launch:
-    how = {"spot": True, "bucket": "gs://mine/runs"} | how
+    how = {"spot": True, "bucket": "gs://mine/runs", "install": INSTALL} | how
     return prepare("quickstart", BATCH, on=name, **how)
 
 
@@ -120,6 +122,7 @@ def test_every_host_runs_the_same_command_which_names_the_folder_in_the_bucket(n
     one = launches[name]
     text = find(to).write(one)
     command = shlex.join(one.train)
+    assert one.packages == (f"windlass[tpu] @ {INSTALL}",)
     assert text.count(command) == 1
     assert f"run.dir=/bucket/runs/{one.name}" in one.keys
     # The tokens are prepared once, and all hosts find them.
@@ -236,3 +239,19 @@ def test_a_text_that_holds_the_end_of_a_heredoc_arrives_whole(tmp_path):
     outer = f'bash -c "$(cat {shell.heredoc(script)}\n)"'
     subprocess.run(["bash", "-c", outer], check=True, env={"HOME": str(tmp_path), "PATH": "/bin"})
     assert (tmp_path / "launch" / "recipe.yaml").read_text() == text
+
+
+def test_keys_reach_the_training_as_they_are_in_a_pod(tmp_path):
+    odd = "train.seed=1 # $(HF_TOKEN) $$ `id` ' \" $HOME"
+    recipe, job_set = parts(
+        find("gke").write(
+            dataclasses.replace(launch("v6e-8", keep=False), keys=(odd, "a: {b: |\n  c}"))
+        )
+    )
+    pod = job_set["spec"]["replicatedJobs"][0]["template"]["spec"]["template"]["spec"]
+    *shell, script = pod["containers"][0]["command"]
+    script = script.replace("$$", "$").replace("cd /recipe", "").replace("exec windlass", "show")
+    show = "pip() { :; }; show() { printf '%s\\0' \"$@\"; }\n"
+    done = subprocess.run([*shell, show + script], capture_output=True, text=True)
+    assert done.stdout.split("\0")[:-1] == ["train", "quickstart.yaml", odd, "a: {b: |\n  c}"]
+    assert "$(HF_TOKEN)" not in pod["containers"][0]["command"][-1].replace("$$", "")

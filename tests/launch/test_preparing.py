@@ -98,9 +98,10 @@ def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
 def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
     model = {"path": "/bucket/models/mine"}
-    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET)
-    assert launch.packages == ("windlass[tpu]==0.1.0", "gcsfs")
-    assert prepare(recipe(), on="v6e-8", bucket=BUCKET).packages == ("windlass[tpu]==0.1.0",)
+    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass")
+    assert launch.packages == ("windlass[tpu]", "gcsfs")
+    launch = prepare(recipe(), on="v6e-8", bucket=BUCKET, install="windlass")
+    assert launch.packages == ("windlass[tpu]",)
     assert refusal(of=recipe(model=model)) == (
         "1 problem in the recipe:\n"
         "  model.path  is /bucket/models/mine, and there is no --bucket that would be mounted there"
@@ -170,9 +171,9 @@ def test_a_launch_is_called_as_its_run_would_be_and_by_the_same_name_again():
 
 def test_a_recipe_of_any_name_becomes_a_file_and_machines_that_can_be_called_so():
     text = yaml.safe_dump(recipe())
-    for name in ("Mein Rezept ä (2)", "2x$(date)", "a" * 80):
+    for name in ("Mein Rezept ä (2)", "2x$(date)", "a" * 80, "..", "--help"):
         launch = prepare(Written(name, text), on="v6e-8", bucket=BUCKET)
-        assert re.fullmatch(r"[A-Za-z0-9._-]+\.yaml", launch.file)
+        assert re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9._-]*\.yaml", launch.file)
         assert re.fullmatch(r"[a-z][a-z0-9-]{0,38}[a-z0-9]", launch.name)
 
 

@@ -41,7 +41,9 @@ def launch(
     ] = None,
     install: Annotated[
         str | None,
-        typer.Option(metavar="SPEC", help="what pip installs there; unless given: this version"),
+        typer.Option(
+            metavar="SPEC", help="what pip installs there; unless given: this, where it came from"
+        ),
     ] = None,
     keep: Annotated[
         bool, typer.Option("--keep", help="the machines stay, and cost, when the training ended")
@@ -90,7 +92,7 @@ def launch(
 
         # An accelerator is not needed, and so not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
-        from windlass.launch import find, preparing, running
+        from windlass.launch import find, installing, preparing, running
 
         how = find(to)
         prepared = preparing.prepare(
@@ -112,7 +114,10 @@ def launch(
             _note(f"written to {running.save(text, save)}")
         if dry_run:
             print(text, end="")
+            if not installing.is_known(prepared):
+                _note(Text(f"NOT TO BE RUN AS IT IS: {installing.FOLDER}", "bold red"))
             return None
+        installing.check(prepared)
         running.check(how)
         if not yes and not _may(f"rent {prepared.slices.name} now? [y/N] "):
             _note("nothing was rented")

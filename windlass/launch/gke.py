@@ -132,7 +132,8 @@ def _pod(launch: Launch) -> dict[str, Any]:
     container = {
         "name": "train",
         "image": IMAGE,
-        "command": ["bash", "-c", "\n".join([*script, ""])],
+        # Kubernetes itself fills in $(NAME) here, and reads $$ as $.
+        "command": ["bash", "-c", "\n".join([*script, ""]).replace("$", "$$")],
         # Tokens, where the user made this secret.
         "envFrom": [{"secretRef": {"name": "windlass", "optional": True}}],
         "resources": {

@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-import windlass
 from windlass import config
 from windlass import run as runs
 from windlass.config import AnyRecipe, Problem, Written, listing
@@ -17,6 +16,7 @@ from windlass.devices import selection, slices
 from windlass.devices.selection import Device
 from windlass.devices.slices import Slice, Slices
 from windlass.errors import UserError
+from windlass.launch import installing
 from windlass.launch.description import MOUNT, Bucket, Launch
 from windlass.run import Run
 from windlass.training import origin
@@ -57,10 +57,9 @@ def prepare(
     if place is not None and asked.hosts > 1 and not said.get("data.cache"):
         added.append(f"data.cache={place.folder}/cache")
     reads_cloud = any(value.startswith("gs://") for _, value in _named(merged))
-    packages = [install or f"windlass[tpu]=={windlass.__version__}"]
     return Launch(
         name=name,
-        recipe=Written(re.sub(r"[^A-Za-z0-9._-]+", "-", layers.name), text),
+        recipe=Written(_plain(layers.name), text),
         keys=(*overrides, *added),
         slices=asked,
         zones=zones,
@@ -68,7 +67,7 @@ def prepare(
         bucket=place,
         is_spot=spot,
         is_kept=keep or place is None,
-        packages=(*packages, *(["gcsfs"] if reads_cloud else [])),
+        packages=(installing.package(install, place), *(["gcsfs"] if reads_cloud else [])),
         needs_hub=any(key.endswith(".hub") or value == "hub" for key, value in said.items()),
     )
 
@@ -190,6 +189,11 @@ def _name(recipe: str, run: Run | None, written: Sequence[str]) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
     return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+def _plain(recipe: str) -> str:
+    """A recipe's name as a file can be called anywhere, and no option or hidden file begins."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).lstrip("-.") or "recipe"
 
 
 def _checked(name: str) -> str:

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from windlass.errors import UserError
-from windlass.launch import Command, Target, find, records
+from windlass.launch import Command, Target, find, installing, records
 from windlass.launch.description import Launch
 from windlass.launch.records import Record
 
@@ -24,6 +24,7 @@ def start(launch: Launch, target: str) -> int:
     """Rent the machines and begin, or go on; gives the exit code of what was run."""
     how = find(target)
     how.check(launch)
+    installing.check(launch)
     check(how)
     is_again = launch.name in records.every()
     record = records.keep(launch, target)

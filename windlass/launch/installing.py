@@ -1,0 +1,86 @@
+"""What the machines install: this package from where it came, and no name taken on trust."""
+
+import json
+import re
+from importlib.metadata import Distribution, PackageNotFoundError
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+import windlass
+from windlass.errors import UserError
+from windlass.launch.description import MOUNT, Bucket, Launch
+
+PACKAGE = "windlass[tpu]"
+# Nothing is ever found under `.invalid`: a file with this in it installs nothing, rather than
+# whatever somebody else has given our name.
+UNKNOWN = f"{PACKAGE} @ https://windlass.invalid/say-what-with--install"
+WOULD = (
+    "--install git+https://HOST/OWNER/windlass@COMMIT, --install with the URL of a wheel, or "
+    f"--install {MOUNT}/FILE.whl for a wheel in the bucket would do"
+)
+FOLDER = f"windlass is used from a folder of this computer, which no machine can install; {WOULD}"
+
+
+def package(asked: str | None, bucket: Bucket | None) -> str:
+    """What pip is told to install: what was asked for, or else where this package came from."""
+    if asked is None:
+        return came_from(_distribution()) or UNKNOWN
+    # The extra that a TPU needs is added where it was left out.
+    spelled = re.fullmatch(r"\s*windlass\s*(\[[\w\s,-]+\])?\s*(|@.*|[=<>!~].*)", asked)
+    extra, which = spelled.groups() if spelled else ("", f"@ {asked.strip()}")
+    extra = extra or "[tpu]"
+    if not which.startswith("@"):
+        return f"windlass{extra}{which}"
+    where = which[1:].strip()
+    if where.startswith(f"{MOUNT}/"):
+        if bucket is None:
+            raise UserError(
+                f"--install is {asked}, and there is no --bucket that would be mounted there"
+            )
+        where = f"file://{where}"
+    elif not re.match(r"(git\+https|git\+ssh|https)://", where):
+        raise UserError(f"--install is {asked}, which no machine can install; {WOULD}")
+    if "@" in urlsplit(where).netloc and not where.startswith("git+ssh://"):
+        raise UserError(
+            "--install has a user or a token in its URL, which would be in files and logs; a wheel "
+            f"in the bucket needs none: --install {MOUNT}/FILE.whl"
+        )
+    return f"windlass{extra} @ {where}"
+
+
+def came_from(distribution: Distribution | None) -> str | None:
+    """Where an installed package came from, as pip is told; None: a folder of this computer."""
+    if distribution is None:
+        return None
+    text = distribution.read_text("direct_url.json")
+    if text is None:  # from an index, where its version is found again
+        return f"{PACKAGE}=={distribution.version}"
+    origin: dict[str, Any] = json.loads(text)
+    url, source = origin["url"], origin.get("vcs_info")
+    if not url.startswith("https://"):
+        return None
+    url = url if source is None else f"{source['vcs']}+{url}@{source['commit_id']}"
+    folder = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
+    return f"{PACKAGE} @ {url}{folder}"
+
+
+def is_known(launch: Launch) -> bool:
+    """Whether the machines have something to install."""
+    return UNKNOWN not in launch.packages
+
+
+def check(launch: Launch) -> None:
+    """Refuse to rent machines that have nothing to install."""
+    if not is_known(launch):
+        raise UserError(FOLDER)
+
+
+def _distribution() -> Distribution | None:
+    """What is installed, where it is also what runs."""
+    try:
+        found = Distribution.from_name("windlass")
+    except PackageNotFoundError:
+        return None
+    here = Path(windlass.__file__).resolve()
+    return found if Path(str(found.locate_file("windlass/__init__.py"))).resolve() == here else None
