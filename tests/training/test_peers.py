@@ -5,6 +5,7 @@ import json
 import signal
 from pathlib import Path
 from socket import gethostname
+from types import SimpleNamespace
 
 import pytest
 import yaml
@@ -12,6 +13,8 @@ import yaml
 from tests.processes import LONGEST, processes
 from tests.training.campaign import RECIPE, Ended, weights
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.errors import UserError
+from windlass.training.peers import check_devices
 
 
 @pytest.fixture
@@ -19,6 +22,7 @@ def start(tmp_path):
     """Start two processes of a run in a folder of this test."""
     recipe = copy.deepcopy(RECIPE)
     recipe["data"]["validation"] = 0
+    recipe["train"]["accumulation"] = 1  # a shorter program
     (tmp_path / "tiny.yaml").write_text(yaml.safe_dump(recipe))
 
     def begin(run: str, **given):
@@ -73,6 +77,17 @@ def test_a_run_that_was_stopped_and_lost_a_process_ends_with_the_same_bits(start
     assert f"going on from step {newest} of 60" in first.output
     assert weights(tmp_path / "disturbed") == weights(tmp_path / "whole")
     assert numbers(tmp_path / "disturbed") == numbers(tmp_path / "whole")
+
+
+def test_devices_that_leave_a_process_without_any_are_refused():
+    devices = [SimpleNamespace(process_index=number // 4) for number in range(12)]
+    check_devices(3, devices)
+    with pytest.raises(UserError) as refused:
+        check_devices(3, devices[:4])
+    assert str(refused.value) == (
+        "device.count is 4, which leaves process 1 and process 2 without a device; leave it out, "
+        "or start fewer processes"
+    )
 
 
 def test_processes_with_different_recipes_are_refused_on_every_host(start):

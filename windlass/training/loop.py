@@ -32,7 +32,7 @@ from windlass.training.clock import Clock
 from windlass.training.length import fate
 from windlass.training.moved import moved
 from windlass.training.outcome import outcome
-from windlass.training.peers import Peers, together
+from windlass.training.peers import Peers, check_devices, together
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
 from windlass.training.signals import Signals
@@ -92,7 +92,7 @@ def _train(
     folder = described.folder
     if peers is not None:
         peers.compare(tree(described.run))
-        peers.check_devices(described.devices)
+        check_devices(peers.hosts.processes, described.devices)
         peers.trains_in(folder)
     for other in folders.siblings(folder, described.name, described.run):
         report.note(f"another run of {described.name}: {other}")

@@ -22,7 +22,7 @@ class Lost(NamedTuple):
 
     def told(self, names: Sequence[str], folder: str | None) -> str:
         """Who is gone, what is left of the run, and what to do."""
-        who = listing((named(one, names) for one in self.gone), "and") or "another process"
+        who = listing([named(one, names) for one in self.gone] or ["another process"], "and")
         are = "is" if len(self.gone) < 2 else "are"
         return f"{who} {are} gone: {self.why}. {left(folder)}"
 

@@ -102,16 +102,6 @@ class Peers:
                 what = "the same versions of windlass and JAX"
             raise UserError("\n".join(wrong) + f"; start every host with {what}")
 
-    def check_devices(self, devices: list) -> None:
-        """Refuse devices of which some process has none."""
-        idle = set(range(self.hosts.processes)) - {device.process_index for device in devices}
-        if idle:
-            who = listing((f"process {number}" for number in sorted(idle)), "and")
-            raise UserError(
-                f"device.count is {len(devices)}, which leaves {who} without a device; leave it "
-                "out, or start fewer processes"
-            )
-
     def ask_to_stop(self, number: signal.Signals) -> None:
         processes.ask_to_stop(number)
 
@@ -191,6 +181,17 @@ class Peers:
     def _tell(self, **facts: object) -> None:
         if self.signals.line is not None:
             self.signals.line.tell(**facts)
+
+
+def check_devices(processes: int, devices: list) -> None:
+    """Refuse devices of which some process has none."""
+    idle = set(range(processes)) - {device.process_index for device in devices}
+    if idle:
+        who = listing((f"process {number}" for number in sorted(idle)), "and")
+        raise UserError(
+            f"device.count is {len(devices)}, which leaves {who} without a device; leave it out, "
+            "or start fewer processes"
+        )
 
 
 @contextmanager

@@ -1,0 +1,46 @@
+"""What is said of a run that lost a process."""
+
+import pytest
+
+from windlass.training.lost import Lost, in_log, left
+
+# As JAX 0.10.2 and 0.11.2 log it before they abort.
+SILENT = """\
+F1115 11:47:04.210157    4274 client.h:80] Terminating process because the JAX distributed service \
+detected fatal errors. absl::Status: UNAVAILABLE: The following tasks are unhealthy (stopped \
+sending heartbeats):
+1
+3
+The tasks have crashed. Check the task logs for an earlier error, or scheduler events (e.g. \
+preemption, eviction) to debug further.
+"""
+CLOSED = """\
+F1115 11:51:26.632364   15203 client.h:80] Terminating process because the JAX distributed service \
+detected fatal errors. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service. \
+Either the leader task was preempted/died/restarted unexpectedly or this task is experiencing \
+network issues.
+"""
+
+
+@pytest.mark.parametrize(
+    "log, lost",
+    [
+        (SILENT, Lost([1, 3], "no sign of life for 30 s")),
+        (CLOSED, Lost([0], "its connection is closed")),
+        ("[Gloo] Rank 0 is connected to 1 peer ranks.\n", None),
+    ],
+)
+def test_what_jax_logs_before_it_aborts_names_the_processes_that_are_gone(log, lost):
+    assert in_log(log) == lost
+
+
+def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
+    names = ["host-a", "host-b", "host-c", "host-d"]
+    again = "Nothing was saved yet: the same command on every host begins again"
+    assert left(str(tmp_path)) == left(None) == again
+    assert Lost([1, 3], "no sign of life for 30 s").told(names, None) == (
+        f"process 1 (host-b) and process 3 (host-d) are gone: no sign of life for 30 s. {again}"
+    )
+    assert Lost([], "Gloo failed").told(names, None) == (
+        f"another process is gone: Gloo failed. {again}"
+    )
