@@ -2,8 +2,6 @@
 
 import signal
 
-import pytest
-
 from tests.flags import quick
 from tests.training.campaign import RECIPE, Program, killed, weights
 
@@ -11,20 +9,20 @@ from tests.training.campaign import RECIPE, Program, killed, weights
 WHOLE = RECIPE | {"train": RECIPE["train"] | {"ema": 0.99, "patience": 9}}
 
 
-@pytest.fixture(scope="module")
-def undisturbed(tmp_path_factory) -> dict[str, int]:
-    program = Program(tmp_path_factory.mktemp("undisturbed"), WHOLE, quick())
-    assert program.finish().code == 0
-    return weights(program.run_dir)
-
-
-def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed):
-    program = Program(tmp_path, WHOLE, quick())
-    told = killed(program, 3, seed=0)
-    assert len(told) == 3
+def test_a_run_stopped_twice_and_killed_in_a_save_ends_with_the_same_bits(tmp_path):
+    undisturbed = Program(tmp_path / "undisturbed", WHOLE, quick())
+    assert undisturbed.finish().code == 0
+    program = Program(tmp_path / "disturbed", WHOLE, quick())
+    for number, name, at in ((signal.SIGTERM, "SIGTERM", 13), (signal.SIGINT, "Ctrl-C", 33)):
+        stopped = program.disturb(lambda program, at=at: program.step >= at, number)
+        assert stopped.code == 128 + number, stopped.output
+        assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
+        assert "of 60, saved\n" in stopped.output
+        assert "the same command again goes on from there\n" in stopped.output
+    assert len(killed(program, 1, seed=0)) == 1
     last = program.finish()
     assert last.code == 0 and "going on from step" in last.output, last.output
-    assert weights(program.run_dir) == undisturbed
+    assert weights(program.run_dir) == weights(undisturbed.run_dir)
     # The steps that were taken twice are in the record once.
     steps = [
         line.split(",")[0]
@@ -32,16 +30,3 @@ def test_a_run_killed_three_times_ends_with_the_same_bits(tmp_path, undisturbed)
         if '"gradient_norm"' in line
     ]
     assert len(steps) == len(set(steps)) == 60
-
-
-def test_a_run_told_to_stop_saves_says_so_and_ends_with_the_same_bits(tmp_path, undisturbed):
-    program = Program(tmp_path, WHOLE, quick())
-    for number, name, at in ((signal.SIGTERM, "SIGTERM", 13), (signal.SIGINT, "Ctrl-C", 33)):
-        stopped = program.disturb(lambda program, at=at: program.step >= at, number)
-        assert stopped.code == 128 + number, stopped.output
-        assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
-        assert "of 60, saved\n" in stopped.output
-        assert "the same command again goes on from there\n" in stopped.output
-    done = program.finish()
-    assert done.code == 0 and "going on from step" in done.output, done.output
-    assert weights(program.run_dir) == undisturbed
