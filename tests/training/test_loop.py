@@ -3,13 +3,16 @@
 import copy
 import dataclasses
 import json
+import logging
 import os
 import re
 import resource
 import shutil
+import signal
 import time
 from collections.abc import Iterator
 from io import StringIO
+from logging.handlers import BufferingHandler
 from pathlib import Path
 
 import equinox as eqx
@@ -41,13 +44,25 @@ SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoin
 class Told:
     """A run, and what it said."""
 
-    def __init__(self, *keys: str, recipe: dict | None = None):
+    def __init__(self, *keys: str, recipe: dict | None = None, stops: int | None = None):
         self.console = Console(record=True, width=1000, file=StringIO())
+        recipe, signals = copy.deepcopy(recipe or RECIPE), Stops(stops)
         with Report(self.console) as report:
-            self.trained: Trained = train(
-                copy.deepcopy(recipe or RECIPE), [*SMALL, *keys], signals=Signals(), report=report
-            )
+            self.trained: Trained = train(recipe, [*SMALL, *keys], signals=signals, report=report)
         self.text = self.console.export_text()
+
+
+class Stops(Signals):
+    """As if a signal were heard in a step."""
+
+    def __init__(self, last: int | None):
+        super().__init__()
+        self.last = last
+
+    def ends(self, step: int) -> bool:
+        if step == self.last:
+            self.stop = signal.SIGTERM
+        return super().ends(step)
 
 
 def refused(*keys: str, recipe: dict | None = None) -> str:
@@ -57,10 +72,20 @@ def refused(*keys: str, recipe: dict | None = None) -> str:
 
 
 @pytest.fixture(scope="module")
-def finished(tmp_path_factory) -> tuple[Path, Told]:
+def heard() -> BufferingHandler:
+    """What JAX said while the run that ended was trained."""
+    return BufferingHandler(capacity=1_000_000)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory, heard) -> tuple[Path, Told]:
     """A run that ended, to be copied by whoever harms it."""
     folder = tmp_path_factory.mktemp("finished") / "run"
-    return folder, Told(f"run.dir={folder}")
+    logging.getLogger("jax").addHandler(heard)
+    with jax.log_compiles(True):
+        told = Told(f"run.dir={folder}")
+    logging.getLogger("jax").removeHandler(heard)
+    return folder, told
 
 
 def numbers(run: Path, name: str) -> list:
@@ -74,10 +99,18 @@ def mine(finished: tuple[Path, Told], here: Path) -> Path:
     return here / "run"
 
 
-def test_a_run_with_accumulation_evaluation_and_saving_compiles_its_step_once(here, caplog):
-    with jax.log_compiles(True):
-        Told(f"run.dir={here / 'run'}", "train.sample=Once")
-    messages = [record.getMessage() for record in caplog.records]
+def left(whole: Path, step: int) -> Path:
+    """A copy of a run as it was left by a kill after a checkpoint."""
+    run = Path(shutil.copytree(whole, "run"))
+    saved = steps_in(folder_of(run))
+    assert step in saved[:-1]
+    for later in saved[saved.index(step) + 1 :]:
+        shutil.rmtree(folder_of(run) / str(later))
+    return run
+
+
+def test_a_run_with_accumulation_evaluation_and_saving_compiles_its_step_once(finished, heard):
+    messages = [record.getMessage() for record in heard.buffer]
     compiled = [text for text in messages if "XLA compilation of jit(step)" in text]
     assert len(compiled) == 1, compiled
 
@@ -98,11 +131,11 @@ def test_the_banner_says_what_will_happen(finished):
         assert line in told.text, told.text
 
 
-def test_the_banner_says_how_much_memory_a_known_chip_has(here, monkeypatch):
+def test_the_banner_says_how_much_memory_a_known_chip_has(finished, here, monkeypatch):
     from windlass.devices import chips
 
     monkeypatch.setattr(chips, "find", lambda name: chips._BY_NAME["NVIDIA H200"])
-    told = Told(f"run.dir={here / 'run'}", "train.steps=1", "precision.compute=float32")
+    told = Told(f"run.dir={mine(finished, here)}", "precision.compute=float32")
     assert "device       8 × cpu of 131 GiB (asked for cpu)" in told.text
 
 
@@ -169,44 +202,43 @@ def test_a_run_in_epochs_is_saved_at_the_end_of_each_and_extended_by_more(here):
 
 
 def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished, here):
-    run = here / "run"
-    for steps in (2, 4, 6):
-        # A schedule that does not end with the run: stopping early must not change it.
-        Told(f"run.dir={run}", f"train.steps={steps}", "optim.schedule.shape=constant")
-    whole = here / "whole"
-    Told(f"run.dir={whole}", "optim.schedule.shape=constant")
-    assert weights(run) == weights(whole)
+    run = left(finished[0], 3)
+    stopped = Told(f"run.dir={run}", stops=5)
+    assert "going on from step 3 of 6" in stopped.text
+    assert (stopped.trained.step, stopped.trained.stopped_by) == (5, signal.SIGTERM)
+    assert "going on from step 5 of 6" in Told(f"run.dir={run}").text
+    assert weights(run) == weights(finished[0])
 
 
 def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(here):
     parts = "[{kind: stories, count: 90}, {kind: stories, count: 40, seed: 1, weight: 3}]"
     keys = ["data.source=null", f"data.mixture={parts}", "data.stride=48"]
-    keys += ["optim.schedule.shape=constant", "train.evaluate_every=null"]
-    Told("run.dir=run", "train.steps=3", "data.prefetch=0", *keys)
-    Told("run.dir=run", "train.steps=6", "data.workers=2", "data.prefetch=3", *keys)
-    whole = Told("run.dir=whole", *keys)
-    assert weights(Path("run")) == weights(Path("whole"))
+    keys += ["checkpoint.every=3", "train.evaluate_every=null"]
+    whole = Told("run.dir=whole", "data.prefetch=0", *keys)
+    run = left(Path("whole"), 3)
+    Told(f"run.dir={run}", "data.workers=2", "data.prefetch=3", *keys)
+    assert weights(run) == weights(Path("whole"))
     assert "steps an epoch\n" in whole.text  # no row of a mixture is left out
 
 
 def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, unlike):
     config = dataclasses.replace(tiny.config(unlike), vocab=257)
     recipe = RECIPE | {"model": {"family": unlike, **tree(config)}}
-    keys = ["optim.schedule.shape=constant", "train.evaluate_every=null"]
-    keys += ["mesh.fsdp=4", "mesh.tensor=2"]
-    for steps in (2, 4):
-        Told("run.dir=run", f"train.steps={steps}", *keys, recipe=recipe)
-    told = Told("run.dir=whole", "train.steps=4", "train.sample=Once", *keys, recipe=recipe)
+    keys = ["train.steps=4", "train.evaluate_every=null", "mesh.fsdp=4", "mesh.tensor=2"]
+    told = Told("run.dir=whole", "train.sample=Once", *keys, recipe=recipe)
     assert any(line.startswith("  Once") for line in told.text.splitlines())
-    assert weights(Path("run")) == weights(Path("whole"))
+    run = left(Path("whole"), 2)
+    Told(f"run.dir={run}", *keys, recipe=recipe)
+    assert weights(run) == weights(Path("whole"))
 
 
 def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resumed(here):
-    keys = ["optim.kind=muon", "optim.moment=bfloat16", "optim.schedule.shape=constant"]
+    keys = ["optim.kind=muon", "optim.moment=bfloat16", "train.steps=4"]
     keys += ["optim.groups=[{match: 'embedding.*', learning_rate: 1e-4, weight_decay: 0}]"]
     keys += ["train.evaluate_every=null"]
-    Told("run.dir=run", "train.steps=2", *keys)
-    told = Told("run.dir=run", "train.steps=4", *keys)
+    Told("run.dir=whole", *keys)
+    run = left(Path("whole"), 2)
+    told = Told(f"run.dir={run}", *keys)
     for line in (
         "optimiser    embedding.*: 8,224 parameters, learning_rate 0.0001, weight_decay 0",
         "optimiser    adamw: 192 parameters, learning_rate 0.003, weight_decay 0.1",
@@ -214,8 +246,7 @@ def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resum
         "precision    float32 compute, float32 weights, first moment in bfloat16",
     ):
         assert line in told.text, told.text
-    Told("run.dir=whole", "train.steps=4", *keys)
-    assert weights(Path("run")) == weights(Path("whole"))
+    assert weights(run) == weights(Path("whole"))
 
 
 def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bits(
@@ -223,13 +254,12 @@ def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bi
 ):
     # So large that some steps overflow before one does not.
     monkeypatch.setattr("windlass.training.scale.START", 2.0**18)
-    keys = ["precision.compute=float16", "optim.schedule.shape=constant"]
-    keys += ["train.evaluate_every=null", "train.steps=4"]
-    Told("run.dir=run", *keys, "train.steps=2")
-    told = Told("run.dir=run", *keys)
+    keys = ["precision.compute=float16", "train.evaluate_every=null", "train.steps=4"]
     whole = Told("run.dir=whole", *keys).trained
+    run = left(whole.folder, 2)
+    told = Told(f"run.dir={run}", *keys)
     assert "precision    float16 compute, float32 weights and optimiser" in told.text
-    assert weights(Path("run")) == weights(Path("whole"))
+    assert weights(run) == weights(whole.folder)
     lines = (whole.folder / "metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines if "loss_scale" in line]
     scales, overflows = ([record[key] for record in records] for key in ("loss_scale", "overflows"))
@@ -243,21 +273,29 @@ def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bi
 
 
 def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
-    run = here / "run"
-    keys = [f"run.dir={run}", "optim.schedule.shape=constant"]
-    Told(*keys, "train.steps=3")
-    moved = Told(*keys, "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    whole = Told(f"run.dir={here / 'whole'}", "optim.schedule.shape=constant")
-    assert moved.trained.metrics["loss"] == pytest.approx(whole.trained.metrics["loss"], rel=1e-4)
-    streams = [numbers(here / name, "stream") for name in ("run", "whole")]
+    whole, told = finished
+    run = left(whole, 3)
+    moved = Told(f"run.dir={run}", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
+    assert "going on from step 3 of 6" in moved.text
+    assert moved.trained.metrics["loss"] == pytest.approx(told.trained.metrics["loss"], rel=1e-4)
+    streams = [numbers(folder, "stream") for folder in (run, whole)]
     assert streams[0] == streams[1] and len(set(streams[0])) == 6
     assert all(type(one) is int for one in streams[0])
 
 
-def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(here):
-    run = here / "run"
-    keys = [f"run.dir={run}", 'train.trainable=["blocks.mlp.*"]']
-    told = Told(*keys)
+FROZEN = ['train.trainable=["blocks.mlp.*"]', "train.steps=2", "train.evaluate_every=null"]
+
+
+@pytest.fixture(scope="module")
+def part(tmp_path_factory) -> tuple[Path, Told]:
+    """A run of which most weights are frozen, to be copied by whoever goes on with it."""
+    folder = tmp_path_factory.mktemp("part") / "run"
+    return folder, Told(f"run.dir={folder}", *FROZEN)
+
+
+def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(part, here):
+    run, told = mine(part, here), part[1]
+    keys = [f"run.dir={run}", *FROZEN]
     assert "parameters   12,288 trainable of 26,848" in told.text
     stored = set(weights(run))
     assert not any("embedding" in name for name in stored)
@@ -267,8 +305,8 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(her
         _, at_start = session.programs.init()
         kept = load_frozen(run, session.programs.abstract_state()[1], session.identity)
     assert eqx.tree_equal(at_start, kept)
-    more = Told(*keys, "train.steps=8")
-    assert more.trained.step == 8
+    more = Told(*keys, "train.steps=3")
+    assert more.trained.step == 3
     assert calls.evaluate(run)["loss"] == pytest.approx(more.trained.metrics["validation_loss"])
     assert calls.generate(run, "Once", tokens=4)
 
@@ -360,9 +398,9 @@ def test_a_vocabulary_smaller_than_the_tokeniser_is_refused(here):
     )
 
 
-def test_other_runs_of_the_recipe_are_named_first_with_what_differs(here):
-    first = Told().trained.folder
-    second = Told("optim.learning_rate=1e-3")
+def test_other_runs_of_the_recipe_are_named_first_with_what_differs(finished, here):
+    first = Path(shutil.copytree(finished[0], describe(copy.deepcopy(RECIPE), SMALL).folder))
+    second = Told("optim.learning_rate=1e-3", stops=1)
     line = second.text.splitlines()[0]
     assert line == (
         f"another run of recipe: {first} (at step 6; optim.learning_rate 0.003, here 0.001)"
@@ -401,8 +439,8 @@ def test_sizes_that_a_tpu_pads_are_told(monkeypatch):
     ]
 
 
-def test_what_auto_chose_is_said(here):
-    told = Told(f"run.dir={here / 'run'}", "device=auto", "train.steps=1")
+def test_what_auto_chose_is_said(finished, here):
+    told = Told(f"run.dir={mine(finished, here)}", "device=auto")
     assert told.text.splitlines()[0] == "device auto: no TPU or GPU is present, using 8 CPUs"
 
 
@@ -455,12 +493,10 @@ def test_what_an_objective_solves_for_at_the_end_is_evaluated_and_saved(here, mo
     assert told.trained.metrics["loss"] != pytest.approx(5.549, abs=1e-3)
 
 
-def test_a_run_whose_frozen_arrays_are_gone_is_refused(here):
-    run = here / "run"
-    keys = [f"run.dir={run}", 'train.trainable=["norm.*"]']
-    Told(*keys, "train.steps=2")
+def test_a_run_whose_frozen_arrays_are_gone_is_refused(part, here):
+    run = mine(part, here)
     shutil.rmtree(run / "checkpoints/frozen")
-    assert refused(*keys, "train.steps=3") == (
+    assert refused(f"run.dir={run}", *FROZEN, "train.steps=3") == (
         f"the frozen arrays in {run}/checkpoints/frozen are gone; put back a copy of that folder, "
         "or start another run with run.dir"
     )
@@ -521,7 +557,7 @@ CHANGED = "the step is compiled again after step 3: batch['document']: dtype int
 
 def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeypatch):
     monkeypatch.setattr(loop, "Loader", OtherBatches)
-    told = Told(f"run.dir={here / 'run'}", "train.steps=5")
+    told = Told(f"run.dir={here / 'run'}")
     assert f"warning: {CHANGED}\n" in told.text and told.trained.is_finished
     # A machine that is slow just then is also told that it waits for data.
     warned = [line for line in told.text.splitlines() if line.startswith("warning:")]
