@@ -84,17 +84,20 @@ def ended(process: subprocess.Popen) -> Ended:
     return Ended(process.returncode, output)
 
 
-def weights(run_dir: Path) -> dict[str, int]:
-    """The fingerprint of every array of a run's newest checkpoint, read and checked from disk."""
+def weights(run_dir: Path, step: int | None = None) -> dict[str, int]:
+    """The fingerprint of every array of a run's newest checkpoint, read and checked from disk.
+
+    Or of that at a step.
+    """
     from windlass.checkpoint import archive
     from windlass.checkpoint.store import folder_of, steps_in
     from windlass.checkpoint.verify import verify
 
     assert verify(run_dir).good, str(verify(run_dir))
     folder = folder_of(run_dir)
-    newest = steps_in(folder)[-1]
-    arrays = archive.manifest(folder / str(newest))["arrays"]
-    return {"step": newest} | {name: about["fingerprint"] for name, about in arrays.items()}
+    step = step or steps_in(folder)[-1]
+    arrays = archive.manifest(folder / str(step))["arrays"]
+    return {"step": step} | {name: about["fingerprint"] for name, about in arrays.items()}
 
 
 def killed(program: Program, kills: int, seed: int) -> list[str]:
