@@ -3,6 +3,7 @@
 import json
 import os
 import signal
+import socket
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -31,6 +32,7 @@ _joined: Hosts | None = None
 def join(hosts: Hosts) -> None:
     """Wait for the other processes; to be called before any device is touched."""
     global _joined
+    _check_port(hosts)
     found: dict[str, Any] = {}  # by JAX itself
     if hosts.coordinator is not None:
         found = dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
@@ -46,15 +48,27 @@ def join(hosts: Hosts) -> None:
     except JaxRuntimeError as error:
         where = hosts.coordinator or "the port that JAX chose for it (JAX_COORDINATOR_PORT)"
         what = str(error).partition("\n")[0]
-        raise UserError(
-            f"{hosts} cannot listen for the others at {where} ({what}); where something else uses "
-            "that port, another would do, on every host"
-        ) from None
+        raise UserError(f"{hosts} cannot join the others at {where} ({what})") from None
     if hosts.coordinator is None and hosts.local_devices is None:
         # Under Slurm JAX leaves a process one GPU, even where it is alone on its host.
         jax.config.update("jax_cuda_visible_devices", "all")
         jax.config.update("jax_rocm_visible_devices", "all")
     _joined = hosts
+
+
+def _check_port(hosts: Hosts) -> None:
+    """Refuse a port that something else listens on: JAX may crash there without a word."""
+    if hosts.coordinator is None or hosts.process:
+        return
+    with socket.socket() as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(("", int(hosts.coordinator.rpartition(":")[2])))
+        except OSError as error:
+            raise UserError(
+                f"{hosts} cannot listen for the others at {hosts.coordinator} ({error.strerror}); "
+                "another port would do, on every host"
+            ) from None
 
 
 def joined() -> Hosts | None:
