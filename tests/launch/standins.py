@@ -44,34 +44,43 @@ def path(folder: Path, *, alone: bool = False) -> str:
 GCLOUD = """\
 #!/usr/bin/env bash
 case "$*" in
-  *"queued-resources list"*) cat "$CLOUD/state" 2> /dev/null || true ;;
-  *"queued-resources create"*)
-    echo "$*" >> "$CLOUD/log"
-    echo "${FOUND:-ACTIVE}" > "$CLOUD/state" ;;
-  *"queued-resources delete"*) echo "$*" >> "$CLOUD/log"; rm -rf "$CLOUD/state" "$CLOUD/nodes" ;;
-  *"queued-resources describe"*) echo "quota exceeded" ;;
   *"tpu-vm ssh"*)
     grep -q ACTIVE "$CLOUD/state" || exit 255
     export HOME="$CLOUD/nodes/$5"
     mkdir -p "$HOME"
     for word; do [[ "$word" == --command=* ]] && exec bash -c "${word#--command=}"; done ;;
+  *"queued-resources list"*) cat "$CLOUD/state" 2> /dev/null || true ;;
+  *"queued-resources create"*)
+    echo "$*" >> "$CLOUD/log"
+    echo "${FOUND:-ACTIVE}" > "$CLOUD/state" ;;
+  *"queued-resources delete"*)
+    echo "$*" >> "$CLOUD/log"
+    [[ "$(grep -c delete "$CLOUD/log")" -gt "${DEAF:-0}" ]] || exit 1
+    rm -rf "$CLOUD/state" "$CLOUD/nodes" ;;
+  *"queued-resources describe"*) echo "quota exceeded" ;;
 esac
 """
-# What a host has: uv installs the program that the test gives, and the others do nothing.
+# What a host has: uv installs the program that the test gives; a mounted bucket is closed to root.
 UV = """\
 #!/usr/bin/env bash
+echo "$*" >> "$CLOUD/installed"
 mkdir -p "$HOME/windlass/bin"
 cp "$CLOUD/windlass" "$HOME/windlass/bin/windlass"
 """
+HOST = {
+    "gcloud": GCLOUD,
+    "uv": UV,
+    "mountpoint": '#!/bin/sh\n[ -e "$HOME/mounted" ]\n',
+    "gcsfuse": '#!/bin/sh\n: > "$HOME/mounted"\n',
+    "sudo": '#!/bin/sh\n[ ! -e "$HOME/mounted" ]\n',
+}
 
 
 def cloud(folder: Path, windlass: str) -> dict[str, str]:
     """The environment of a script on a cloud in a folder, whose hosts have this `windlass`."""
     (folder / "bin").mkdir(parents=True)
-    executable(folder / "bin" / "gcloud", GCLOUD)
-    executable(folder / "bin" / "uv", UV)
-    for name in ("sudo", "gcsfuse"):
-        executable(folder / "bin" / name, "#!/bin/sh\n")
+    for name, text in HOST.items():
+        executable(folder / "bin" / name, text)
     executable(folder / "windlass", f"#!/usr/bin/env bash\n{windlass}")
     surroundings = {"CLOUD": str(folder), "POLL_SECONDS": "0.2", "USER": "me"}
     return {**surroundings, "PATH": path(folder / "bin", alone=True), "HOME": str(folder)}

@@ -11,6 +11,7 @@ import jsonschema
 import pytest
 import yaml
 
+from tests.launch.standins import executable
 from windlass.config import load
 from windlass.devices import slices
 from windlass.errors import UserError
@@ -136,18 +137,40 @@ def test_no_token_of_the_user_is_in_a_file(to, launches, monkeypatch):
     assert "hf_secret" not in find(to).write(launches["v6e-8"])
 
 
-def test_two_slices_are_told_of_each_other_where_skypilot_does_not(launches):
-    run = parts(find("skypilot").write(launches["2xv6e-16"]))[0]["run"]
+def test_slices_are_told_of_each_other_where_skypilot_does_not(tmp_path):
+    """SkyPilot 0.14.1 lists the first host of one slice, and then all others slice by slice."""
+    count = 4
+    run = parts(find("skypilot").write(launch("4xv6e-16")))[0]["run"]
     show = 'echo "$MEGASCALE_NUM_SLICES $MEGASCALE_SLICE_ID $MEGASCALE_COORDINATOR_ADDRESS"'
-    ips = "\n".join(f"10.0.0.{number}" for number in range(8))
     lines = run.partition("export PATH")[0]
-    for rank, told in ((0, "2 0 10.0.0.0"), (3, "2 0 10.0.0.0"), (4, "2 1 10.0.0.0")):
-        environment = {"SKYPILOT_NODE_RANK": str(rank), "SKYPILOT_NODE_IPS": ips}
-        done = subprocess.run(
-            ["bash", "-c", f"{lines}\n{show}"], env=environment, capture_output=True, text=True
-        )
-        assert done.stdout.strip() == told, done.stderr
-    assert "MEGASCALE" not in parts(find("skypilot").write(launches["v6e-8"]))[0]["run"]
+    executable(tmp_path / "curl", '#!/bin/sh\necho "$ENDPOINTS"\n')
+    hosts = {slice: [f"10.0.{slice}.{host}" for host in range(4)] for slice in range(count)}
+    path = f"{tmp_path}:/usr/bin:/bin"
+    for head in range(count):
+        rest = [ip for slice in hosts for ip in hosts[slice] if ip != hosts[head][0]]
+        listed = "\n".join([hosts[head][0], *rest])
+        told = []
+        for number, ips in hosts.items():
+            endpoints = [ips[0], *ips[1:]] if number else [f"unknown:unknown:{ip}" for ip in ips]
+            environment = {"SKYPILOT_NODE_IPS": listed, "ENDPOINTS": ",".join(endpoints)}
+            done = subprocess.run(
+                ["bash", "-c", f"{lines}\n{show}"], env=environment | {"PATH": path},
+                capture_output=True, text=True,
+            )  # fmt: skip
+            assert done.returncode == 0, done.stderr
+            told.append(done.stdout.split())
+        assert {(slices, first) for slices, _, first in told} == {("4", hosts[head][0])}
+        numbers = [int(number) for _, number, _ in told]
+        assert sorted(numbers) == [0, 1, 2, 3] and numbers[head] == 0
+    assert "MEGASCALE" not in parts(find("skypilot").write(launch("v6e-8")))[0]["run"]
+
+
+def test_a_host_that_is_in_no_list_does_not_train_alone(tmp_path):
+    run = parts(find("skypilot").write(launch("2xv6e-16")))[0]["run"]
+    executable(tmp_path / "curl", "#!/bin/sh\necho 10.9.9.9\n")
+    environment = {"SKYPILOT_NODE_IPS": "10.0.0.1", "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    lines = run.partition("export PATH")[0]
+    assert subprocess.run(["bash", "-c", f"{lines}\nexit 0"], env=environment).returncode == 1
 
 
 def test_machines_that_are_not_spot_are_neither_asked_for_nor_tolerated_as_such(launches):

@@ -36,6 +36,12 @@ def run(file: Path, windlass: str, *words: str, **environment: str) -> subproces
     )
 
 
+def wait_for(file: Path) -> None:
+    limit = time.monotonic() + LATER
+    while not file.exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+
+
 def trained(folder: Path) -> list[str]:
     return (folder / "trained").read_text().splitlines()
 
@@ -74,9 +80,7 @@ def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(num
     with subprocess.Popen(
         ["bash", file], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
     ) as process:
-        limit = time.monotonic() + LATER
-        while not (tmp_path / "cloud" / "trained").exists() and time.monotonic() < limit:
-            time.sleep(0.1)
+        wait_for(tmp_path / "cloud" / "trained")
         process.send_signal(number)
         _, said = process.communicate(timeout=LATER)
     assert process.returncode == 128 + number
@@ -99,6 +103,8 @@ def test_a_failure_is_tried_again_on_the_same_machines(tmp_path):
     assert done.returncode == 0, done.stderr
     assert len(trained(tmp_path / "cloud")) == 2
     assert verbs(tmp_path / "cloud") == ["create"]  # and kept, as was asked
+    # What a training may be using is not installed again.
+    assert len((tmp_path / "cloud" / "installed").read_text().splitlines()) == 2
     assert "mine is kept, and costs until" in done.stderr
 
 
@@ -107,6 +113,63 @@ def test_a_request_that_is_refused_ends_with_its_reason_and_is_deleted(tmp_path)
     assert done.returncode == 1
     assert "quota exceeded" in done.stderr
     assert verbs(tmp_path / "cloud") == ["create", "delete"]
+
+
+def test_machines_that_are_deleted_elsewhere_are_not_rented_again(tmp_path):
+    done = run(script(tmp_path), TRAINS + 'rm "$CLOUD/state"; kill -9 $$\n')
+    assert done.returncode == 1
+    assert done.stderr.endswith("it was deleted: this ends\n")
+    assert verbs(tmp_path / "cloud") == ["create"]
+
+
+def test_a_deletion_is_tried_until_it_succeeds(tmp_path):
+    done = run(script(tmp_path), TRAINS, DEAF="2")
+    assert done.returncode == 0, done.stderr
+    assert verbs(tmp_path / "cloud") == ["create", "delete", "delete", "delete"]
+
+
+def test_what_is_stopped_from_elsewhere_is_saved_and_does_not_begin_again(tmp_path):
+    saves = (
+        TRAINS + "trap 'touch \"$CLOUD/saved\"; exit 143' TERM\nwhile true; do sleep 0.1; done\n"
+    )
+    file, cloud = script(tmp_path, keep=True), tmp_path / "cloud"
+    environment = standins.cloud(cloud, saves)
+    with subprocess.Popen(
+        ["bash", file], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+    ) as process:
+        wait_for(cloud / "trained")
+        stopped = subprocess.run(
+            ["bash", file, "stop"], env=environment, capture_output=True, text=True, timeout=LATER
+        )
+        _, said = process.communicate(timeout=LATER)
+    assert (stopped.returncode, process.returncode) == (0, 0)
+    assert "mine is kept, and costs until" in stopped.stderr
+    assert "the training was stopped, and goes on when this is run again" in said
+    assert (cloud / "saved").exists() and len(trained(cloud)) == 1
+    # On the machines that were kept it goes on.
+    standins.executable(
+        cloud / "nodes" / "mine" / "windlass" / "bin" / "windlass", f"#!/bin/bash\n{TRAINS}"
+    )
+    again = subprocess.run(["bash", file], env=environment, capture_output=True, timeout=LATER)
+    assert again.returncode == 0 and len(trained(cloud)) == 2
+    assert verbs(cloud) == ["create"]
+
+
+def test_machines_delete_themselves_when_nobody_comes_to_do_it(tmp_path):
+    file, cloud = script(tmp_path), tmp_path / "cloud"
+    environment = standins.cloud(cloud, TRAINS + "sleep 1\n") | {"LEFT_SECONDS": "1"}
+    with subprocess.Popen(["bash", file], env=environment, start_new_session=True) as process:
+        wait_for(cloud / "trained")
+        process.kill()
+    limit = time.monotonic() + LATER
+    while (cloud / "state").exists() and time.monotonic() < limit:
+        time.sleep(0.1)
+    assert verbs(cloud) == ["create", "delete"]
+    assert (
+        (cloud / "log")
+        .read_text()
+        .endswith("delete mine --zone=us-central1-b --force --quiet --async\n")
+    )
 
 
 @pytest.mark.parametrize(

@@ -4,34 +4,43 @@ import shlex
 
 from windlass.launch.description import MOUNT, Launch
 
-# TPU images come with Python 3.10, so uv brings its own.
+# TPU images come with Python 3.10, so uv brings its own. What is installed is left alone when this
+# runs again: a training may be using it.
 _INSTALL = """\
 export PATH="$HOME/.local/bin:$PATH"
-command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
-uv venv --quiet --allow-existing --python 3.12 "$HOME/windlass"
-uv pip install --quiet --python "$HOME/windlass/bin/python" {packages}"""
+if [[ "$(cat "$HOME/windlass/installed" 2> /dev/null)" != {noted} ]]; then
+  command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+  uv venv --quiet --allow-existing --python 3.12 "$HOME/windlass"
+  uv pip install --quiet --python "$HOME/windlass/bin/python" {packages}
+  echo {noted} > "$HOME/windlass/installed"
+fi"""
 
 # Checkpoints are committed by renaming a folder, which gcsfuse refuses above a limit. Hosts look
-# for files that others have just written, so nothing is to be remembered of what there was.
+# for files that others have just written, so nothing is to be remembered of what there was. Once
+# it is mounted, not even root may look into it. A machine that has just begun may still be busy
+# with updates of its own.
 _BUCKET = """\
-if ! command -v gcsfuse > /dev/null; then
-  key=/usr/share/keyrings/cloud.google.asc
-  packages=https://packages.cloud.google.com/apt
-  curl -LsSf "$packages/doc/apt-key.gpg" | sudo tee "$key" > /dev/null
-  echo "deb [signed-by=$key] $packages gcsfuse-$(lsb_release -cs) main" |
-    sudo tee /etc/apt/sources.list.d/gcsfuse.list > /dev/null
-  sudo apt-get update -qq
-  sudo apt-get install -y -qq gcsfuse
-fi
-sudo mkdir -p {mount}
-sudo chown "$USER" {mount}
-mountpoint -q {mount} || gcsfuse --implicit-dirs --rename-dir-limit=200000 \\
-  --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 {bucket} {mount}"""
+if ! mountpoint -q {mount}; then
+  if ! command -v gcsfuse > /dev/null; then
+    key=/usr/share/keyrings/cloud.google.asc
+    packages=https://packages.cloud.google.com/apt
+    curl -LsSf "$packages/doc/apt-key.gpg" | sudo tee "$key" > /dev/null
+    echo "deb [signed-by=$key] $packages gcsfuse-$(lsb_release -cs) main" |
+      sudo tee /etc/apt/sources.list.d/gcsfuse.list > /dev/null
+    sudo apt-get -o DPkg::Lock::Timeout=300 update -qq
+    sudo apt-get -o DPkg::Lock::Timeout=300 install -y -qq gcsfuse
+  fi
+  sudo mkdir -p {mount}
+  sudo chown "$USER" {mount}
+  gcsfuse --implicit-dirs --rename-dir-limit=200000 \\
+    --metadata-cache-ttl-secs=0 --metadata-cache-negative-ttl-secs=0 {bucket} {mount}
+fi"""
 
 
 def install(launch: Launch) -> str:
     """Python and the package, in a folder of their own."""
-    return _INSTALL.format(packages=shlex.join(launch.packages))
+    packages = shlex.join(launch.packages)
+    return _INSTALL.format(packages=packages, noted=shlex.quote(packages))
 
 
 def mount(launch: Launch) -> str:

@@ -17,9 +17,17 @@ SUFFIX = ".yaml"
 RESTARTS = 3  # when the training itself fails; after a preemption there is no limit
 
 # SkyPilot joins the hosts of a slice, but not the slices: what libtpu needs to know of the others.
+# Its list of hosts begins with the first of one slice; the others of that slice may come later, but
+# those of every other slice are together, so that the place of its first says which it is.
 _SLICES = """\
+about=worker-network-endpoints
+first=$(curl -sSf -H 'Metadata-Flavor: Google' \\
+  "http://metadata.google.internal/computeMetadata/v1/instance/attributes/$about" |
+  cut -d , -f 1)
+first=$(getent ahostsv4 "${{first##*:}}" | awk 'NR == 1 {{ print $1 }}')
+place=$(grep -nxF -- "$first" <<< "$SKYPILOT_NODE_IPS" | cut -d : -f 1)
 export MEGASCALE_NUM_SLICES={count}
-export MEGASCALE_SLICE_ID=$((SKYPILOT_NODE_RANK / {hosts}))
+export MEGASCALE_SLICE_ID=$((place == 1 ? 0 : 1 + (place - 2) / {hosts}))
 MEGASCALE_COORDINATOR_ADDRESS=$(head -n 1 <<< "$SKYPILOT_NODE_IPS")
 export MEGASCALE_COORDINATOR_ADDRESS"""
 
@@ -70,7 +78,7 @@ def task(launch: Launch) -> dict[str, Any]:
     run = [shell.train(launch)]
     if launch.slices.count > 1:
         run.insert(0, _SLICES.format(count=launch.slices.count, hosts=one.hosts))
-    found["run"] = "\n".join(["set -e", *run, ""])
+    found["run"] = "\n".join(["set -eo pipefail", *run, ""])
     return found
 
 

@@ -20,7 +20,7 @@ _HEAD = """\
 #   bash {file}          requests {slices} in {zone}, trains, begins again after
 #   {blank}          a preemption, and {after}
 #   bash {file} status   how it stands, and the last lines of the run
-#   bash {file} stop     has the training save and end; the machines stay
+#   bash {file} stop     has the training save and end, and {after}
 #   bash {file} delete   deletes the machines
 #
 # The project is gcloud's own: `gcloud config set project`, or CLOUDSDK_CORE_PROJECT.
@@ -40,6 +40,16 @@ echo "$!" > pid
 code=0
 wait "$!" || code=$?
 echo "$code" > code
+"""
+# For when whoever runs the script is gone, and nobody looks at how the training ended.
+_LEFT = """\
+ended=$(stat --format=%i-%Y code)
+for ((waited = 0; waited < ${{LEFT_SECONDS:-1800}}; waited++)); do
+  sleep 1
+  [[ "$(stat --format=%i-%Y code 2> /dev/null)" == "$ended" ]] || exit 0
+done
+echo "nobody came to delete these machines: they delete themselves"
+gcloud compute tpus queued-resources delete {name} --zone={zone} --force --quiet --async
 """
 
 
@@ -78,13 +88,16 @@ def write(launch: Launch) -> str:
 def setup(launch: Launch) -> str:
     """What a host runs before the training."""
     bucket = [] if launch.bucket is None else [shell.mount(launch)]
+    run = _RUN.format(train=shell.train(launch))
+    if not launch.is_kept:
+        run += _LEFT.format(name=launch.name, zone=launch.zones[0])
     return "\n".join(
         [
             "set -euo pipefail",
             *bucket,
             shell.install(launch),
             shell.written(launch.file, launch.recipe.text),
-            shell.written("run.sh", _RUN.format(train=shell.train(launch))),
+            shell.written("run.sh", run),
         ]
     )
 

@@ -2,6 +2,7 @@ set -euo pipefail
 
 POLL_SECONDS=${POLL_SECONDS:-30}
 FAILURES_ALLOWED=3
+TRIES=4
 
 # What a host runs before the training. It may run again, and changes nothing then.
 setup() {
@@ -25,10 +26,11 @@ exit "$(cat code)"
 END_OF_TRAIN
 }
 
-# Has the training save and end.
+# Has the training save and end, and not begin again.
 end() {
   cat << 'END_OF_END'
 cd "$HOME/launch" || exit 0
+echo stopped > stopped
 if [[ -f pid && ! -f code ]]; then
   kill -TERM "$(cat pid)" 2> /dev/null || true
   for _ in {1..120}; do [[ -f code ]] && break; sleep 1; done
@@ -59,9 +61,10 @@ state() {
 }
 
 create() {
-  gcloud compute tpus queued-resources create "$NAME" --zone="$ZONE" \
-    --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION" \
-    "${REQUEST[@]}" --quiet
+  [[ -n "$(state)" ]] ||
+    gcloud compute tpus queued-resources create "$NAME" --zone="$ZONE" \
+      --accelerator-type="$ACCELERATOR_TYPE" --runtime-version="$RUNTIME_VERSION" \
+      "${REQUEST[@]}" --quiet
 }
 
 delete() {
@@ -69,12 +72,22 @@ delete() {
     gcloud compute tpus queued-resources delete "$NAME" --zone="$ZONE" --force --quiet
 }
 
+# The cloud may not answer at once, and what is not deleted costs.
+surely() {
+  local try
+  for ((try = 1; try <= TRIES; try++)); do
+    "$@" && return 0
+    sleep "$POLL_SECONDS"
+  done
+  return 1
+}
+
 say() {
   echo "$(date +%H:%M) $*" >&2 || true # the terminal may be gone
 }
 
 wait_for_machines() {
-  local now before=none
+  local now before=none absent=0
   while true; do
     now=$(state)
     [[ "$now" == "$before" ]] || say "$NAME is ${now:-absent}"
@@ -82,7 +95,12 @@ wait_for_machines() {
     case "$now" in
       ACTIVE) return 0 ;;
       FAILED) say "it is refused:"; describe >&2; exit 1 ;;
-      SUSPENDED | "") return 1 ;;
+      SUSPENDED) return 1 ;;
+      "")
+        # Who takes machines away leaves the request; who deleted it does not want it again.
+        absent=$((absent + 1))
+        if ((absent > 1)); then say "it was deleted: this ends"; exit 1; fi
+        ;;
     esac
     sleep "$POLL_SECONDS"
   done
@@ -93,26 +111,32 @@ describe() {
 }
 
 run() {
-  local code failures=0
+  local code failures=0 again='rm -f "$HOME/launch/code" "$HOME/launch/stopped"; '
+  local before=$again # where a training ended on machines that were kept
   trap finish EXIT
   trap 'exit 129' HUP
   trap 'exit 130' INT
   trap 'exit 143' TERM
+  create
   while true; do
-    [[ -n "$(state)" ]] || create
     if ! wait_for_machines; then
       say "$NAME was taken away: it is requested again"
-      delete
+      surely delete
+      surely create
       continue
     fi
     if on_every_host "$(setup)"; then
-      on_every_host "$(train)" || true
-      code=$(on_the_first_host 'cat "$HOME/launch/code"' 2> /dev/null || true)
+      on_every_host "$before$(train)" || true
+      before=""
+      code=$(on_the_first_host 'cd "$HOME/launch" && cat stopped code' 2> /dev/null || true)
     else
       code=setup
     fi
     [[ "$code" != 0 ]] || return 0
-    if [[ "$(state)" != ACTIVE ]]; then
+    if [[ "$code" == stopped* ]]; then
+      say "the training was stopped, and goes on when this is run again"
+      return 0
+    elif [[ "$(state)" != ACTIVE ]]; then
       continue
     elif [[ -z "$code" ]]; then
       say "the connection broke; the training goes on, and is looked for again"
@@ -126,7 +150,7 @@ run() {
       exit 1
     fi
     say "ended with $code: it begins again where it was saved"
-    on_every_host 'rm -f "$HOME/launch/code" "$HOME/launch/pid"' || true
+    before=$again
     sleep "$POLL_SECONDS" # a machine that has just begun may not answer yet
   done
 }
@@ -145,8 +169,19 @@ finish() {
     say "the training is saved and ended"
     on_every_host "$(end)"
   fi
-  delete || say "$NAME COULD NOT BE DELETED, and costs until: bash $0 delete"
+  surely delete || say "$NAME COULD NOT BE DELETED, and costs until: bash $0 delete"
   exit "$code"
+}
+
+stop() {
+  if [[ "$(state)" == ACTIVE ]] && ! on_every_host "$(end)"; then
+    say "the training could not be reached, and may go on; bash $0 delete ends it unsaved"
+    exit 1
+  elif [[ "$KEEP" == yes ]]; then
+    say "$NAME is kept, and costs until: bash $0 delete"
+  else
+    surely delete
+  fi
 }
 
 status() {
@@ -161,7 +196,7 @@ status() {
 case "${1:-run}" in
   run) run ;;
   status) status ;;
-  stop) on_every_host "$(end)" ;;
-  delete) delete ;;
+  stop) stop ;;
+  delete) surely delete ;;
   *) echo "$1 is none of run, status, stop and delete" >&2; exit 2 ;;
 esac
