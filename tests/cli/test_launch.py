@@ -15,6 +15,11 @@ SPEC = "git+https://github.com/me/windlass@0123456"
 ON = ("launch", "quickstart", "--on", "v6e-8", "--install", SPEC)
 SPOT = (*ON, "--spot", "--bucket", "gs://mine")
 BOUGHT = (*ON, "--bucket", "gs://mine", "--name", "mine")
+LOST = (
+    "`sky down NAME`, `sky jobs queue` and `sky jobs cancel`, `kubectl delete jobset,configmap "
+    "NAME` and `gcloud compute tpus queued-resources delete NAME --zone=ZONE --force` delete "
+    "what was launched elsewhere"
+)
 FOLDER = (
     "windlass is used from a folder of this computer, which no machine can install; --install "
     "git+https://HOST/OWNER/windlass@COMMIT, --install with the URL of a wheel, or --install "
@@ -88,10 +93,13 @@ def test_a_managed_job_is_launched_asked_after_and_cancelled(
     program, programs, tmp_path, monkeypatch
 ):
     monkeypatch.setenv("HF_TOKEN", "hf_secret")  # which the stories do not need
-    cancel = ["sky", "jobs", "cancel", "--name", "mine", "--yes"]
     file = record(tmp_path, "mine", ".yaml")
-    assert life(program, programs, *SPOT, "--name", "mine") == [
-        ["sky", "jobs", "launch", "--name", "mine", "--yes", "--detach-run", file],
+    told = life(program, programs, *SPOT, "--name", "mine")
+    job = told[0][4]
+    assert re.fullmatch(r"mine-\d{10}", job)
+    cancel = ["sky", "jobs", "cancel", "--name", job, "--yes"]
+    assert told == [
+        ["sky", "jobs", "launch", "--name", job, "--yes", "--detach-run", file],
         ["sky", "jobs", "queue"],
         cancel,
         cancel,
@@ -101,8 +109,14 @@ def test_a_managed_job_is_launched_asked_after_and_cancelled(
 def test_a_job_that_is_launched_again_does_not_run_twice(program, programs, tmp_path):
     for _ in range(2):
         assert program(*SPOT, "--name", "mine", "--yes").code == 0
-    verbs = [call[2] for call in standins.calls(programs)]
-    assert verbs == ["launch", "cancel", "launch"]
+    first, cancelled, second = standins.calls(programs)
+    assert [call[2] for call in (first, cancelled, second)] == ["launch", "cancel", "launch"]
+    # SkyPilot cancels none where a name is that of two, and ends as if it had.
+    assert first[4] == cancelled[4]
+    standins.recorder(programs, "sky", code=3)
+    noted = calls.launches()
+    assert program(*SPOT, "--name", "mine", "--yes").code == 3
+    assert calls.launches() == noted  # so that what could not be cancelled still can
 
 
 def test_a_cluster_is_launched_asked_after_stopped_and_torn_down(program, programs, tmp_path):
@@ -121,12 +135,32 @@ def test_a_job_set_is_applied_asked_after_suspended_and_deleted(program, program
     label = "jobset.sigs.k8s.io/jobset-name=mine"
     suspend = '{"spec": {"suspend": true}}'
     assert life(program, programs, *BOUGHT, "--to", "gke") == [
-        ["kubectl", "delete", "jobset", "mine", "--ignore-not-found"],
-        ["kubectl", "apply", "--filename", file],
-        ["kubectl", "get", "jobset", "mine"],
-        ["kubectl", "get", "pods", "--selector", label, "--output", "wide"],
-        ["kubectl", "patch", "jobset", "mine", "--type", "merge", "--patch", suspend],
-        ["kubectl", "delete", "--ignore-not-found", "--filename", file],
+        [
+            "kubectl",
+            "--context",
+            "here",
+            "delete",
+            "jobset",
+            "mine",
+            "--ignore-not-found",
+            "--cascade=foreground",
+        ],
+        ["kubectl", "--context", "here", "apply", "--filename", file],
+        ["kubectl", "--context", "here", "get", "jobset", "mine"],
+        ["kubectl", "--context", "here", "get", "pods", "--selector", label, "--output", "wide"],
+        [
+            "kubectl",
+            "--context",
+            "here",
+            "patch",
+            "jobset",
+            "mine",
+            "--type",
+            "merge",
+            "--patch",
+            suspend,
+        ],
+        ["kubectl", "--context", "here", "delete", "--ignore-not-found", "--filename", file],
     ]
 
 
@@ -210,7 +244,10 @@ REFUSED = {
     ("launch", "quickstart"): "on which slice? --on v6e-8, for one; --on 2xv6e-16 is two slices",
     BOUGHT: "this asks first, and nobody is there to ask; --yes does not ask",
     ("launch", "--status", "mine"): (
-        "no launch is called mine; nothing was launched from here"
+        f"no launch is called mine; nothing was launched from here. {LOST}"
+    ),
+    ("launch", "--dry-run", "--delete", "mine"): (
+        "one thing at a time: --dry-run and --delete mine are given"
     ),
     ("launch", "quickstart", "--stop", "mine"): (
         "one thing at a time: quickstart and --stop mine are given"
@@ -229,16 +266,59 @@ def test_what_is_refused(words, message, program, programs):
     assert standins.calls(programs) == []
 
 
-def test_a_name_is_not_launched_twice_to_different_places(program, programs):
-    assert program(*BOUGHT, "--yes").code == 0
-    refused = program(*BOUGHT, "--yes", "--to", "gke")
+@pytest.mark.parametrize(
+    ("first", "then", "was"),
+    [
+        ((), ("--to", "gke"), "on v6e-8, by skypilot"),
+        ((), ("--on", "v6e-1"), "on v6e-8"),
+        (("--spot",), (), "on v6e-8, with --spot"),
+        (("--zone", "us-east5-a"), (), "on v6e-8, in us-east5-a"),
+        ((), ("--bucket", "gs://mine/other"), "on v6e-8, for gs://mine/mine"),
+    ],
+)
+def test_a_name_is_not_launched_twice_to_different_places(first, then, was, program, programs):
+    assert program(*BOUGHT, "--yes", *first).code == 0
+    refused = program(*BOUGHT, "--yes", *then)
     assert refused.code == 2
     assert refused.err.splitlines()[-1] == (
-        "mine was launched on v6e-8 by skypilot, and may still be there; `windlass launch --delete "
+        f"mine was launched {was}, and may still be there; `windlass launch --delete "
         "mine` first, after which it goes on here, or give another --name"
     )
+
+
+@pytest.mark.parametrize(("to", "program_name"), [("gke", "kubectl"), ("tpu-vm", "gcloud")])
+def test_what_was_rented_is_deleted_where_it_was_rented(
+    to, program_name, program, programs, monkeypatch
+):
+    monkeypatch.setenv("POLL_SECONDS", "0.1")
+    assert program(*BOUGHT, "--to", to, "--yes").code in (0, 1)
+    standins.recorder(programs, program_name, where="elsewhere")
+    refused = program(*BOUGHT, "--to", to, "--yes")
+    assert refused.code == 2 and "mine was launched on v6e-8, in here, and may" in refused.err
+    assert calls.launches()["mine"].where == "here"
+    standins.recorder(programs, program_name, where="")
+    refused = program(*BOUGHT, "--to", to, "--yes", "--name", "other")
+    assert refused.err.splitlines()[-1].startswith(
+        f"{program_name} {'speaks' if to == 'gke' else 'has'}"
+    )
+
+
+def test_an_unknown_launch_is_refused_with_the_nearest(program, programs):
+    assert program(*BOUGHT, "--yes").code == 0
     unknown = program("launch", "--status", "mina")
-    assert unknown.err == "no launch is called mina; did you mean mine? there is mine\n"
+    assert unknown.err == f"no launch is called mina; did you mean mine? there is mine. {LOST}\n"
+
+
+def test_a_record_that_cannot_be_read_is_named(program, programs, tmp_path):
+    assert program(*BOUGHT, "--yes").code == 0
+    path = tmp_path / "config" / "windlass" / "launches" / "mine" / "launch.json"
+    path.write_text("{")
+    refused = program("launch")
+    assert refused.code == 2
+    assert refused.err == (
+        f"{path} is no record of a launch; what mine rented may still be there. {LOST}; then "
+        "delete that folder\n"
+    )
 
 
 def test_a_folder_of_this_computer_is_not_what_machines_install(program, programs, monkeypatch):

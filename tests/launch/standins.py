@@ -8,17 +8,20 @@ from pathlib import Path
 RECORDER = """\
 #!/usr/bin/env python3
 import json, os, sys
+if "config" in sys.argv:
+    print({where!r})
+    sys.exit()
 with open({log!r}, "a") as file:
     file.write(json.dumps([os.path.basename(sys.argv[0]), *sys.argv[1:]]) + "\\n")
 sys.exit({code})
 """
 
 
-def recorder(folder: Path, *names: str, code: int = 0) -> Path:
-    """A folder for PATH with programs that only note how they were called."""
+def recorder(folder: Path, *names: str, code: int = 0, where: str = "here") -> Path:
+    """A folder for PATH with programs that only note how they were called, and where they are."""
     folder.mkdir(exist_ok=True)
     for name in names:
-        text = RECORDER.format(log=str(folder / "log"), code=code)
+        text = RECORDER.format(log=str(folder / "log"), code=code, where=where)
         executable(folder / name, text)
     return folder
 
@@ -44,6 +47,7 @@ def path(folder: Path, *, alone: bool = False) -> str:
 GCLOUD = """\
 #!/usr/bin/env bash
 case "$*" in
+  "config get-value project") echo here ;;
   *"tpu-vm ssh"*)
     grep -q ACTIVE "$CLOUD/state" || exit 255
     export HOME="$CLOUD/nodes/$5"

@@ -82,7 +82,8 @@ def launch(
     asked = {"status": status, "stop": stop, "delete": delete}
     told = {verb: which for verb, which in asked.items() if which is not None}
     if told:
-        return _after(ctx, told, recipe, yes)
+        others = [*([recipe] if recipe else []), *(["--dry-run"] if dry_run else [])]
+        return _after(ctx, told, others, yes)
     if recipe is None:
         return _list()
     if on is None:
@@ -132,12 +133,11 @@ def launch(
     return code
 
 
-def _after(ctx: typer.Context, told: dict[str, str], recipe: str | None, yes: bool) -> int:
+def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: bool) -> int:
     """Ask after a launch, stop it or delete it."""
-    if recipe is not None or len(told) > 1:
-        both = [f"--{verb} {which}" for verb, which in told.items()]
-        others = [*([recipe] if recipe is not None else []), *both]
-        raise UserError(f"one thing at a time: {' and '.join(others)} are given")
+    if others or len(told) > 1:
+        given = [*others, *(f"--{verb} {which}" for verb, which in told.items())]
+        raise UserError(f"one thing at a time: {' and '.join(given)} are given")
     (verb, which), *_ = told.items()
     with ctx.obj.phase("looking at launches"):
         from windlass.launch import records, running

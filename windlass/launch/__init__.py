@@ -1,12 +1,11 @@
 """Runs on machines that are rented for them: files and commands for three ways to rent them."""
 
 from importlib import import_module
-from pathlib import Path
 from typing import Protocol, cast, runtime_checkable
 
 from windlass.config.reading import offer
 from windlass.errors import UserError
-from windlass.launch.description import Launch
+from windlass.launch.description import Launch, Rented
 
 TARGETS = {"skypilot": "skypilot", "gke": "gke", "tpu-vm": "tpu_vm"}  # by the name of their file
 
@@ -33,19 +32,27 @@ class Target(Protocol):
         """What is created, what happens to it, and what is left, a line each."""
         ...
 
-    def start(self, launch: Launch, file: Path, is_again: bool) -> list[Command]:
+    def where(self) -> str | None:
+        """Which project or cluster the program speaks to now, where it can be told another."""
+        ...
+
+    def clear(self, before: Rented) -> list[Command]:
+        """What must end before the same launch begins again."""
+        ...
+
+    def start(self, launch: Launch, rented: Rented) -> list[Command]:
         """What creates the machines and begins, or goes on where it was launched before."""
         ...
 
-    def status(self, name: str, file: Path, is_spot: bool) -> list[Command]:
+    def status(self, rented: Rented) -> list[Command]:
         """What shows how it stands."""
         ...
 
-    def stop(self, name: str, file: Path, is_spot: bool) -> list[Command]:
+    def stop(self, rented: Rented) -> list[Command]:
         """What ends the training, so that the same launch goes on later."""
         ...
 
-    def delete(self, name: str, file: Path, is_spot: bool) -> list[Command]:
+    def delete(self, rented: Rented) -> list[Command]:
         """What deletes the machines."""
         ...
 

@@ -2,6 +2,7 @@
 
 import re
 from dataclasses import dataclass
+from pathlib import Path
 from typing import NamedTuple
 
 from windlass.config import Written
@@ -35,6 +36,16 @@ class Bucket(NamedTuple):
     def folder(self) -> str:
         """Where a machine sees it."""
         return f"{MOUNT}/{self.path}".rstrip("/")
+
+
+class Rented(NamedTuple):
+    """What a target has to know of a launch that was begun."""
+
+    name: str
+    job: str  # by which a managed job is called, and no other: those may have the same name
+    file: Path
+    is_spot: bool
+    where: str | None  # the project or the cluster; None: the program knows
 
 
 @dataclass(frozen=True)

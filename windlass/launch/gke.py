@@ -2,12 +2,12 @@
 
 import json
 import shlex
-from pathlib import Path
 from typing import Any
 
 from windlass.devices.slices import region_of
 from windlass.errors import UserError
-from windlass.launch.description import MOUNT, Launch
+from windlass.launch.asking import asked
+from windlass.launch.description import MOUNT, Launch, Rented
 from windlass.launch.text import as_yaml
 
 PROGRAM = "kubectl"
@@ -182,24 +182,38 @@ def does(launch: Launch) -> list[str]:
     ]
 
 
-def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
-    # One that has ended is not run again: its jobs cannot be changed.
-    gone = ["kubectl", "delete", "jobset", launch.name, "--ignore-not-found"]
-    return [gone, ["kubectl", "apply", "--filename", str(file)]]
+def where() -> str:
+    return asked(["kubectl", "config", "current-context"], "speaks to no cluster", HOW)
 
 
-def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    selector = f"jobset.sigs.k8s.io/jobset-name={name}"
+def clear(before: Rented) -> list[list[str]]:
+    return []
+
+
+def start(launch: Launch, rented: Rented) -> list[list[str]]:
+    # One that has ended is not run again: its jobs cannot be changed. The pods of one that has not
+    # are waited for, which save at their end: two at a time would write to the same run.
+    gone = ["delete", "jobset", rented.name, "--ignore-not-found", "--cascade=foreground"]
+    return [_kubectl(rented, *gone), _kubectl(rented, "apply", "--filename", str(rented.file))]
+
+
+def status(rented: Rented) -> list[list[str]]:
+    selector = f"jobset.sigs.k8s.io/jobset-name={rented.name}"
     return [
-        ["kubectl", "get", "jobset", name],
-        ["kubectl", "get", "pods", "--selector", selector, "--output", "wide"],
+        _kubectl(rented, "get", "jobset", rented.name),
+        _kubectl(rented, "get", "pods", "--selector", selector, "--output", "wide"),
     ]
 
 
-def stop(name: str, file: Path, is_spot: bool) -> list[list[str]]:
+def stop(rented: Rented) -> list[list[str]]:
     patch = json.dumps({"spec": {"suspend": True}})
-    return [["kubectl", "patch", "jobset", name, "--type", "merge", "--patch", patch]]
+    return [_kubectl(rented, "patch", "jobset", rented.name, "--type", "merge", "--patch", patch)]
 
 
-def delete(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    return [["kubectl", "delete", "--ignore-not-found", "--filename", str(file)]]
+def delete(rented: Rented) -> list[list[str]]:
+    return [_kubectl(rented, "delete", "--ignore-not-found", "--filename", str(rented.file))]
+
+
+def _kubectl(rented: Rented, *words: str) -> list[str]:
+    assert rented.where is not None
+    return ["kubectl", "--context", rented.where, *words]

@@ -8,12 +8,18 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from windlass.config import listing
 from windlass.config.reading import offer
 from windlass.errors import UserError
 from windlass.launch import Target, find
-from windlass.launch.description import Launch
+from windlass.launch.description import Launch, Rented
 
 RECORD = "launch.json"
+LOST = (
+    "`sky down NAME`, `sky jobs queue` and `sky jobs cancel`, `kubectl delete jobset,configmap "
+    "NAME` and `gcloud compute tpus queued-resources delete NAME --zone=ZONE --force` delete "
+    "what was launched elsewhere"
+)
 
 
 @dataclass(frozen=True)
@@ -21,9 +27,12 @@ class Record:
     """One launch: where it went, and what it was."""
 
     name: str
+    job: str
     target: str
     slices: str
     is_spot: bool
+    zones: list[str]
+    where: str | None  # the project or the cluster
     run: str | None  # the folder in the bucket
     file: str  # that was written for it
     when: str
@@ -33,8 +42,25 @@ class Record:
         return find(self.target)
 
     @property
-    def place(self) -> Path:
-        return folder() / self.name / self.file
+    def rented(self) -> Rented:
+        file = folder() / self.name / self.file
+        return Rented(self.name, self.job, file, self.is_spot, self.where)
+
+    def differs(self, other: "Record") -> str | None:
+        """What it was, where another of the name would leave its machines out of reach."""
+        said = {
+            "target": f"by {self.target}",
+            "is_spot": "with --spot" if self.is_spot else "without --spot",
+            "zones": f"in {listing(self.zones)}",
+            "where": f"in {self.where}",
+            "run": f"for {self.run or 'a run on the machine alone'}",
+        }
+        if self.where is None:
+            del said["where"]
+        new = [what for key, what in said.items() if getattr(self, key) != getattr(other, key)]
+        if not new and self.slices == other.slices:
+            return None
+        return ", ".join([f"on {self.slices}", *new])
 
 
 def folder() -> Path:
@@ -43,42 +69,60 @@ def folder() -> Path:
     return Path(config).expanduser() / "windlass" / "launches"
 
 
-def keep(launch: Launch, target: str) -> Record:
-    """Note a launch before it begins, with its file; an earlier one of the name is replaced."""
+def describe(launch: Launch, target: str) -> Record:
+    """What there will be to note of a launch that is about to begin."""
     how = find(target)
-    when = datetime.now().astimezone().isoformat(timespec="seconds")
-    record = Record(
+    now = datetime.now().astimezone()
+    return Record(
         name=launch.name,
+        job=f"{launch.name}-{now:%m%d%H%M%S}",
         target=target,
         slices=launch.slices.name,
         is_spot=launch.is_spot,
+        zones=list(launch.zones),
+        where=how.where(),
         run=launch.run,
         file=f"{launch.name}{how.SUFFIX}",
-        when=when,
+        when=now.isoformat(timespec="seconds"),
     )
-    before = every().get(launch.name)
-    if before is not None and (before.target, before.slices) != (target, record.slices):
+
+
+def check(record: Record, before: Record | None) -> None:
+    """Refuse to replace the record of machines that are others, and may still be there."""
+    what = None if before is None else before.differs(record)
+    if what is not None:
         raise UserError(
-            f"{launch.name} was launched on {before.slices} by {before.target}, and may still be "
-            f"there; `windlass launch --delete {launch.name}` first, after which it goes on here, "
-            "or give another --name"
+            f"{record.name} was launched {what}, and may still be there; `windlass launch --delete "
+            f"{record.name}` first, after which it goes on here, or give another --name"
         )
-    place = folder() / launch.name
+
+
+def keep(record: Record, text: str) -> None:
+    """Note a launch before it begins, with its file."""
+    place = folder() / record.name
+    noted = f"{json.dumps(dataclasses.asdict(record), indent=2)}\n"
     try:
         place.mkdir(parents=True, exist_ok=True)
-        record.place.write_text(how.write(launch), encoding="utf-8")
-        text = json.dumps(dataclasses.asdict(record), indent=2)
-        (place / RECORD).write_text(f"{text}\n", encoding="utf-8")
+        for file, what in ((record.file, text), (RECORD, noted)):
+            # A shell may still be reading the script that was there.
+            new = place / f"{file}.new"
+            new.write_text(what, encoding="utf-8")
+            new.replace(place / file)
     except OSError as error:
         raise UserError(f"{place} cannot be written: {error.strerror}") from None
-    return record
 
 
 def every() -> dict[str, Record]:
     """All launches that are noted, by name."""
     found = {}
     for path in sorted(folder().glob(f"*/{RECORD}")):
-        record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        try:
+            record = Record(**json.loads(path.read_text(encoding="utf-8")))
+        except (ValueError, TypeError):
+            raise UserError(
+                f"{path} is no record of a launch; what {path.parent.name} rented may still be "
+                f"there. {LOST}; then delete that folder"
+            ) from None
         found[record.name] = record
     return found
 
@@ -88,7 +132,7 @@ def named(name: str) -> Record:
     found = every()
     if name not in found:
         there = offer(name, list(found)) if found else "nothing was launched from here"
-        raise UserError(f"no launch is called {name}; {there}")
+        raise UserError(f"no launch is called {name}; {there}. {LOST}")
     return found[name]
 
 

@@ -26,27 +26,30 @@ def start(launch: Launch, target: str) -> int:
     how.check(launch)
     installing.check(launch)
     check(how)
-    is_again = launch.name in records.every()
-    record = records.keep(launch, target)
-    return _run(how.start(launch, record.place, is_again))
+    before, record = records.every().get(launch.name), records.describe(launch, target)
+    records.check(record, before)
+    if before is not None and (code := _run(how.clear(before.rented))):
+        return code
+    records.keep(record, how.write(launch))
+    return _run(how.start(launch, record.rented))
 
 
 def status(record: Record) -> int:
     """Show how a launch stands."""
     check(record.how)
-    return _run(record.how.status(record.name, record.place, record.is_spot))
+    return _run(record.how.status(record.rented))
 
 
 def stop(record: Record) -> int:
     """End the training; the same launch goes on later."""
     check(record.how)
-    return _run(record.how.stop(record.name, record.place, record.is_spot))
+    return _run(record.how.stop(record.rented))
 
 
 def delete(record: Record) -> int:
     """Delete the machines, and then the record of them; what is in the bucket stays."""
     check(record.how)
-    code = _run(record.how.delete(record.name, record.place, record.is_spot))
+    code = _run(record.how.delete(record.rented))
     if code == 0:
         records.forget(record)
     return code

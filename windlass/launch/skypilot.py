@@ -1,14 +1,13 @@
 """SkyPilot: a task in YAML, as a managed job on spot machines, which recovers, or on a cluster."""
 
 import os
-from pathlib import Path
 from typing import Any
 
 from windlass.config import listing
 from windlass.devices.slices import region_of
 from windlass.errors import UserError
 from windlass.launch import shell
-from windlass.launch.description import MOUNT, Launch
+from windlass.launch.description import MOUNT, Launch, Rented
 from windlass.launch.text import as_yaml
 
 PROGRAM = "sky"
@@ -96,29 +95,36 @@ def does(launch: Launch) -> list[str]:
     return [f"a cluster {launch.name}: {what}", f"it {after}"]
 
 
-def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
+def where() -> None:
+    return None  # SkyPilot keeps in mind where each of its clusters and jobs is
+
+
+def clear(before: Rented) -> list[list[str]]:
+    # Two at a time would write to the same run.
+    return stop(before) if before.is_spot else []
+
+
+def start(launch: Launch, rented: Rented) -> list[list[str]]:
     # The value of a secret is taken from the environment, and is in no file and on no command line.
     secret = ["--secret", "HF_TOKEN"] if launch.needs_hub and "HF_TOKEN" in os.environ else []
-    how = ["--yes", "--detach-run", *secret, str(file)]
-    if not launch.is_spot:
-        down = [] if launch.is_kept else ["--down"]
-        return [["sky", "launch", "--cluster", launch.name, *down, *how]]
-    # Names of jobs are not unique, and two at a time would write to the same run.
-    before = stop(launch.name, file, launch.is_spot) if is_again else []
-    return [*before, ["sky", "jobs", "launch", "--name", launch.name, *how]]
+    how = ["--yes", "--detach-run", *secret, str(rented.file)]
+    if launch.is_spot:
+        return [["sky", "jobs", "launch", "--name", rented.job, *how]]
+    down = [] if launch.is_kept else ["--down"]
+    return [["sky", "launch", "--cluster", rented.name, *down, *how]]
 
 
-def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    if is_spot:
+def status(rented: Rented) -> list[list[str]]:
+    if rented.is_spot:
         return [["sky", "jobs", "queue"]]
-    return [["sky", "status", name], ["sky", "queue", name]]
+    return [["sky", "status", rented.name], ["sky", "queue", rented.name]]
 
 
-def stop(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    if is_spot:
-        return [["sky", "jobs", "cancel", "--name", name, "--yes"]]
-    return [["sky", "cancel", name, "--all", "--yes"]]
+def stop(rented: Rented) -> list[list[str]]:
+    if rented.is_spot:
+        return [["sky", "jobs", "cancel", "--name", rented.job, "--yes"]]
+    return [["sky", "cancel", rented.name, "--all", "--yes"]]
 
 
-def delete(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    return stop(name, file, is_spot) if is_spot else [["sky", "down", name, "--yes"]]
+def delete(rented: Rented) -> list[list[str]]:
+    return stop(rented) if rented.is_spot else [["sky", "down", rented.name, "--yes"]]

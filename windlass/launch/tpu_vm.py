@@ -2,11 +2,11 @@
 
 import shlex
 from importlib import resources
-from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.launch import shell
-from windlass.launch.description import Launch
+from windlass.launch.asking import asked
+from windlass.launch.description import Launch, Rented
 
 PROGRAM = "gcloud"
 HOW = "https://cloud.google.com/sdk/docs/install"
@@ -115,17 +115,30 @@ def does(launch: Launch) -> list[str]:
     ]
 
 
-def start(launch: Launch, file: Path, is_again: bool) -> list[list[str]]:
-    return [["bash", str(file)]]
+def where() -> str:
+    how = "gcloud config set project PROJECT"
+    return asked(["gcloud", "config", "get-value", "project"], "has no project", how)
 
 
-def status(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    return [["bash", str(file), "status"]]
+def clear(before: Rented) -> list[list[str]]:
+    return []  # the script goes on with what there is
 
 
-def stop(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    return [["bash", str(file), "stop"]]
+def start(launch: Launch, rented: Rented) -> list[list[str]]:
+    return [_script(rented)]
 
 
-def delete(name: str, file: Path, is_spot: bool) -> list[list[str]]:
-    return [["bash", str(file), "delete"]]
+def status(rented: Rented) -> list[list[str]]:
+    return [_script(rented, "status")]
+
+
+def stop(rented: Rented) -> list[list[str]]:
+    return [_script(rented, "stop")]
+
+
+def delete(rented: Rented) -> list[list[str]]:
+    return [_script(rented, "delete")]
+
+
+def _script(rented: Rented, *words: str) -> list[str]:
+    return ["env", f"CLOUDSDK_CORE_PROJECT={rented.where}", "bash", str(rented.file), *words]
