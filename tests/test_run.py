@@ -63,7 +63,7 @@ def test_devices_that_cannot_share_the_rows_that_a_run_began_with_are_refused():
         (
             "mesh",
             "gives the 16 rows of a step, which this run began with, to data × fsdp = 6 groups of "
-            "devices; 1 or 2 would do",
+            "devices; device.count=4 would do",
         )
     ]
 

@@ -199,14 +199,25 @@ def batches(train: Train, shards: int, began: int | None = None) -> Batches:
 
 
 def choice(
-    run: Run, devices: int, footprint: Footprint | None = None, slices: int = 1
+    run: Run,
+    devices: int,
+    footprint: Footprint | None = None,
+    slices: int = 1,
+    began: int | None = None,
 ) -> choices.Choice:
     """The mesh that a run gets on so many devices."""
-    rows = _rows(run.train)
-    sizes = run.model.sizes
+    rows, sizes = microbatch(run.train, began), run.model.sizes
     return choices.choose(
         run.mesh, devices, rows=rows, sizes=sizes, footprint=footprint, slices=slices
     )
+
+
+def microbatch(train: Train, began: int | None = None) -> Rows:
+    """What is known of its rows before there is a mesh."""
+    if train.batch_per_device is not None:
+        return Rows(began if train.batch is None else None, train.batch_per_device)
+    assert train.batch is not None
+    return Rows(train.batch // (train.accumulation or 1), None)
 
 
 def problems(
@@ -225,7 +236,7 @@ def problems(
     devices = len(device_kinds)
     return [
         *wrong,
-        *_layout(run, devices, split or choice(run, devices).split, slices, began),
+        *_layout(run, devices, split or choice(run, devices, began=began).split, slices, began),
         *_columns(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
@@ -240,24 +251,18 @@ def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
     return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length)
 
 
-def _rows(train: Train) -> Rows:
-    if train.batch_per_device is not None or train.batch is None:
-        return Rows(None, train.batch_per_device)
-    return Rows(train.batch // (train.accumulation or 1), None)
-
-
 def _layout(
     run: Run, devices: int, split: Mapping[str, int], slices: int, began: int | None
 ) -> list[Problem]:
     shards = split["data"] * split["fsdp"]
     train = run.train
     divided = batches(train, shards, began)
-    found, rows = [], divided.per_device * shards
+    found, rows = [], None
     if train.batch_per_device is None:
         rows, left = divmod(train.batch or 0, divided.accumulation)
         if left:
             what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
-            found, rows = [("train.batch", what)], shards  # of which nothing can be said yet
+            found, rows = [("train.batch", what)], None
     elif train.batch not in (None, divided.rows):
         product = (
             f"batch_per_device ({divided.per_device}) × accumulation ({divided.accumulation}) "
@@ -265,9 +270,9 @@ def _layout(
         )
         found = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
     elif train.batch is None and began not in (None, divided.rows):
-        ways = listing(size for size in mesh.divisors(devices) if began % size == 0)
+        would = listing(mesh.fewer(run.mesh, split, began, devices, run.model.sizes))
         what = f"gives the {began} rows of a step, which this run began with, to data × fsdp"
-        found = [("mesh", f"{what} = {shards} groups of devices; {ways} would do")]
+        found = [("mesh", f"{what} = {shards} groups of devices; {would} would do")]
     return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *found]
 
 

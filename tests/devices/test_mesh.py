@@ -41,7 +41,7 @@ def test_a_mesh_is_built_of_the_given_devices_with_explicit_axes():
 
 @dataclass(frozen=True)
 class Device:
-    """What the mesh asks of a TPU: its place on the chip and its slice."""
+    """What the mesh asks of an accelerator: its place on the chip and its slice."""
 
     id: int
     coords: tuple[int, ...]
@@ -83,6 +83,19 @@ def test_between_slices_goes_data_and_where_there_is_too_little_of_it_fsdp():
     assert [device.slice_index for device in grid.flat] == [0] * 16 + [1] * 16
     grid = arranged({"data": 2, "fsdp": 32, "tensor": 1}, tpus(4, 4, slices=4))
     assert [{device.slice_index for device in half.flat} for half in grid] == [{0, 1}, {2, 3}]
+
+
+def test_gpus_of_one_host_are_one_slice_however_many_processes_they_have():
+    def gpus(hosts: int, processes: int) -> list[Device]:
+        every = [(n, n // 8, n * processes // 8) for n in range(hosts * 8)]
+        return [Device(n, (), host, process, "gpu", "NVIDIA H100") for n, host, process in every]
+
+    assert slices(gpus(1, 1)) == slices(gpus(1, 8)) == 1
+    grid = arranged({"data": 2, "fsdp": 4, "tensor": 2}, gpus(2, 8))
+    assert [{device.slice_index for device in half.flat} for half in grid] == [{0}, {1}]
+    # A count that leaves one host with fewer of them.
+    grid = arranged({"data": 1, "fsdp": 12, "tensor": 1}, gpus(2, 1)[:12])
+    assert [device.id for device in grid.flat] == list(range(12))
 
 
 def test_a_part_of_a_slice_that_is_no_rectangle_is_laid_out_as_it_comes():
@@ -161,14 +174,7 @@ def wrong(mesh: Mesh, devices: int, rows: int, sizes: dict[str, int]) -> list[Pr
             "mesh",
             "is data 3 × tensor 2 = 6; it must divide the 8 devices: 1, 2, 4 or 8",
         ),
-        (Mesh(data=2), 1, "mesh.data", "is 2; there is 1 device"),
-        (
-            Mesh(data=1, fsdp=2, tensor=2),
-            8,
-            "mesh",
-            "is data 1 × fsdp 2 × tensor 2 = 4, and there are 8 devices; mesh.data=auto, "
-            "mesh.fsdp=auto, mesh.tensor=auto or device.count=4 would do",
-        ),
+        (Mesh(data=2), 1, "mesh.data", "is 2; there is 1 device: 1 would do"),
     ],
 )
 def test_a_mesh_that_does_not_fit_the_devices_is_met_with_what_would(mesh, devices, key, what):
@@ -201,19 +207,35 @@ def test_heads_and_the_mlp_must_come_apart_and_rows_must_go_round():
         (
             "mesh",
             "gives the 13 rows of a microbatch to data 1 × fsdp 2 = 2 devices; "
-            "12 or 14 rows would do, or data × fsdp 1",
+            "12 or 14 rows or device.count=8 without mesh.data and mesh.fsdp would do",
         ),
     ]
 
 
-def test_fewer_rows_than_devices_are_met_with_enough():
-    assert wrong(Mesh(fsdp=8), 8, 4, SIZES) == [
-        (
-            "mesh",
-            "gives the 4 rows of a microbatch to data 1 × fsdp 8 = 8 devices; "
-            "8 rows would do, or data × fsdp 1, 2 or 4",
-        )
-    ]
+@pytest.mark.parametrize(
+    "mesh, devices, rows, ways, would",
+    [
+        (Mesh(fsdp=8), 8, 4, "fsdp 8 = 8", "8 rows or data × fsdp 1, 2 or 4"),
+        (Mesh(), 6, 16, "fsdp 6 = 6", "12 or 18 rows or device.count=4"),
+        (Mesh(tensor=2), 12, 16, "fsdp 6 = 6", "12 or 18 rows or device.count=8"),
+    ],
+)
+def test_rows_that_do_not_go_round_are_met_with_rows_groups_and_devices_that_would(
+    mesh, devices, rows, ways, would
+):
+    what = f"gives the {rows} rows of a microbatch to data 1 × {ways} devices; {would} would do"
+    assert wrong(mesh, devices, rows, SIZES) == [("mesh", what)]
+
+
+def test_no_axis_is_offered_the_devices_that_are_left_where_model_or_rows_would_not_take_it():
+    what = "is data 2 × fsdp 2 × tensor 1 = 4, and there are 8 devices; "
+    offers = {
+        (4, 16): "mesh.tensor=auto or device.count=4",
+        (16, 15): "mesh.data=auto, mesh.fsdp=auto or device.count=4",
+    }
+    for (rows, heads), offer in offers.items():
+        found = wrong(Mesh(data=2, fsdp=2), 8, rows, SIZES | {"heads": heads, "kv_heads": heads})
+        assert found == [("mesh", f"{what}{offer} would do")]
 
 
 def test_key_and_value_heads_may_be_repeated_but_not_torn():

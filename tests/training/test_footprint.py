@@ -8,7 +8,7 @@ from windlass.config import load
 from windlass.devices import chips
 from windlass.devices.choice import ROOM, Footprint, Rows
 from windlass.devices.mesh import AXES
-from windlass.run import Run, choice
+from windlass.run import Run, choice, microbatch
 from windlass.training.footprint import footprint
 
 MODELS = {
@@ -160,9 +160,7 @@ COMPILED = [
 def test_the_estimate_is_no_less_than_what_a_compiler_finds_and_at_most_a_third_more(
     case, sizes, gib
 ):
-    from windlass.run import _rows
-
     split: dict[str, int] = dict(zip(AXES, sizes, strict=True))
     model, _, *keys = case
-    needs = bytes_of(*case).needs(split, _rows(read(model, *keys).train))
+    needs = bytes_of(*case).needs(split, microbatch(read(model, *keys).train))
     assert gib <= needs / 2**30 <= 1.34 * gib

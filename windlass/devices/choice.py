@@ -16,10 +16,10 @@ Split = dict[str, int]
 
 
 class Rows(NamedTuple):
-    """The rows of a microbatch: one of the two is said."""
+    """The rows of a microbatch: one of the two is said, or both of a run that goes on."""
 
     whole: int | None  # over all devices
-    each: int | None  # on each device
+    each: int | None  # on each device, at most
 
     def on_each(self, groups: int) -> int:
         """The rows on a device, where so many groups of devices have rows of their own."""

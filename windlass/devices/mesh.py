@@ -1,6 +1,8 @@
 """The mesh a run is laid out on: how many ways data, weights and matrices are split."""
 
+import dataclasses
 import math
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -57,9 +59,9 @@ def shape(mesh: Mesh, devices: int) -> dict[str, int]:
 
 
 def slices(devices: Sequence[Any]) -> int:
-    """How many groups of devices only the network of the data centre joins: slices of TPUs.
+    """How many groups of devices only the network of the data centre joins.
 
-    Of GPUs each process is one. Processes on CPUs are for trying things out.
+    They are slices of TPUs, and hosts of GPUs. Processes on CPUs are for trying things out.
     """
     return len({_slice(device) for device in devices})
 
@@ -68,14 +70,15 @@ def problems(
     mesh: Mesh,
     split: Mapping[str, int],
     devices: int,
-    rows: int,
+    rows: int | None,
     sizes: Mapping[str, int],
     slices: int = 1,
 ) -> list[Problem]:
     """What of a split does not fit: on the devices, with the rows of a microbatch, with a model.
 
-    `sizes` are the sizes of a model's named axes. Heads and the MLP are computed in pieces, so
-    `tensor` must divide them; other axes that it does not divide are kept whole.
+    `rows` is None where they follow from the split. `sizes` are the sizes of a model's named axes.
+    Heads and the MLP are computed in pieces, so `tensor` must divide them; other axes that it does
+    not divide are kept whole.
     """
     given = math.prod(said(mesh, name) for name in AXES)
     if devices % given:
@@ -83,11 +86,35 @@ def problems(
     product = math.prod(split.values())
     found = _tensor(split["tensor"], devices, sizes)
     if product != devices:
-        autos = [f"mesh.{name}=auto" for name in AXES]
+        autos = []
+        for name in AXES:
+            other = dataclasses.replace(mesh, **{name: "auto"})
+            if not problems(other, shape(other, devices), devices, rows, sizes, slices):
+                autos.append(f"mesh.{name}=auto")
         what = f"is {_product(split, AXES)} = {product}, and there are {devices} devices"
         would = listing([*autos, f"device.count={product}"])
         return [("mesh", f"{what}; {would} would do"), *found]
-    return [*found, *_rows(split, devices, rows), *_slices(split, slices)]
+    if rows is not None and rows % (ways := split["data"] * split["fsdp"]):
+        near = [size for size in (rows // ways * ways, rows // ways * ways + ways) if size]
+        what = f"gives the {rows} rows of a microbatch to {_product(split, ('data', 'fsdp'))}"
+        would = " or ".join([f"{listing(near)} rows", *fewer(mesh, split, rows, devices, sizes)])
+        found.append(("mesh", f"{what} = {ways} devices; {would} would do"))
+    return [*found, *_slices(split, slices)]
+
+
+def fewer(
+    mesh: Mesh, split: Mapping[str, int], rows: int, devices: int, sizes: Mapping[str, int]
+) -> list[str]:
+    """What can be said, in place of a split, so that each group of devices has as many rows."""
+    groups = [
+        size for size in divisors(devices) if rows % size == 0 and divides(devices // size, sizes)
+    ]
+    offered = [f"data × fsdp {listing(groups)}"] if groups else []
+    ways = range(1, split["data"] * split["fsdp"])
+    most = split["tensor"] * max((size for size in ways if rows % size == 0), default=1)
+    if mesh.data is None and mesh.fsdp is None:
+        return [*offered, f"device.count={most}"]
+    return offered or [f"device.count={most} without mesh.data and mesh.fsdp"]
 
 
 def divides(tensor: int, sizes: Mapping[str, int]) -> bool:
@@ -114,16 +141,19 @@ def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     Between slices goes `data`, which speaks least, or as much of `fsdp` as it takes.
     """
     sizes = tuple(split[name] for name in AXES)
-    count = slices(devices)
+    members = Counter(_slice(device) for device in devices)
+    count = len(members)
     if count == 1:
         return _within(sizes, devices)
+    if len(set(members.values())) > 1:  # a part of one of them
+        return _array(devices).reshape(sizes)
     data = math.gcd(split["data"], count)
     outer = (data, count // data, 1)
     return mesh_utils.create_hybrid_device_mesh(
         tuple(size // ways for size, ways in zip(sizes, outer, strict=True)),
         outer,
         devices,
-        process_is_granule=devices[0].platform != "tpu",
+        process_is_granule=not hasattr(devices[0], "slice_index"),
         allow_split_physical_axes=True,
     )
 
@@ -131,8 +161,10 @@ def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
 def _slice(device: Any) -> int:
     if device.platform == "cpu":
         return 0
-    # Chips that are only described, for a compiler, are of one slice.
-    return getattr(device, "slice_index", 0) if device.platform == "tpu" else device.process_index
+    # Chips that are only described, for a compiler, are of one slice. GPUs of one host have the
+    # same index, also where each of them has a process.
+    otherwise = 0 if device.platform == "tpu" else device.process_index
+    return getattr(device, "slice_index", otherwise)
 
 
 def _place(device: Any) -> tuple[int, ...]:
@@ -178,7 +210,7 @@ def _too_many(mesh: Mesh, devices: int, given: int, model: Mapping[str, int]) ->
         works = [size for size in works if divides(size, model)]
     fits = f"it must divide the {devices} devices: {listing(works)}"
     if devices == 1:
-        fits = "there is 1 device"
+        fits = "there is 1 device: 1 would do"
     if len(sizes) == 1:
         (name,) = sizes
         return [(f"mesh.{name}", f"is {given}; {fits}")]
@@ -194,18 +226,6 @@ def _tensor(tensor: int, devices: int, sizes: Mapping[str, int]) -> list[Problem
         named.append(f"model.kv_heads ({sizes['kv_heads']}) or be a multiple of it")
     works = listing(size for size in divisors(devices) if divides(size, sizes))
     return [("mesh.tensor", f"is {tensor}; it must divide {listing(named, 'and')}: {works}")]
-
-
-def _rows(split: Mapping[str, int], devices: int, rows: int) -> list[Problem]:
-    ways = split["data"] * split["fsdp"]
-    if rows % ways == 0:
-        return []
-    near = [size for size in (rows // ways * ways, rows // ways * ways + ways) if size]
-    fewer = [size for size in divisors(devices) if rows % size == 0]
-    what = f"gives the {rows} rows of a microbatch to {_product(split, ('data', 'fsdp'))} = {ways}"
-    return [
-        ("mesh", f"{what} devices; {listing(near)} rows would do, or data × fsdp {listing(fewer)}")
-    ]
 
 
 def _slices(split: Mapping[str, int], slices: int) -> list[Problem]:

@@ -3,12 +3,14 @@
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.util import find_spec
 from typing import NamedTuple
 
 import jax
 
 from windlass.config import AnyRecipe
 from windlass.devices.selection import Chosen
+from windlass.errors import UserError
 from windlass.telemetry.kept import setting
 from windlass.training import origin
 from windlass.training.built import Built, Described, read_for
@@ -37,6 +39,11 @@ def topology(name: str, slices: int = 1) -> list:
     """The devices of a TPU slice, such as `v5e:2x4`, as its compiler knows them."""
     from jax.experimental import topologies
 
+    if find_spec("libtpu") is None:
+        raise UserError(
+            "libtpu is missing, the compiler for TPUs; on an x86-64 host "
+            "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
+        )
     # A chip alone on its host, where the compiler would look for four.
     alone = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith(":1x1") else {}
     several = {"num_slices": slices} if slices > 1 else {}
@@ -44,7 +51,7 @@ def topology(name: str, slices: int = 1) -> list:
 
 
 def described(recipe: AnyRecipe, devices: list, overrides: Sequence[str] = ()) -> Described:
-    """A recipe read for a slice's devices."""
+    """A recipe read for the devices of a TPU slice."""
     chosen = Chosen("tpu", len(devices), "tpu", [], [])
     return read_for(origin.load(recipe, overrides), chosen, devices)
 

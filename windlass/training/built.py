@@ -123,7 +123,8 @@ def read_for(layers: Layers, chosen: Chosen, devices: list) -> Described:
     layouts: list[tuple[Choice, int | None]] = []
 
     def problems(run: Run) -> list[Problem]:
-        layout, began = _laid_out(run, chosen, chip, slices), _began(_folder(layers.name, run))
+        began = _began(_folder(layers.name, run))
+        layout = _laid_out(run, chosen, chip, slices, began)
         layouts[:] = [(layout, began)]
         return runs.problems(run, chosen.kind, kinds, layout.split, slices, began)
 
@@ -147,13 +148,15 @@ def _began(folder: Path) -> int | None:
     return None if written is None else written.get("batch")
 
 
-def _laid_out(run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int) -> Choice:
+def _laid_out(
+    run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int, began: int | None
+) -> Choice:
     """The mesh of a run; how large its model is counts where a size is to be chosen."""
     is_chosen = mesh.is_open(run.mesh) and chosen.count > 1
     if chip is None or not is_chosen or precision.problems(run.precision, chosen.kind):
-        return runs.choice(run, chosen.count, slices=slices)
+        return runs.choice(run, chosen.count, slices=slices, began=began)
     compute = precision.resolve(run.precision, chosen.kind, chip)
-    return runs.choice(run, chosen.count, footprint(run, chip, compute), slices)
+    return runs.choice(run, chosen.count, footprint(run, chip, compute), slices, began)
 
 
 def _too_large(needs: float, chip: chips.Chip) -> str:
