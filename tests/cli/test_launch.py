@@ -80,6 +80,7 @@ def life(program: Callable, folder: Path, *words: str) -> list[list[str]]:
     for command in (words, ("launch", "--status", "mine"), ("launch", "--stop", "mine")):
         done = program(*command, "--yes")
         assert done.code == 0, done.err
+    assert done.err == "stopped; `windlass launch --delete mine` deletes what may be left of it\n"
     assert program("launch").out.startswith("mine  ")
     done = program("launch", "--delete", "mine", "--yes")
     assert (done.code, done.err) == (0, "deleted mine; the run is in gs://mine/mine\n")

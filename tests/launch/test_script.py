@@ -118,7 +118,7 @@ def test_a_request_that_is_refused_ends_with_its_reason_and_is_deleted(tmp_path)
 def test_machines_that_are_deleted_elsewhere_are_not_rented_again(tmp_path):
     done = run(script(tmp_path), TRAINS + 'rm "$CLOUD/state"; kill -9 $$\n')
     assert done.returncode == 1
-    assert done.stderr.endswith("it was deleted: this ends\n")
+    assert done.stderr.endswith("it was deleted, and is not requested again\n")
     assert verbs(tmp_path / "cloud") == ["create"]
 
 

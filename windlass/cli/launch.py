@@ -152,6 +152,8 @@ def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: boo
     if verb == "delete" and not code:
         left = "" if record.run is None else f"; the run is in {record.run}"
         _note(f"deleted {record.name}{left}")
+    if verb == "stop" and not code:
+        _note(f"stopped; `windlass launch --delete {record.name}` deletes what may be left of it")
     return code
 
 

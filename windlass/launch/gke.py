@@ -16,7 +16,9 @@ SUFFIX = ".yaml"
 IMAGE = "python:3.12"
 RECIPE = "/recipe"
 REFUSED = 2  # the exit code of windlass where the user has something to put right
-RESTARTS = {True: 1000, False: 10}  # by whether the machines are spot machines
+# By whether the machines are spot machines. A JobSet cannot tell a preemption from a training that
+# fails each time, on machines that cost each time.
+RESTARTS = {True: 100, False: 10}
 GRACE_SECONDS = 300  # between SIGTERM and the end, to finish a step and save
 DAY_SECONDS = 86_400
 

@@ -99,7 +99,7 @@ wait_for_machines() {
       "")
         # Who takes machines away leaves the request; who deleted it does not want it again.
         absent=$((absent + 1))
-        if ((absent > 1)); then say "it was deleted: this ends"; exit 1; fi
+        if ((absent > 1)); then say "it was deleted, and is not requested again"; exit 1; fi
         ;;
     esac
     sleep "$POLL_SECONDS"
