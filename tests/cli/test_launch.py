@@ -336,6 +336,19 @@ def test_a_folder_of_this_computer_is_not_what_machines_install(program, program
     assert program("launch").out.startswith("nothing was launched yet")
 
 
+def test_slices_for_which_skypilot_would_wait_for_ever_are_not_rented_by_it(program, programs):
+    words = (*BOUGHT, "--on", "2xv6e-16", "train.batch=64")
+    why = (
+        "SkyPilot counts the hosts of 2xv6e-16 once for every slice, and would wait for more of "
+        "them than there are while these cost; --to tpu-vm rents them, as does --to gke\n"
+    )
+    assert program(*words, "--dry-run").err.endswith(f"\nNOT TO BE RUN AS IT IS: {why}")
+    refused = program(*words, "--yes")
+    assert (refused.code, standins.calls(programs)) == (2, [])
+    assert refused.err.endswith(f"\n{why}")
+    assert program(*words, "--on", "2xv6e-8", "--yes").code == 0  # of one host each
+
+
 def test_an_unknown_slice_is_refused_with_the_nearest(program, programs):
     refused = program("launch", "quickstart", "--on", "v6e-7", "--dry-run")
     assert (refused.code, refused.out) == (2, "")

@@ -93,7 +93,7 @@ def launch(
 
         # An accelerator is not needed, and so not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
-        from windlass.launch import find, installing, preparing, running
+        from windlass.launch import find, preparing, running
 
         how = find(to)
         prepared = preparing.prepare(
@@ -115,10 +115,11 @@ def launch(
             _note(f"written to {running.save(text, save)}")
         if dry_run:
             print(text, end="")
-            if not installing.is_known(prepared):
-                _note(Text(f"NOT TO BE RUN AS IT IS: {installing.FOLDER}", "bold red"))
+            if why := running.obstacle(prepared, how):
+                _note(Text(f"NOT TO BE RUN AS IT IS: {why}", "bold red"))
             return None
-        installing.check(prepared)
+        if why := running.obstacle(prepared, how):
+            raise UserError(why)
         running.check(how)
         if not yes and not _may(f"rent {prepared.slices.name} now? [y/N] "):
             _note("nothing was rented")

@@ -24,6 +24,10 @@ class Target(Protocol):
         """Refuse what cannot be had this way."""
         ...
 
+    def obstacle(self, launch: Launch) -> str | None:
+        """Why the file is right, and yet is not to be run."""
+        ...
+
     def write(self, launch: Launch) -> str:
         """The file."""
         ...

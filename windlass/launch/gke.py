@@ -50,6 +50,10 @@ def check(launch: Launch) -> None:
         raise UserError("--keep is given, and on GKE the nodes are the cluster's: leave it out")
 
 
+def obstacle(launch: Launch) -> None:
+    return None
+
+
 def write(launch: Launch) -> str:
     recipe = {
         "apiVersion": "v1",

@@ -65,15 +65,9 @@ def came_from(distribution: Distribution | None) -> str | None:
     return f"{PACKAGE} @ {url}{folder}"
 
 
-def is_known(launch: Launch) -> bool:
-    """Whether the machines have something to install."""
-    return UNKNOWN not in launch.packages
-
-
-def check(launch: Launch) -> None:
-    """Refuse to rent machines that have nothing to install."""
-    if not is_known(launch):
-        raise UserError(FOLDER)
+def obstacle(launch: Launch) -> str | None:
+    """Why no machine can be rented yet, where it would have nothing to install."""
+    return FOLDER if UNKNOWN in launch.packages else None
 
 
 def _distribution() -> Distribution | None:

@@ -11,6 +11,11 @@ from windlass.launch.description import Launch
 from windlass.launch.records import Record
 
 
+def obstacle(launch: Launch, how: Target) -> str | None:
+    """Why nothing is rented, although the file can be written."""
+    return how.obstacle(launch) or installing.obstacle(launch)
+
+
 def check(how: Target) -> None:
     """Refuse where the program that a target needs is not here."""
     if shutil.which(how.PROGRAM) is None:
@@ -24,7 +29,8 @@ def start(launch: Launch, target: str) -> int:
     """Rent the machines and begin, or go on; gives the exit code of what was run."""
     how = find(target)
     how.check(launch)
-    installing.check(launch)
+    if why := obstacle(launch, how):
+        raise UserError(why)
     check(how)
     before, record = records.every().get(launch.name), records.describe(launch, target)
     records.check(record, before)

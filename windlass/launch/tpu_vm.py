@@ -60,6 +60,10 @@ def check(launch: Launch) -> None:
         )
 
 
+def obstacle(launch: Launch) -> None:
+    return None
+
+
 def write(launch: Launch) -> str:
     one, count, name = launch.slices.each, launch.slices.count, launch.name
     assert one.accelerator_type is not None and one.runtime is not None
