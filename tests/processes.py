@@ -59,6 +59,7 @@ class Processes:
     def lose(self, process: int) -> None:
         """End a process and its child with kill -9, as when its machine is gone."""
         child = self.trainer(process)
+        os.kill(child, signal.SIGSTOP)  # or it may tell the others that its parent was killed
         self.started[process].kill()
         os.kill(child, signal.SIGKILL)
         self.started[process].wait()
