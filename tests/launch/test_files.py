@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.launch.standins import executable
-from windlass.config import load
+from windlass.config import Written, load
 from windlass.devices import slices
 from windlass.errors import UserError
 from windlass.launch import TARGETS, find
@@ -278,3 +278,24 @@ def test_keys_reach_the_training_as_they_are_in_a_pod(tmp_path):
     done = subprocess.run([*shell, show + script], capture_output=True, text=True)
     assert done.stdout.split("\0")[:-1] == ["train", "quickstart.yaml", odd, "a: {b: |\n  c}"]
     assert "$(HF_TOKEN)" not in pod["containers"][0]["command"][-1].replace("$$", "")
+
+
+def test_keys_and_recipe_reach_the_training_as_they_are_in_the_shell_of_skypilot(tmp_path):
+    odd = ('a=it\'s !! $(id) `id`\n!$ "!!"', "b=\\ !cat")
+    text = '# it\'s "odd!!"\nEND\n!$ $(id)\n'
+    one = launch("v6e-8")
+    one = dataclasses.replace(one, keys=odd, recipe=Written("mine", text))
+    (task,) = parts(find("skypilot").write(one))
+    executable(tmp_path / "uv", '#!/bin/sh\nmkdir -p "$HOME/windlass"\n')
+    executable(tmp_path / "program", '#!/bin/sh\nprintf \'%s\\0\' "$@" > "$HOME/words"\n')
+    script = tmp_path / "script"
+    place = "windlass() { program \"$@\"; }\necho '!!'\n"
+    script.write_text(place + task["setup"] + task["run"])
+    environment = {"HOME": str(tmp_path), "PATH": f"{tmp_path}:/usr/bin:/bin"}
+    done = subprocess.run(
+        ["bash", "-i", script], env=environment, capture_output=True, stdin=subprocess.DEVNULL
+    )
+    assert done.returncode == 0, done.stderr
+    words = (tmp_path / "words").read_text().split("\0")[:-1]
+    assert words == ["train", "mine.yaml", *odd]
+    assert (tmp_path / "launch" / "mine.yaml").read_text() == text

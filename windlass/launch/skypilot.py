@@ -85,12 +85,14 @@ def task(launch: Launch) -> dict[str, Any]:
     if launch.bucket is not None:
         source = f"gs://{launch.bucket.name}"
         found["file_mounts"] = {MOUNT: {"source": source, "mode": "MOUNT"}}
+    # SkyPilot's shell is one for people, to which an exclamation mark means something.
+    strict = ["set +H", "set -eo pipefail"]
     setup = [shell.install(launch), shell.written(launch.file, launch.recipe.text)]
-    found["setup"] = "\n".join(["set -e", *setup, ""])
+    found["setup"] = "\n".join([*strict, *setup, ""])
     run = [shell.train(launch)]
     if launch.slices.count > 1:
         run.insert(0, _SLICES.format(count=launch.slices.count, hosts=one.hosts))
-    found["run"] = "\n".join(["set -eo pipefail", *run, ""])
+    found["run"] = "\n".join([*strict, *run, ""])
     return found
 
 
