@@ -39,6 +39,7 @@ from windlass.training.session import open_session
 from windlass.training.signals import Signals
 
 SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
+UNMEASURED = ["train.evaluate_every=null", "data.validation=0"]
 
 
 class Told:
@@ -224,7 +225,7 @@ def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(he
 def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, unlike):
     config = dataclasses.replace(tiny.config(unlike), vocab=257)
     recipe = RECIPE | {"model": {"family": unlike, **tree(config)}}
-    keys = ["train.steps=4", "train.evaluate_every=null", "mesh.fsdp=4", "mesh.tensor=2"]
+    keys = ["train.steps=4", *UNMEASURED, "mesh.fsdp=4", "mesh.tensor=2"]
     told = Told("run.dir=whole", "train.sample=Once", *keys, recipe=recipe)
     assert any(line.startswith("  Once") for line in told.text.splitlines())
     run = left(Path("whole"), 2)
@@ -235,7 +236,7 @@ def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(he
 def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resumed(here):
     keys = ["optim.kind=muon", "optim.moment=bfloat16", "train.steps=4"]
     keys += ["optim.groups=[{match: 'embedding.*', learning_rate: 1e-4, weight_decay: 0}]"]
-    keys += ["train.evaluate_every=null"]
+    keys += UNMEASURED
     Told("run.dir=whole", *keys)
     run = left(Path("whole"), 2)
     told = Told(f"run.dir={run}", *keys)
@@ -254,7 +255,7 @@ def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bi
 ):
     # So large that some steps overflow before one does not.
     monkeypatch.setattr("windlass.training.scale.START", 2.0**18)
-    keys = ["precision.compute=float16", "train.evaluate_every=null", "train.steps=4"]
+    keys = ["precision.compute=float16", *UNMEASURED, "train.steps=4"]
     whole = Told("run.dir=whole", *keys).trained
     run = left(whole.folder, 2)
     told = Told(f"run.dir={run}", *keys)
@@ -456,6 +457,7 @@ def test_what_auto_chose_is_said(finished, here):
 
 
 WILD = ["optim.learning_rate=1e30", "optim.clip_norm=null", "optim.schedule.shape=constant"]
+WILD += UNMEASURED
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_try(here):
@@ -554,7 +556,7 @@ CHANGED = "the step is compiled again after step 3: batch['document']: dtype int
 
 def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeypatch):
     monkeypatch.setattr(loop, "Loader", OtherBatches)
-    told = Told(f"run.dir={here / 'run'}")
+    told = Told(f"run.dir={here / 'run'}", *UNMEASURED)
     assert f"warning: {CHANGED}\n" in told.text and told.trained.is_finished
     # A machine that is slow just then is also told that it waits for data.
     warned = [line for line in told.text.splitlines() if line.startswith("warning:")]
