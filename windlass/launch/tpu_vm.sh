@@ -33,7 +33,7 @@ cd "$HOME/launch" || exit 0
 echo stopped > stopped
 if [[ -f pid && ! -f code ]]; then
   kill -TERM "$(cat pid)" 2> /dev/null || true
-  for _ in {1..120}; do [[ -f code ]] && break; sleep 1; done
+  for _ in {1..300}; do [[ -f code ]] && break; sleep 1; done
 fi
 END_OF_END
 }
