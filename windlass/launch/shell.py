@@ -39,8 +39,8 @@ fi"""
 
 def install(launch: Launch) -> str:
     """Python and the package, in a folder of their own."""
-    packages = shlex.join(launch.packages)
-    return _INSTALL.format(packages=packages, noted=shlex.quote(packages))
+    noted = shlex.quote(" ".join(launch.packages))
+    return _INSTALL.format(packages=shlex.join(launch.packages), noted=noted)
 
 
 def mount(launch: Launch) -> str:
