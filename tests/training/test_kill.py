@@ -6,7 +6,7 @@ from tests.flags import quick
 from tests.training.campaign import RECIPE, Program, killed, weights
 
 # With all that a state can hold: the average of the weights, and how long there was no new best.
-WHOLE = RECIPE | {"train": RECIPE["train"] | {"ema": 0.99, "patience": 9}}
+WHOLE = RECIPE | {"train": RECIPE["train"] | {"accumulation": 1, "ema": 0.99, "patience": 9}}
 
 
 def test_a_run_stopped_twice_and_killed_in_a_save_ends_with_the_same_bits(tmp_path):
