@@ -1,5 +1,6 @@
 """Signals: a line and an exit before the loop, a saved step within it, never a crash."""
 
+import os
 import signal
 import subprocess
 import sys
@@ -89,6 +90,29 @@ def test_a_signal_during_a_compilation_leaves_no_crash():
         assert found.code == 128 + number, found.output
         assert "while compiling the step: nothing was lost" in found.output
         assert "compiled" not in found.output and "Traceback" not in found.output
+
+
+def test_a_trainer_ends_when_its_parent_and_the_terminal_are_gone():
+    body = """
+        import time
+        from windlass.training.line import Line
+        with Signals(Line(heard=0, told=1, log="")).listening():
+            print("ready", flush=True)
+            time.sleep(30)
+    """
+    ours, terminal = os.openpty()
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{FIRST_LINES}\n{textwrap.dedent(body)}"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=terminal,
+        text=True,
+    )
+    os.close(terminal)
+    assert process.stdout is not None and process.stdout.readline() == "ready\n"
+    os.close(ours)
+    process.communicate(timeout=20)  # closes what it hears its parent by
+    assert process.returncode == 1
 
 
 def test_what_was_set_before_is_set_again_after():

@@ -4,6 +4,7 @@ import json
 import os
 import signal
 import socket
+import threading
 import time
 from collections import Counter
 from collections.abc import Callable
@@ -22,6 +23,8 @@ HEARTBEAT_SECONDS = 30  # without a sign of life, after which a process counts a
 JOINING_SECONDS = 300  # until all processes must be there
 LEAVING_SECONDS = 60  # until all processes must have ended, once one has
 HEARING_SECONDS = 5  # that process 0 goes on serving the others, when the run ends early
+ANSWER_SECONDS = 2  # for which another process is waited for that may have gone meanwhile
+ON_ITS_WAY_SECONDS = 0.05  # for an answer to reach a process, once what it said is known here
 A_DAY = 86_400_000  # milliseconds: who waits for a download is not late, and a dead peer is noticed
 STOP, HEARD = "windlass/stop", "windlass/heard"
 
@@ -57,7 +60,10 @@ def join(hosts: Hosts) -> None:
 
 
 def _check_port(hosts: Hosts) -> None:
-    """Refuse a port that something else listens on: JAX may crash there without a word."""
+    """Refuse a port that something else listens on.
+
+    JAX may crash there without a word, or share it with another run and mix the processes of both.
+    """
     if hosts.coordinator is None or hosts.process:
         return
     with socket.socket() as listener:
@@ -159,13 +165,20 @@ class Ending:
 
 def part(code: int) -> None:
     """End this process at once, in a run that ends early: nobody is waited for in vain."""
-    _try(lambda: _client().key_value_set(f"{HEARD}/{index()}", ""))
+    heard = threading.Thread(target=_try, args=[_hears], daemon=True)
+    heard.start()
+    heard.join(ANSWER_SECONDS)  # who is gone never answers, and JAX would end this process
     deadline = time.monotonic() + HEARING_SECONDS
     for one in range(1, count()) if is_first() else ():
         # The others speak through this process, and end in an abort when it is gone.
         left = int(1000 * max(0.001, deadline - time.monotonic()))
         _try(lambda one=one, left=left: _client().blocking_key_value_get(f"{HEARD}/{one}", left))
+        time.sleep(ON_ITS_WAY_SECONDS)
     os._exit(code)
+
+
+def _hears() -> None:
+    _client().key_value_set(f"{HEARD}/{index()}", "")
 
 
 def is_everybody_here(name: str, seconds: float) -> bool:

@@ -361,6 +361,8 @@ class Loop:
             if state.ema is not None:
                 average = self.evaluator(state.ema, frozen)
                 found |= {f"validation_ema_{name}": value for name, value in average.items()}
+            # Whether to save and when to give up is decided by this: by the same on every process.
+            found = processes.found("evaluation", found.copy)
             progress = state.progress.judged(done, found[self.train.watched])
             state = state._replace(progress=progress)
             self.records.write(done, found)
@@ -391,12 +393,14 @@ class Loop:
         return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"
 
     def end(self, state: State, latest: dict[str, float]) -> Trained:
-        done, stop = int(state.step), self.signals.stop
+        done, stop = int(state.step), self.signals.stop or 0
+        # One that is heard in the last step stops nobody, and is known to one process alone.
+        stop = max(map(int, processes.each("stopped by", str(int(stop)))))
         is_finished = self.is_finished(state)
         self.about.end(at=done, is_finished=is_finished)
         if processes.is_first():
             self.report.end(self.summary(state, latest, is_finished))
-        return Trained(self.folder, done, is_finished, latest, stop and int(stop))
+        return Trained(self.folder, done, is_finished, latest, stop or None)
 
     def summary(
         self, state: State, latest: dict[str, float], is_finished: bool

@@ -26,7 +26,9 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
     reads, told = os.pipe()
     kept, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
     os.close(kept)
-    child = [sys.executable, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
+    # Nothing of the folder that a user is in is imported there, unless it is here, too.
+    alike = [] if os.getcwd() in sys.path else ["-P"]
+    child = [sys.executable, *alike, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
     with signals.passes_on(partial(_pass, passes)):
         # In a session of its own, so that a terminal's Ctrl-C reaches it once: through here.
         trainer = subprocess.Popen(child, pass_fds=(heard, told), start_new_session=True)

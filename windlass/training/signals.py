@@ -151,7 +151,7 @@ def say(text: str) -> None:
             sys.stderr.write("\r")
         sys.stderr.write(f"{text}\n")
         sys.stderr.flush()
-    except (BrokenPipeError, ValueError):  # nobody is reading any more
+    except (OSError, ValueError):  # nobody is reading any more, or the terminal was closed
         pass
 
 
