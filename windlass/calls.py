@@ -356,7 +356,8 @@ def _kind(layers: Layers) -> str | None:
 
 
 def _built(folder: Path, overrides: Sequence[str]) -> Built:
-    return Built(describe(folder / folders.RECIPE, [f"run.dir={folder}", *overrides]))
+    keys = [f"run.dir={folder}", *overrides]
+    return Built(describe(folder / folders.RECIPE, keys, is_trained=False))
 
 
 def _vocabulary(folder: Path, run: Run) -> Tokenizer:

@@ -1,5 +1,6 @@
 """A run: every section together, and the checks that need two of them."""
 
+import dataclasses
 import hashlib
 import json
 from collections.abc import Mapping, Sequence
@@ -193,7 +194,8 @@ def batches(train: Train, shards: int, began: int | None = None) -> Batches:
     if train.batch_per_device is None:
         assert train.batch is not None
         accumulation = train.accumulation or 1
-        return Batches(train.batch // (accumulation * shards), accumulation, shards)
+        per_device = max(1, train.batch // (accumulation * shards))
+        return Batches(per_device, accumulation, shards)
     accumulation = train.accumulation or (train.batch or 0) // (train.batch_per_device * shards)
     return Batches(train.batch_per_device, max(1, accumulation), shards)
 
@@ -210,6 +212,12 @@ def choice(
     return choices.choose(
         run.mesh, devices, rows=rows, sizes=sizes, footprint=footprint, slices=slices
     )
+
+
+def without_batch(run: Run) -> Run:
+    """A run that takes a row on each device, on however many."""
+    alone = dataclasses.replace(run.train, batch=None, batch_per_device=1, accumulation=None)
+    return dataclasses.replace(run, train=alone)
 
 
 def microbatch(train: Train, began: int | None = None) -> Rows:

@@ -144,7 +144,8 @@ def _why(mesh: Mesh, split: Split, rows: Rows, slices: int, memory: str) -> str:
     if mesh.tensor is None and split["tensor"] > 1:
         devices = math.prod(split.values())
         few = rows.whole is not None and rows.whole < devices
-        said.append(f"{rows.whole} rows for {devices} devices" if few else "less does not fit")
+        some = "1 row" if rows.whole == 1 else f"{rows.whole} rows"
+        said.append(f"{some} for {devices} devices" if few else "less does not fit")
     said.append(memory)
     if slices > 1:
         over = "data" if split["data"] % slices == 0 else "fsdp"

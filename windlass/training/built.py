@@ -101,8 +101,13 @@ class Described:
         return _folder(self.name, self.run)
 
 
-def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
-    """Read a recipe, choose the devices, and check that one goes with the other."""
+def describe(
+    recipe: AnyRecipe, overrides: Sequence[str] = (), *, is_trained: bool = True
+) -> Described:
+    """Read a recipe, choose the devices, and check that one goes with the other.
+
+    Of a run that is not trained here, the rows of a step are nothing to check.
+    """
     layers = origin.load(recipe, overrides)
     asked = layers.peek("device", Device) or Device()
     if asked.kind == "cpu":
@@ -113,17 +118,20 @@ def describe(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Described:
     except UserError:
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise
-    return read_for(layers, chosen, selection.devices(chosen))
+    return read_for(layers, chosen, selection.devices(chosen), is_trained=is_trained)
 
 
-def read_for(layers: Layers, chosen: Chosen, devices: list) -> Described:
+def read_for(
+    layers: Layers, chosen: Chosen, devices: list, *, is_trained: bool = True
+) -> Described:
     """A recipe read for given devices, which need not be here."""
     kinds = [each.device_kind for each in devices]
     chip, slices = chips.find(kinds[0]), mesh.slices(devices)
     layouts: list[tuple[Choice, int | None]] = []
 
     def problems(run: Run) -> list[Problem]:
-        began = _began(_folder(layers.name, run))
+        began = _began(_folder(layers.name, run)) if is_trained else None
+        run = run if is_trained else runs.without_batch(run)
         layout = _laid_out(run, chosen, chip, slices, began)
         layouts[:] = [(layout, began)]
         return runs.problems(run, chosen.kind, kinds, layout.split, slices, began)

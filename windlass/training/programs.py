@@ -1,6 +1,6 @@
 """What a run computes, before it has data: its state, its batches and its step."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import equinox as eqx
 import jax
@@ -42,12 +42,10 @@ class Programs:
         Those that are of the right type already become the state's own, and are gone afterwards.
         """
         key, taken = jax.random.key(self.run.train.seed), taken or {}
-        on_cpu = self.built.described.chosen.kind == "cpu"
-        options = RUN_ONCE if on_cpu else {}
-        start = Program(self._start, "start", donate_argnums=1, compiler_options=options)
         own = named(self.built.base) | named(self.built.abstract)
         given = {path: x for path, x in taken.items() if x.dtype == own[path].dtype}
-        return start(key, given, {path: x for path, x in taken.items() if path not in given})
+        rest = {path: x for path, x in taken.items() if path not in given}
+        return self.start()(key, given, rest)
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and places of `init`, without making it."""
@@ -73,6 +71,11 @@ class Programs:
         spec = layout(("batch", *[""] * (len(shape) - 1)), shape, self.mesh)
         assert spec is not None
         return NamedSharding(self.mesh, spec)
+
+    def start(self) -> Program:
+        on_cpu = self.built.described.chosen.kind == "cpu"
+        options = RUN_ONCE if on_cpu else {}
+        return Program(self._start, "start", donate_argnums=1, compiler_options=options)
 
     def step(self) -> Program:
         step = make_step(
@@ -101,11 +104,13 @@ class Programs:
         self, key: PRNGKeyArray, taken: dict[str, Array], lowered: dict[str, Array]
     ) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
-        model = eqx.filter(self.built.init(weights_key, taken | lowered), eqx.is_array)
-        model = jax.tree.map(
-            lambda x, to: jax.sharding.reshard(x, to.sharding), model, self.built.abstract
+        # The compiler follows the layout of what comes out back to the random bits: with explicit
+        # axes every device would make all of the model, and cut its piece.
+        made: Callable[..., PyTree] = jax.sharding.auto_axes(
+            lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
+            out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        weights, frozen = self.built.parted(model)
+        weights, frozen = self.built.parted(made(weights_key, taken | lowered))
         batch = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding.spec),
             self.abstract_batch(),
