@@ -1,8 +1,11 @@
 """What is said of a run that lost a process."""
 
+import signal
+
 import pytest
 
 from windlass.training.lost import Lost, in_log, left
+from windlass.training.parent import explained
 
 # As JAX 0.10.2 and 0.11.2 log it before they abort.
 SILENT = """\
@@ -19,6 +22,12 @@ F1115 11:51:26.632364   15203 client.h:80] Terminating process because the JAX d
 detected fatal errors. absl::Status: UNAVAILABLE: Failed to send RPC to coordination service. \
 Either the leader task was preempted/died/restarted unexpectedly or this task is experiencing \
 network issues.
+"""
+NEVER_CAME = """\
+F1115 13:00:33.742567    7020 client.h:80] Terminating process because the JAX distributed service \
+detected fatal errors. absl::Status: DEADLINE_EXCEEDED: Deadline Exceeded
+
+RPC: /xla.coordination.CoordinationService/RegisterTask
 """
 
 
@@ -43,4 +52,18 @@ def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
     )
     assert Lost([], "Gloo failed").told(names, None) == (
         f"another process is gone: Gloo failed. {again}"
+    )
+
+
+def test_a_parent_says_that_a_process_never_came_or_that_its_trainer_was_killed(tmp_path):
+    log = tmp_path / "log"
+    log.write_text(NEVER_CAME)
+    assert explained(signal.SIGABRT, str(log), [], None) == (
+        "not all processes were there within 5 minutes; every host needs the same command, and "
+        f"must reach the coordinator. What JAX said is in {log}"
+    )
+    log.write_text("")
+    assert explained(signal.SIGKILL, str(log), ["host-a", "host-b"], None) == (
+        "the trainer was ended by SIGKILL, as happens where memory runs out. Nothing was saved "
+        "yet: the same command on every host begins again"
     )

@@ -45,7 +45,7 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
         return code
     clear()
     who = "" if hosts.process == 0 else f"{hosts}: "
-    say(who + _explained(-code, log, known.get("names", ()), known.get("folder")))
+    say(who + explained(-code, log, known.get("names", ()), known.get("folder")))
     return FAILED
 
 
@@ -56,7 +56,7 @@ def _pass(passes: int, number: signal.Signals) -> None:
         pass
 
 
-def _explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
+def explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
     """Why a trainer was ended by a signal, as far as can be told."""
     from windlass.devices.hosts import JOINING_SECONDS
     from windlass.training.lost import in_log, kept, left
