@@ -127,7 +127,7 @@ def _width(of: str) -> int:
 def _groups(line: str, devices: int) -> list[list[int]]:
     """Which devices speak to each other, in any of the ways that compilers write it."""
     if pairs := re.search(r"source_target_pairs=\{(.*?)\}\}", line):
-        return [[int(n) for n in pair.split(",")] for pair in re.findall(r"[\d,]+", pairs[1])]
+        return [[int(n) for n in pair.split(",")] for pair in re.findall(r"\d+,\d+", pairs[1])]
     if named := re.search(_MESH, line):
         sides = [int(size) for size in re.findall(r"=(\d+)", named[1])]
         axes = re.findall(r"'(.*?)'=", named[1])
