@@ -11,10 +11,12 @@ from tests.collectives import collectives
 
 MIB = 2**20
 # Weights are gathered over fsdp, gradients summed over all that have rows of their own, what a
-# layer adds to the stream over tensor. Less than a MiB may be anything: norms, losses, counts.
+# layer adds to the stream over tensor; the edges of pieces that are no whole tiles go to the next
+# chip. Less than a MiB may be anything: norms, losses, counts.
 NAMED = {
     "all-gather": [("fsdp",)],
     "reduce-scatter": [("fsdp",)],
+    "collective-permute": [("fsdp",)],
     "all-reduce": [("data",), ("fsdp",), ("data", "fsdp"), ("tensor",)],
 }
 
