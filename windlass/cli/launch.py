@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, agrees, say
+from windlass.cli.options import A_RECIPE, agrees, saved, say
 from windlass.errors import UserError
 
 NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
@@ -112,7 +112,7 @@ def launch(
         text = how.write(prepared)
         _tell(prepared, how, to)
         if save is not None:
-            _note(f"written to {running.save(text, save)}")
+            _note(f"written to {saved(text, save)}")
         if dry_run:
             print(text, end="")
             if why := running.obstacle(prepared, how):

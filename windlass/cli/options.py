@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
 
 import typer
@@ -75,3 +76,15 @@ def agrees(question: str) -> bool:
     except EOFError:  # Ctrl-D
         print()
         return False
+
+
+def saved(text: str, file: str) -> Path:
+    """Write the file where a user wants it; one that holds something else is left alone."""
+    place = Path(file).expanduser()
+    try:
+        if place.exists() and place.read_text(encoding="utf-8") != text:
+            raise UserError(f"--save is {file}, which is there and holds something else")
+        place.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--save is {file}, which cannot be written: {error.strerror}") from None
+    return place

@@ -2,7 +2,6 @@
 
 import os
 import sys
-from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -10,7 +9,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, options, say
+from windlass.cli.options import A_RECIPE, options, saved, say
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.devices.clusters import Asked, find
 from windlass.errors import UserError
@@ -122,18 +121,7 @@ def _show(chosen: Written, save: str | None) -> None:
     if save is None:
         say(Text("--save FILE keeps this recipe, and windlass train FILE trains it", "dim"))
     else:
-        _keep(chosen.text, save)
-
-
-def _keep(text: str, save: str) -> None:
-    file = Path(save).expanduser()
-    try:
-        if file.exists() and file.read_text(encoding="utf-8") != text:
-            raise UserError(f"--save is {save}, which is there and holds something else")
-        file.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--save is {save}, which cannot be written: {error.strerror}") from None
-    say(Text(f"kept in {save}", "dim"))
+        say(Text(f"kept in {saved(chosen.text, save)}", "dim"))
 
 
 def _list_recipes() -> None:

@@ -3,7 +3,6 @@
 import shutil
 import subprocess
 from collections.abc import Sequence
-from pathlib import Path
 
 from windlass.errors import UserError
 from windlass.launch import Command, Target, find, installing, records
@@ -59,18 +58,6 @@ def delete(record: Record) -> int:
     if code == 0:
         records.forget(record)
     return code
-
-
-def save(text: str, file: str) -> Path:
-    """Write the file where a user wants it; one that holds something else is left alone."""
-    place = Path(file).expanduser()
-    try:
-        if place.exists() and place.read_text(encoding="utf-8") != text:
-            raise UserError(f"--save is {file}, which is there and holds something else")
-        place.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"--save is {file}, which cannot be written: {error.strerror}") from None
-    return place
 
 
 def _run(commands: Sequence[Command]) -> int:
