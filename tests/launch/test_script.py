@@ -77,12 +77,20 @@ def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(num
     )
     file = script(tmp_path)
     environment = standins.cloud(tmp_path / "cloud", saves)
+    # A shell cannot hear what whoever started the tests ignores, as nohup does.
     with subprocess.Popen(
-        ["bash", file], env=environment, stderr=subprocess.PIPE, text=True, start_new_session=True
+        ["env", f"--default-signal={number.name.removeprefix('SIG')}", "bash", file],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
     ) as process:
-        wait_for(tmp_path / "cloud" / "trained")
-        process.send_signal(number)
-        _, said = process.communicate(timeout=LATER)
+        try:
+            wait_for(tmp_path / "cloud" / "trained")
+            process.send_signal(number)
+            _, said = process.communicate(timeout=LATER)
+        finally:
+            process.kill()  # where it heard nothing
     assert process.returncode == 128 + number
     assert (tmp_path / "cloud" / "saved").exists()
     assert verbs(tmp_path / "cloud") == ["create", "delete"], said
