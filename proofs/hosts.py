@@ -46,7 +46,7 @@ def prove() -> dict[str, Any]:
             "one_file": one_file(here / "file"),
             "lora_from_a_folder": lora(here / "lora"),
             "preference": preference(here / "pairs"),
-            "seconds": timed(here / "timed"),
+            "every_second": timed(here / "timed"),
             "killed_in_a_save": killed(here / "killed"),
         }
     return {"holds": all(part["holds"] for part in found.values()), "steps": STEPS, **found}
