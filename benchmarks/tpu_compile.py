@@ -19,7 +19,7 @@ sys.path.insert(0, str(HERE.parent))
 
 import jax  # noqa: E402
 
-from windlass.plan import compiler  # noqa: E402
+from windlass.planning import compiler  # noqa: E402
 from windlass.training.built import Described  # noqa: E402
 
 KERNEL = 'custom_call_target="tpu_custom_call"'  # how a program calls one that Pallas wrote

@@ -10,7 +10,7 @@ import windlass
 
 ORDER: Sequence[str] = (
     "errors config devices layers models adapters hub sources formats data objectives optim "
-    "checkpoint telemetry run evaluation training plan release launch calls cli"
+    "checkpoint telemetry run evaluation training planning release launch calls cli"
 ).split()
 MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")
 FILES_OF_MODELS = tuple(f"windlass.hub.{name}" for name in ("config", "names", "peft", "weights"))

@@ -2,6 +2,9 @@
 
 import functools
 import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -19,10 +22,24 @@ LONGEST_WITHOUT_FLASH = 8192
 
 # The name of attention in a program, where its operations are counted by it; a window follows.
 NAME = "causal_attention"
+GRADIENT = "causal_gradient"  # and of its backward pass, where it is only sketched
 
 MIXED = "mixed"  # what attention gives, to whoever decides what a backward pass may find saved
 LANES = 128  # the width of a TPU's registers: lengths are padded to a multiple of it
 LARGEST_BLOCK = 512  # positions that the TPU kernel takes at a time
+
+
+_IS_SKETCHED = ContextVar("_IS_SKETCHED", default=False)
+
+
+@contextmanager
+def sketched() -> Iterator[None]:
+    """Programs traced here have flash attention as its shapes alone: to be counted, not run."""
+    before = _IS_SKETCHED.set(True)
+    try:
+        yield
+    finally:
+        _IS_SKETCHED.reset(before)
 
 
 class Kernel(NamedTuple):
@@ -190,7 +207,28 @@ def splash(
     return mixed.swapaxes(1, 2)[:, :length].astype(v.dtype)
 
 
-KERNELS = {"xla": xla, "cudnn": cudnn, "splash": splash}
+def sketch(q, k, v, document, slots, first, *, window: int | None, scale: float) -> Array:
+    """What a flash kernel reads, gives and leaves for its backward pass, and no attention.
+
+    For whoever only counts: tracing the real ones takes longer than all else in a step, and one of
+    them asks for a device.
+    """
+    gradient = jax.jit(_named(lambda q, k, v, mixed, sums, d: (q, k, v), GRADIENT, window))
+
+    @jax.custom_vjp
+    def mix(q, k, v):
+        return q
+
+    def forward(q, k, v):
+        mixed = checkpoint_name(q, MIXED)
+        sums = checkpoint_name(jnp.max(q, axis=-1).astype(jnp.float32), MIXED)
+        return mixed, (q, k, v, mixed, sums)
+
+    mix.defvjp(forward, lambda left, d: gradient(*left, d))
+    return mix(q, k, v)
+
+
+KERNELS = {"xla": xla, "cudnn": cudnn, "splash": splash, "sketch": sketch}
 
 
 def _kernel(q: Array, slots: Array, first: Any) -> str:
@@ -200,7 +238,8 @@ def _kernel(q: Array, slots: Array, first: Any) -> str:
     if device is None or not is_whole:
         return "xla"
     _, length, _, dim = q.shape
-    return choose(device.platform, device.device_kind, q.dtype.name, dim, length).name
+    chosen = choose(device.platform, device.device_kind, q.dtype.name, dim, length)
+    return "sketch" if chosen.is_flash and _IS_SKETCHED.get() else chosen.name
 
 
 @functools.cache
@@ -210,5 +249,9 @@ def _program(kernel: str, window: int | None, scale: float):
     def mix(q, k, v, document, slots, first):
         return KERNELS[kernel](q, k, v, document, slots, first, window=window, scale=scale)
 
-    mix.__name__ = NAME if window is None else f"{NAME}_{window}"
-    return jax.jit(mix)
+    return jax.jit(_named(mix, NAME, window))
+
+
+def _named(function: Callable, name: str, window: int | None) -> Callable:
+    function.__name__ = name if window is None else f"{name}_{window}"
+    return function

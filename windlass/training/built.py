@@ -19,7 +19,8 @@ from windlass.checkpoint.fingerprint import named
 from windlass.checkpoint.store import identity_in
 from windlass.config import AnyRecipe, Layers, Problem, tree
 from windlass.config.sections import flat
-from windlass.devices import alignment, chips, hosts, mesh, precision, selection
+from windlass.devices import absent, alignment, chips, hosts, mesh, precision, selection
+from windlass.devices.absent import Absent
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.devices.choice import Choice
 from windlass.devices.selection import Chosen, Device
@@ -52,7 +53,9 @@ class Described:
         return self.layers.name
 
     @cached_property
-    def mesh(self) -> jax.sharding.Mesh:
+    def mesh(self) -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
+        if isinstance(self.devices[0], Absent):
+            return absent.mesh(self.layout.split, self.devices[0])
         return mesh.build(self.layout.split, self.devices)
 
     @cached_property
@@ -77,7 +80,9 @@ class Described:
     def scope(self) -> Iterator[None]:
         """Where programs are traced: on this mesh, in products as exact as the numbers are."""
         exactly = precision.products(self.compute, self.chosen.kind)
-        with jax.set_mesh(self.mesh), jax.default_matmul_precision(exactly):
+        is_here = isinstance(self.mesh, jax.sharding.Mesh)
+        on = jax.set_mesh(self.mesh) if is_here else jax.sharding.use_abstract_mesh(self.mesh)
+        with on, jax.default_matmul_precision(exactly):
             yield
 
     @cached_property

@@ -8,7 +8,7 @@ import pytest
 
 from tests.trained import recipe
 from windlass.errors import UserError
-from windlass.plan import compiler
+from windlass.planning import compiler
 from windlass.training.built import Built, describe
 from windlass.training.programs import Programs
 

@@ -1,0 +1,27 @@
+"""Devices that are not here: enough of each to lay a run out and trace it, and nothing to run it."""
+
+from collections.abc import Mapping
+from typing import NamedTuple
+
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType
+
+from windlass.devices.mesh import AXES
+
+
+class Absent(NamedTuple):
+    """A device as a catalogue knows it, in the place of one of JAX's."""
+
+    platform: str  # tpu, gpu or cpu
+    device_kind: str  # what JAX would call it
+    slice_index: int = 0
+    process_index: int = 0
+
+
+def mesh(split: Mapping[str, int], device: Absent) -> AbstractMesh:
+    """The mesh of such devices: programs can be traced on it, and not compiled."""
+    return AbstractMesh(
+        tuple(split[name] for name in AXES),
+        AXES,
+        axis_types=(AxisType.Explicit,) * len(AXES),
+        abstract_device=AbstractDevice(device.device_kind, None, device.platform),
+    )

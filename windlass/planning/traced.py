@@ -1,0 +1,58 @@
+"""The step of a run on devices that need not be here, as a program to be read and not run."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+from jax.extend.core import Jaxpr
+
+from windlass.config import AnyRecipe
+from windlass.devices.selection import Chosen
+from windlass.layers.kernels import sketched
+from windlass.planning.targets import Target
+from windlass.run import Batches
+from windlass.training import origin
+from windlass.training.built import Built, Described, read_for
+from windlass.training.programs import Programs
+from windlass.training.step import Frozen, State
+
+STEPS = 1000  # of the run; no schedule makes another program than a longer one does
+
+
+class Traced(NamedTuple):
+    """A run laid out on a target, and the program of its step.
+
+    Every array of the program says how it is split over the mesh, so that what each device holds
+    and computes follows from it.
+    """
+
+    target: Target
+    described: Described
+    state: State  # shapes
+    frozen: Frozen
+    batch: dict[str, jax.ShapeDtypeStruct]
+    program: Jaxpr
+
+    @property
+    def split(self) -> dict[str, int]:
+        return dict(self.described.mesh.shape)
+
+    @property
+    def batches(self) -> Batches:
+        return self.described.batches
+
+
+def described(recipe: AnyRecipe, target: Target, overrides: Sequence[str] = ()) -> Described:
+    """A recipe read for a target that need not be here."""
+    chosen = Chosen(target.chip.kind, target.devices, target.chip.kind, [], [])
+    return read_for(origin.load(recipe, overrides), chosen, target.absent)
+
+
+def trace(described: Described, target: Target) -> Traced:
+    """The step of a described run, read in a few tenths of a second; nothing is compiled."""
+    with described.scope(), sketched():
+        programs = Programs(Built(described), STEPS)
+        state, frozen = programs.abstract_state()
+        batch = programs.abstract_batch()
+        program = jax.make_jaxpr(programs.step().function)(state, frozen, batch)
+    return Traced(target, described, state, frozen, batch, program.jaxpr)
