@@ -1,4 +1,4 @@
-"""Devices that are not here: enough of each to lay a run out and trace it, and nothing to run it."""
+"""Devices that are not here: enough of each to lay a run out and to trace it."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
