@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass.config import Open, listing, section
-from windlass.data.cache import Corpus, Part, corpus, under, vocabulary
+from windlass.data.cache import Corpus, Part, corpus, is_learned, kept, under, vocabulary
 from windlass.data.checks import Checks
 from windlass.data.mix import CYCLE, Mixture
 from windlass.data.pack import COLUMNS, Packing, Rows, rows, targets_of
@@ -205,20 +205,36 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     return Prepared(data, corpora, joined)
 
 
+def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
+    """How many rows are trained on, where that is known without reading a document."""
+    cache, quiet = cache_of(data), Console(quiet=True)
+    if not is_learned(data.parts, tokenizer, cache, data.format):
+        return None
+    tokeniser = _vocabulary(data, tokenizer, quiet)
+    asked = (cache, data.format, data.checks)
+    if any(kept(part.source, tokeniser, *asked) is None for part in data.parts):
+        return None
+    return len(prepare(data, tokenizer, console=quiet).split("train"))
+
+
 def tokenised(
     data: Data, tokenizer: Tokenizer, *, console: Console | None = None
 ) -> tuple[Corpus, ...]:
     """The documents of each source as tokens, before they are parted and packed."""
     console = console or Console(stderr=True)
-    cache = cache_of(data)
-    tokeniser = vocabulary(data.parts, tokenizer, cache, console, data.format)
-    if (asked := data.format.template) is not None:
-        tokeniser = tokeniser.speaking(template.found(asked))
+    cache, tokeniser = cache_of(data), _vocabulary(data, tokenizer, console)
     corpora = []
     for part in data.parts:
         with under(part.key):
             corpora.append(corpus(part.source, tokeniser, cache, console, data.format, data.checks))
     return tuple(corpora)
+
+
+def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Tokeniser:
+    """The tokeniser of a recipe, with the chat template that its format asks for."""
+    found = vocabulary(data.parts, tokenizer, cache_of(data), console, data.format)
+    asked = data.format.template
+    return found if asked is None else found.speaking(template.found(asked))
 
 
 def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:

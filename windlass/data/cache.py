@@ -120,11 +120,9 @@ def vocabulary(
                 "tokenizer.kind=file with tokenizer.path names the tokenizer that made them"
             )
     stamps = _stamps(parts)
-    how = [part.share for part in parts]
-    start = _key(FORMAT, asked.vocab, stamps, how, *([] if is_text else ["rows"]))
-    file = cache / "vocabularies" / f"{start}.json"
+    file = _vocabulary_file(parts, asked, cache, format, stamps)
     if not file.is_file():
-        with claimed(cache / "building" / start, console):
+        with claimed(cache / "building" / file.stem, console):
             if not file.is_file():  # no other process was faster
                 learned = _learned(parts, asked, console, is_text)
                 if _stamps(parts) != stamps:
@@ -133,6 +131,26 @@ def vocabulary(
                 with room(cache, len(learned.text)):
                     write_whole(file, json.dumps(kept))
     return Tokeniser(**json.loads(file.read_text()))
+
+
+def is_learned(parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format) -> bool:
+    """Whether a vocabulary is there without reading any document."""
+    if asked.kind != "bpe":
+        return True
+    return _vocabulary_file(parts, asked, cache, format, _stamps(parts)).is_file()
+
+
+def kept(
+    source: Source,
+    tokeniser: Tokeniser,
+    cache: Path,
+    format: Format = PLAIN,
+    checks: Checks | None = None,
+) -> Corpus | None:
+    """The tokens of a source where they are in the cache, for source and tokeniser as they are."""
+    how = _how(format, tokeniser, _checks(format, checks))
+    known = _known_file(cache, source.fingerprint(), tokeniser, how)
+    return _known(known, cache, tokeniser)
 
 
 def corpus(
@@ -145,14 +163,12 @@ def corpus(
 ) -> Corpus:
     """The tokens of a source: those in the cache, where source and tokeniser are as they were."""
     stamp = source.fingerprint()
-    if checks is None and format.reads == "rows":
-        checks = Checks()
+    checks = _checks(format, checks)
     how = _how(format, tokeniser, checks)
-    start = _key(FORMAT, stamp, tokeniser.fingerprint, *how)
-    known = cache / "known" / f"{start}.json"
+    known = _known_file(cache, stamp, tokeniser, how)
     if found := _known(known, cache, tokeniser):
         return found
-    with claimed(cache / "building" / start, console) as partial:
+    with claimed(cache / "building" / known.stem, console) as partial:
         if found := _known(known, cache, tokeniser):  # another process was faster
             return found
         asked = cache / "asked" / f"{_key(source.described())}.json"
@@ -269,6 +285,24 @@ def room(place: Path, needed: int | Callable[[], int]) -> Iterator[None]:
             f"{mebibytes:,.1f} MiB more are needed; make room there, or name another folder with "
             "data.cache or WINDLASS_CACHE"
         ) from None
+
+
+def _vocabulary_file(
+    parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format, stamps: list[str]
+) -> Path:
+    """Where a vocabulary is kept that was learned from sources as they stand."""
+    of_rows = [] if format.reads == "text" else ["rows"]
+    start = _key(FORMAT, asked.vocab, stamps, [part.share for part in parts], *of_rows)
+    return cache / "vocabularies" / f"{start}.json"
+
+
+def _known_file(cache: Path, stamp: str, tokeniser: Tokeniser, how: list[Any]) -> Path:
+    """What says which tokens a source gave, as it stands."""
+    return cache / "known" / f"{_key(FORMAT, stamp, tokeniser.fingerprint, *how)}.json"
+
+
+def _checks(format: Format, checks: Checks | None) -> Checks | None:
+    return Checks() if checks is None and format.reads == "rows" else checks
 
 
 def _known(known: Path, cache: Path, tokeniser: Tokeniser) -> Corpus | None:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import jax
 from jax.extend.core import Jaxpr
 
-from windlass.config import AnyRecipe
+from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import Chosen
 from windlass.layers.kernels import sketched
 from windlass.planning.targets import Target
@@ -44,8 +44,13 @@ class Traced(NamedTuple):
 
 def described(recipe: AnyRecipe, target: Target, overrides: Sequence[str] = ()) -> Described:
     """A recipe read for a target that need not be here."""
+    return laid_out(origin.load(recipe, overrides), target)
+
+
+def laid_out(layers: Layers, target: Target) -> Described:
+    """The same of one that is loaded."""
     chosen = Chosen(target.chip.kind, target.devices, target.chip.kind, [], [])
-    return read_for(origin.load(recipe, overrides), chosen, target.absent)
+    return read_for(layers, chosen, target.absent)
 
 
 def trace(described: Described, target: Target) -> Traced:

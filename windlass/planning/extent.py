@@ -1,0 +1,73 @@
+"""How long a run is, as far as that is known before it."""
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from windlass import data
+from windlass.data import Data
+from windlass.errors import UserError
+from windlass.run import Run
+from windlass.training.built import Described
+from windlass.training.length import Length
+
+
+class Extent(NamedTuple):
+    """Tokens and steps of a run; what is not known is None, and `unknown` says what would tell."""
+
+    tokens: int  # in a step: places of its rows, full or not
+    steps: int | None
+    epoch_steps: int | None  # in which a run goes once over its data
+    unknown: str | None = None
+
+
+def extent(described: Described, rows: int | None = None, console: Console | None = None) -> Extent:
+    """The length of a described run; `rows` are those of an epoch, where the user says it.
+
+    Else they are those of the data, where it is in the cache. Only a run that is measured in epochs
+    is worth tokenising what lies on this machine; nothing is fetched from elsewhere.
+    """
+    run, batch = described.run, described.batches.rows
+    tokens = batch * run.data.length
+    why = None
+    if rows is None:
+        try:
+            rows = _counted(run, console)
+        except UserError as refused:  # a tokenizer that cannot be had, for one
+            why = f": {refused}"
+    if rows is None:
+        why = why or (
+            ", as it is not tokenised yet" if _is_here(run.data) else ", as it is elsewhere"
+        )
+        unknown = f"how many rows the data has is not known{why}; --rows N says it"
+        return Extent(tokens, run.train.steps, None, unknown)
+    if rows < batch:
+        unknown = (
+            f"the data has {rows:,} rows, fewer than a batch of {batch:,}; --rows N plans for more"
+        )
+        return Extent(tokens, run.train.steps, None, unknown)
+    length = Length.of(run.train, rows // batch)
+    return Extent(tokens, length.steps, length.per_epoch)
+
+
+def _counted(run: Run, console: Console | None) -> int | None:
+    if not _is_here(run.data):
+        return None
+    known = data.rows_of_an_epoch(run.data, run.tokenizer)
+    if known is None and run.train.steps is None:
+        prepared = data.prepare(run.data, run.tokenizer, console=console)
+        return len(prepared.split("train"))
+    return known
+
+
+def _is_here(data: Data) -> bool:
+    """Whether all documents can be read without asking another machine."""
+    return all(_is_local(part.source) for part in data.parts)
+
+
+def _is_local(source: Any) -> bool:
+    if hasattr(source, "path"):
+        return "://" not in source.path
+    is_hub = type(source).__module__.endswith(".hub")
+    return not is_hub or Path(source.name).expanduser().is_dir()

@@ -1,0 +1,175 @@
+"""What a run would be on devices that need not be here: does it fit, how fast, how much."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+
+from windlass import run as runs
+from windlass.config import AnyRecipe, Layers
+from windlass.devices import alignment, precision
+from windlass.errors import UserError
+from windlass.planning import memory as memories
+from windlass.planning import time as times
+from windlass.planning import traced as tracing
+from windlass.planning.extent import Extent, extent
+from windlass.planning.memory import Memory
+from windlass.planning.targets import Target
+from windlass.planning.time import Time
+from windlass.training import origin
+from windlass.training.built import Described
+
+Fits = Literal["yes", "tight", "no"]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a recipe would be on a target, before a device is rented or anything is compiled."""
+
+    recipe: str
+    target: Target
+    settings: dict[str, Any]  # what the recipe says, and what was chosen where it says nothing
+    extent: Extent
+    memory: Memory
+    time: Time
+    mesh_reason: str | None = None
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fits(self) -> Fits:
+        """`tight`: it fits if the estimate is right, and not if it is as wrong as it may be."""
+        if self.memory.fits:
+            return "yes"
+        return "tight" if self.memory.total <= self.memory.limit else "no"
+
+    @property
+    def lacks(self) -> int | float:
+        """Bytes on each device that there are too few of, if the estimate is right."""
+        return max(0, self.memory.total - self.memory.limit)
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Of full rows, on all devices together."""
+        return self.extent.tokens / self.time.seconds
+
+    @property
+    def mfu(self) -> float | None:
+        """The share of the devices' peak that goes into the model; None: the peak is not known."""
+        peak = self.target.chip.peak.get(self.settings["compute"])
+        return peak and self.time.flops / (self.time.seconds * self.target.devices * peak)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: units are in the names."""
+        target, memory, time = self.target, self.memory, self.time
+        return {
+            "recipe": self.recipe,
+            "target": {
+                "name": target.name,
+                "chip": target.chip.name,
+                "devices": target.devices,
+                "chips": target.chips,
+                "hosts": target.hosts,
+            },
+            "settings": self.settings,
+            "mesh_reason": self.mesh_reason,
+            "fits": self.fits,
+            "memory": {
+                "total_bytes": round(memory.total),
+                "limit_bytes": memory.limit,
+                "error_share": memory.error,
+                "parts_bytes": {name: round(size) for name, size in memory.parts.items()},
+            },
+            "time": {
+                "step_seconds": time.seconds,
+                "error_share": time.error,
+                "parts_seconds": time.parts,
+                "waits_for": time.bound,
+                "model_flops": time.flops,
+                "steps_per_second": 1 / time.seconds,
+                "tokens_per_second": self.tokens_per_second,
+                "mfu": self.mfu,
+            },
+            "length": {
+                "tokens_per_step": self.extent.tokens,
+                "steps": self.extent.steps,
+                "steps_per_epoch": self.extent.epoch_steps,
+            },
+            "notes": self.notes,
+        }
+
+
+class Refused(NamedTuple):
+    """A recipe that cannot be laid out on a target, and why."""
+
+    recipe: str
+    target: Target
+    why: str
+
+    def as_dict(self) -> dict[str, Any]:
+        return {"recipe": self.recipe, "target": {"name": self.target.name}, "refused": self.why}
+
+
+def plan(
+    recipe: AnyRecipe,
+    target: Target,
+    overrides: Sequence[str] = (),
+    *,
+    rows: int | None = None,
+    console: Console | None = None,
+) -> Plan:
+    """A recipe on a target; `rows` are those of an epoch, where the data cannot tell."""
+    return _planned(origin.load(recipe, overrides), target, rows, console)
+
+
+def plans(
+    recipes: Iterable[AnyRecipe],
+    targets: Sequence[Target],
+    overrides: Sequence[str] = (),
+    *,
+    rows: int | None = None,
+    console: Console | None = None,
+) -> Iterator[Plan | Refused]:
+    """Every recipe on every target; where one cannot be laid out it is said why."""
+    for recipe in recipes:
+        layers = origin.load(recipe, overrides)
+        for target in targets:
+            try:
+                yield _planned(layers, target, rows, console)
+            except UserError as refused:
+                yield Refused(layers.name, target, str(refused))
+
+
+def _planned(layers: Layers, target: Target, rows: int | None, console: Console | None) -> Plan:
+    described = tracing.laid_out(layers, target)
+    traced = tracing.trace(described, target)
+    length = extent(described, rows, console)
+    run, kind = described.run, target.chip.kind
+    notes = precision.warnings(run.precision, kind, target.chip)
+    notes += alignment.warnings(runs.widths(run), kind, target.chip)
+    return Plan(
+        recipe=described.name,
+        target=target,
+        settings=settings(described),
+        extent=length,
+        memory=memories.memory(traced),
+        time=times.time(traced),
+        mesh_reason=described.layout.why,
+        notes=[*notes, *([length.unknown] if length.unknown else [])],
+    )
+
+
+def settings(described: Described) -> dict[str, Any]:
+    """What decides how a run goes, as the recipe says it or as it was chosen."""
+    train, batches, kernel = described.run.train, described.batches, described.attention
+    return {
+        "batch": batches.rows,
+        "rows_per_device": batches.per_device,
+        "accumulation": batches.accumulation,
+        "row_tokens": described.run.data.length,
+        "mesh": dict(described.mesh.shape),
+        "remat": train.remat,
+        "layers_per_loop": train.layers_per_loop,
+        "compute": described.compute,
+        "attention": None if kernel is None else kernel.name,
+    }
