@@ -10,7 +10,7 @@ from windlass.planning import figures
     [
         (figures.seconds(30e-6, 0.15), "30 ±4 µs"),
         (figures.seconds(0.182, 0.15), "182 ±27 ms"),
-        (figures.seconds(1.5, 0.1), "1.5 ±0.1 s"),
+        (figures.seconds(1.5, 0.12), "1.5 ±0.2 s"),
         (figures.seconds(90), "90.0 s"),  # one minute and a half is said in seconds
         (figures.seconds(9000, 0.2), "2.5 ±0.5 h"),
         (figures.seconds(200_000, 0.2), "2.3 ±0.5 days"),
