@@ -117,3 +117,21 @@ def test_a_size_names_as_many_cores_or_chips_as_its_topology_has():
         chips_there = math.prod(int(part) for part in one.topology.split("x"))
         per_chip = 1 if one.generation in ("v5e", "v6e") else 2
         assert size == chips_there * per_chip, one.name
+
+
+@pytest.mark.parametrize(
+    ("name", "rings"),
+    [
+        # MaxText's table of what the compiler is told.
+        ("v5e-8", (False, False)),
+        ("v6e-64", (False, False)),
+        ("v6e-128", (False, True)),
+        ("v5e-256", (True, True)),
+        ("v5p-64", (False, False, False)),
+        ("v5p-128", (True, True, True)),
+        ("v5p-12288", (True, True, True)),
+        ("7x-8", (False, False, False)),
+    ],
+)
+def test_a_side_of_a_slice_closes_where_google_joins_its_ends(name, rings):
+    assert slices.find(name).each.rings == rings

@@ -1,20 +1,24 @@
 """Devices that are not here: enough of each to lay a run out and to trace it."""
 
 from collections.abc import Mapping
-from typing import NamedTuple
+from dataclasses import dataclass
 
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
 from windlass.devices.mesh import AXES
 
 
-class Absent(NamedTuple):
+@dataclass(frozen=True)
+class Absent:
     """A device as a catalogue knows it, in the place of one of JAX's."""
 
     platform: str  # tpu, gpu or cpu
     device_kind: str  # what JAX would call it
-    slice_index: int = 0
+    slice_index: int = 0  # of the devices that links join
     process_index: int = 0
+    coords: tuple[int, int, int] = (0, 0, 0)  # of its chip in the slice
+    core_on_chip: int = 0
+    id: int = 0  # JAX's number of it
 
 
 def mesh(split: Mapping[str, int], device: Absent) -> AbstractMesh:

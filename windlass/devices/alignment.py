@@ -4,8 +4,7 @@ from collections.abc import Mapping
 
 from windlass.devices.chips import Chip
 
-SIDE = 128  # of the matrix units of a TPU, and of the tiles that arrays are stored in
-LARGE_SIDES = {"TPU v6e": 256, "TPU 7x": 256}
+SIDE = 128  # of the matrix units of most TPUs, and of the tiles that arrays are stored in
 
 
 def warnings(sizes: Mapping[str, int], kind: str, chip: Chip | None) -> list[str]:
@@ -17,7 +16,7 @@ def warnings(sizes: Mapping[str, int], kind: str, chip: Chip | None) -> list[str
     if kind != "tpu":
         return []
     name = chip.name if chip else "TPU"
-    side = LARGE_SIDES.get(name, SIDE)
+    side = (chip and chip.tile) or SIDE
     return [_padding(key, size, side, name) for key, size in sizes.items() if size % side]
 
 

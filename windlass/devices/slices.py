@@ -26,8 +26,20 @@ class Slice(NamedTuple):
     zones: tuple[str, ...]  # open to every project, by Google's page of zones
 
     @property
+    def sides(self) -> tuple[int, ...]:
+        return tuple(map(int, self.topology.split("x")))
+
+    @property
     def chips(self) -> int:
-        return math.prod(map(int, self.topology.split("x")))
+        return math.prod(self.sides)
+
+    @property
+    def rings(self) -> tuple[bool, ...]:
+        """Of each side whether its last chip is joined to its first."""
+        whole = _BY_GENERATION[self.generation].ring
+        if len(self.sides) == 3:
+            return (all(side % whole == 0 for side in self.sides),) * 3
+        return tuple(side == whole for side in self.sides)
 
     @property
     def chips_per_host(self) -> int:
@@ -118,6 +130,7 @@ class _Generation(NamedTuple):
     machine: str | None  # `{}` is the number of chips
     label: str | None
     zones: str
+    ring: int = 16  # chips of a side that closes: a pod's in the plane, in space all of a cube's
     pod_zones: str | None = None  # of slices beyond one host, where they are others
     alone: tuple[int, ...] = (4,)  # chips of the slices that are a single host
     prefix: str | None = None  # of Cloud TPU's accelerator types, where it is another
@@ -139,11 +152,11 @@ _GENERATIONS = (
     _Generation(
         "v3", "2x2 4x4 4x8 8x8 8x16 16x16 16x32 32x32", 2, 2, "TPU v3", "tpu-ubuntu2204-base",
         "ct3-hightpu-{}t", "tpu-v3-device",
-        zones="us-central1-a us-central1-b europe-west4-a", pod_zones="europe-west4-a",
+        zones="us-central1-a us-central1-b europe-west4-a", ring=32, pod_zones="europe-west4-a",
     ),
     _Generation(
         "v4", _CUBES, 2, 1, "TPU v4", "tpu-ubuntu2204-base",
-        "ct4p-hightpu-{}t", "tpu-v4-podslice", zones="us-central2-b",
+        "ct4p-hightpu-{}t", "tpu-v4-podslice", zones="us-central2-b", ring=4,
     ),
     _Generation(
         "v5e", _FLAT, 1, 1, "TPU v5 lite", "v2-alpha-tpuv5-lite",
@@ -154,6 +167,7 @@ _GENERATIONS = (
     _Generation(
         "v5p", f"{_CUBES} 16x16x24", 2, 1, "TPU v5", "v2-alpha-tpuv5",
         "ct5p-hightpu-{}t", "tpu-v5p-slice", zones="us-central1-a us-east5-a europe-west4-b",
+        ring=4,
     ),
     _Generation(
         "v6e", _FLAT, 1, 1, "TPU v6 lite", "v2-alpha-tpuv6e",
@@ -163,7 +177,8 @@ _GENERATIONS = (
     ),
     _Generation(
         "7x", f"1x1x1 {_CUBES}", 2, 2, "TPU7x", None,
-        "tpu7x-standard-{}t", "tpu7x", zones="us-central1-c", alone=(1, 4), on_cloud_tpu=False,
+        "tpu7x-standard-{}t", "tpu7x", zones="us-central1-c", ring=4, alone=(1, 4),
+        on_cloud_tpu=False,
     ),
 )  # fmt: skip
 _BY_GENERATION = {one.name: one for one in _GENERATIONS}

@@ -1,11 +1,25 @@
-"""What a run may be planned for: a TPU slice, some GPUs, or what is here."""
+"""What a run could be planned for: slices of TPUs, hosts of GPUs, this machine."""
 
+import difflib
+import os
+import re
+from collections.abc import Sequence
+from functools import partial
 from typing import NamedTuple
 
-from windlass.devices import chips, slices
+import jax
+
+from windlass.config import KINDS, listing
+from windlass.devices import chips, selection, slices
 from windlass.devices.absent import Absent
 from windlass.devices.chips import Chip
-from windlass.devices.slices import Slices
+from windlass.devices.slices import Slice, Slices
+from windlass.errors import UserError
+
+HERE = "here"
+# What a name without its memory stands for: the smaller one, so that what fits there fits.
+SHORT = {"a100": "a100-40gb", "v100": "v100-16gb", "h100-80gb": "h100", "h200-141gb": "h200"}
+UNPUBLISHED = {"8t", "8i"}  # generations without slices that one could name
 
 
 class Target(NamedTuple):
@@ -20,15 +34,162 @@ class Target(NamedTuple):
 
     @property
     def absent(self) -> list[Absent]:
-        """Its devices, in the place of JAX's."""
-        count = 1 if self.slices is None else self.slices.count
-        each = self.devices // count
-        platform, kind = self.chip.kind, self.chip.device_kinds[0]
-        return [Absent(platform, kind, i // each) for i in range(self.devices)]
+        """Its devices, in the place of JAX's and in their order."""
+        of = self.chip
+        device = partial(Absent, of.kind, of.device_kinds[0])
+        if self.slices is not None:
+            each = _places(self.slices.each)
+            numbers = range(self.slices.count)
+            places = [(number, 0, *place) for number in numbers for place in each]
+            return [device(*place, id=i) for i, place in enumerate(places)]
+        if of.kind == "gpu":
+            return [device(i // of.joined, i // of.per_host, id=i) for i in range(self.devices)]
+        return [device(core_on_chip=i, id=i) for i in range(self.devices)]
+
+    @property
+    def notes(self) -> list[str]:
+        """What a plan for it has to say of it."""
+        if self.chip.slug not in UNPUBLISHED:
+            return []
+        return [f"no slices of {self.chip.name} are published: this is one chip alone"]
 
 
 def find(name: str) -> Target:
-    found = slices.find(name)
+    """The target of a name: `v5e-8`, `2xv6e-16`, `h100`, `8xh200`, `cpu`, or `here`."""
+    plain = name.strip().lower()
+    if plain == HERE:
+        return here()
+    # Of 7x and 7x-8 the first part is no number of anything.
+    number, rest = re.findall(r"^(?:(\d+)\s*[x×*]\s*(?=[^\s-]))?(.*)$", plain)[0]
+    count = int(number or 1)
+    if rest == "cpu":
+        return _cpu(_counted(name, count, "CPU devices"))
+    chip = _by_slug(rest)
+    if chip is not None and chip.kind == "gpu":
+        return _gpus(chip, _counted(name, count, "GPUs"))
+    generation = re.fullmatch(r"(?:tpu[- ]?)?(?:v(?=[78]))?(v\d+[a-z]*|7x|8[a-z]?)(?:-\d+)?", rest)
+    if generation is None:
+        raise UserError(f'no chip is called "{name}"; {_near(rest)}')
+    if generation[1] not in UNPUBLISHED:
+        found = slices.find(f"{number}x{rest}" if number else rest)
+        return _sliced(found)
+    alone = _by_slug(generation[1])
+    assert alone is not None
+    if rest.endswith(generation[1]) and count == 1:
+        return Target(alone.slug, alone, 2 if alone.slug == "8i" else 1, 1, 1)
+    raise UserError(
+        f'there is no TPU slice "{name}": none of {alone.name} is published. {alone.slug} is one '
+        f"chip alone, and slices are of {listing(_generations(), 'and')}"
+    )
+
+
+def several(names: str | Sequence[str]) -> list[Target]:
+    """The targets of names with commas between them, each once; or every problem they have."""
+    parts = names.split(",") if isinstance(names, str) else names
+    given = [part for part in parts if part.strip()]
+    if not given:
+        raise UserError("on what? A TPU slice as v5e-8, GPUs as h100 or 8xh200, cpu, or here")
+    found: dict[str, Target] = {}
+    problems: list[str] = []
+    for part in given:
+        try:
+            target = find(part)
+        except UserError as error:
+            problems.append(str(error))
+        else:
+            found.setdefault(target.name, target)
+    if problems:
+        raise UserError("\n".join(problems))
+    return list(found.values())
+
+
+def here() -> Target:
+    """The best devices of this machine, and of those that work together with it."""
+    present = selection.present()
+    kind = next(kind for kind in KINDS if present.get(kind))
+    count = len(present[kind])
+    if kind == "cpu":
+        return _cpu(count)
+    chip = chips.find(present[kind][0]) or _unknown(kind)
+    if kind == "gpu":
+        return Target(_times(count, chip.slug), chip, count, count, jax.process_count())
+    for one in slices.every():
+        if chips.find(one.device_kind) == chip and one.devices == count:
+            return _sliced(Slices(one))
+    return Target(_times(count, chip.slug), chip, count, count, jax.process_count())
+
+
+def _sliced(found: Slices) -> Target:
     chip = chips.find(found.each.device_kind)
     assert chip is not None
     return Target(found.name, chip, found.devices, found.chips, found.hosts, found)
+
+
+def _gpus(chip: Chip, count: int) -> Target:
+    each = chip.per_host
+    if count > each and count % each:
+        below = count // each * each
+        raise UserError(
+            f'"{count}x{chip.slug}" is no number of whole hosts, which have {each} GPUs each; '
+            f"{below}x{chip.slug} or {below + each}x{chip.slug} would do"
+        )
+    return Target(_times(count, chip.slug), chip, count, count, -(-count // each))
+
+
+def _cpu(count: int) -> Target:
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    chip = Chip("CPU", "cpu", {}, memory // count, ("cpu",))
+    return Target(_times(count, "cpu"), chip, count, count, 1)
+
+
+def _unknown(kind: str) -> Chip:
+    """A device that the catalogue has not, by what it says of itself."""
+    device = jax.devices(kind)[0]
+    limit = (device.memory_stats() or {}).get("bytes_limit", 0)
+    memory = int(limit / chips.share()) if kind == "gpu" else limit
+    return Chip(device.device_kind, kind, {}, memory, (device.device_kind,))
+
+
+def _places(one: Slice) -> list[tuple[tuple[int, int, int], int]]:
+    """Where each device of a slice is: its chip, of which x counts fastest, and its core."""
+    x, y, z = (*one.sides, 1)[:3]
+    cores = range(one.devices // one.chips)
+    chips_there = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
+    return [(place, core) for place in chips_there for core in cores]
+
+
+def _times(count: int, name: str) -> str:
+    return name if count == 1 else f"{count}x{name}"
+
+
+def _counted(name: str, count: int, what: str) -> int:
+    if count < 1:
+        raise UserError(f'"{name}" has no {what}; 1 or more would do')
+    return count
+
+
+def _by_slug(name: str) -> Chip | None:
+    """The chip of a name, however its words are put together: `rtx4090`, `A100-80GB`, `4090`."""
+    words = re.sub(r"[\s_-]+|nvidia|geforce|tesla|sxm\d?", "", name)
+    known = {chip.slug: chip for chip in chips.every()}
+    known |= {short: known[slug] for short, slug in SHORT.items()}
+    spelled = {slug.replace("-", ""): chip for slug, chip in known.items()}
+    return next(
+        (spelled[one] for one in (words, f"{words}gb", f"rtx{words}") if one in spelled), None
+    )
+
+
+def _generations() -> list[str]:
+    return list(dict.fromkeys(one.generation for one in slices.every()))
+
+
+def _near(name: str) -> str:
+    """What may have been meant, and what there is."""
+    gpus = [chip.slug for chip in chips.every() if chip.kind == "gpu"]
+    names = [*gpus, *SHORT, *(one.name for one in slices.every()), "cpu", HERE]
+    meant = difflib.get_close_matches(name, names, n=3)
+    hint = f"did you mean {listing(meant)}? " if meant else ""
+    return (
+        f"{hint}GPUs are {listing(gpus, 'and')}, as in h100 or 8xh100; TPU slices are of "
+        f"{listing(_generations(), 'and')}, as in v6e-8 or 2xv6e-16; and there are cpu and here"
+    )
