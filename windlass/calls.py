@@ -31,6 +31,9 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
+from windlass.planning import plan as planning
+from windlass.planning import targets
+from windlass.planning.plan import Plan, Refused
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -63,6 +66,7 @@ __all__ = [
     "is_run",
     "launch",
     "launches",
+    "plan",
     "prepare",
     "recipe",
     "runs",
@@ -93,6 +97,30 @@ def prepare(
         per_epoch = len(prepared.split("train")) // run.train.batch
         drawn = run.train.batch * Length.of(run.train, per_epoch).steps
     return dataclasses.replace(prepared, drawn=drawn)
+
+
+def plan(
+    recipe: AnyRecipe | Sequence[AnyRecipe],
+    on: str | Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    rows: int | None = None,
+    console: Console | None = None,
+) -> Plan | list[Plan | Refused]:
+    """What a recipe would be on devices that need not be here: does it fit, how fast, how much.
+
+    `on` are TPU slices such as v5e-8, GPUs such as h100 or 8xh200, `cpu`, or `here`; where it is
+    not said, this machine and a few that many rent. `rows` are those of an epoch, where the data is
+    not here to tell. One recipe on one target is a plan; several recipes or targets are a list,
+    with a reason in place of a plan where a recipe cannot be laid out.
+    """
+    asked = planning.usual() if on is None else targets.several(on)
+    is_one = not isinstance(recipe, list) and len(asked) == 1
+    recipes = recipe if isinstance(recipe, list) else [recipe]
+    found = planning.plans(recipes, asked, overrides, rows=rows, console=console)
+    if is_one and isinstance(found[0], Plan):
+        return found[0]
+    return found
 
 
 def recipe(

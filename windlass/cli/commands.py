@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import export, launch, training, writing
+from windlass.cli import export, launch, plan, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
@@ -77,6 +77,7 @@ def program(
 
 
 app.command(cls=Command, context_settings=WITH_KEYS)(training.train)
+app.command(cls=Command, context_settings=WITH_KEYS)(plan.plan)
 
 
 @app.command(cls=Command, context_settings=WITH_KEYS)

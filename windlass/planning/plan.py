@@ -1,6 +1,6 @@
 """What a run would be on devices that need not be here: does it fit, how fast, how much."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
@@ -11,6 +11,7 @@ from windlass.config import AnyRecipe, Layers
 from windlass.devices import alignment, precision
 from windlass.errors import UserError
 from windlass.planning import memory as memories
+from windlass.planning import targets
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
 from windlass.planning.extent import Extent, extent
@@ -20,6 +21,7 @@ from windlass.planning.time import Time
 from windlass.training import origin
 from windlass.training.built import Described
 
+USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
 Fits = Literal["yes", "tight", "no"]
 
 
@@ -32,7 +34,7 @@ class Plan:
     settings: dict[str, Any]  # what the recipe says, and what was chosen where it says nothing
     extent: Extent
     memory: Memory
-    time: Time
+    time: Time | None  # None: how fast such devices are is not known
     mesh_reason: str | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -49,15 +51,17 @@ class Plan:
         return max(0, self.memory.total - self.memory.limit)
 
     @property
-    def tokens_per_second(self) -> float:
+    def tokens_per_second(self) -> float | None:
         """Of full rows, on all devices together."""
-        return self.extent.tokens / self.time.seconds
+        return self.time and self.extent.tokens / self.time.seconds
 
     @property
     def mfu(self) -> float | None:
         """The share of the devices' peak that goes into the model; None: the peak is not known."""
         peak = self.target.chip.peak.get(self.settings["compute"])
-        return peak and self.time.flops / (self.time.seconds * self.target.devices * peak)
+        if peak is None or self.time is None:
+            return None
+        return self.time.flops / (self.time.seconds * self.target.devices * peak)
 
     def as_dict(self) -> dict[str, Any]:
         """For a program: units are in the names."""
@@ -80,7 +84,8 @@ class Plan:
                 "error_share": memory.error,
                 "parts_bytes": {name: round(size) for name, size in memory.parts.items()},
             },
-            "time": {
+            "time": time
+            and {
                 "step_seconds": time.seconds,
                 "error_share": time.error,
                 "parts_seconds": time.parts,
@@ -124,20 +129,44 @@ def plan(
 
 def plans(
     recipes: Iterable[AnyRecipe],
-    targets: Sequence[Target],
+    on: Sequence[Target],
     overrides: Sequence[str] = (),
     *,
     rows: int | None = None,
     console: Console | None = None,
-) -> Iterator[Plan | Refused]:
-    """Every recipe on every target; where one cannot be laid out it is said why."""
-    for recipe in recipes:
-        layers = origin.load(recipe, overrides)
-        for target in targets:
-            try:
-                yield _planned(layers, target, rows, console)
-            except UserError as refused:
-                yield Refused(layers.name, target, str(refused))
+) -> list[Plan | Refused]:
+    """Every recipe on every target; where one cannot be laid out it is said why.
+
+    A recipe that can be laid out on none of them is refused.
+    """
+    return [
+        one
+        for recipe in recipes
+        for one in _on_each(origin.load(recipe, overrides), on, rows, console)
+    ]
+
+
+def usual() -> list[Target]:
+    """What to plan for where nothing is named: this machine, and what many have a way to."""
+    return targets.several([targets.HERE, *USUAL])
+
+
+def _on_each(
+    layers: Layers, on: Sequence[Target], rows: int | None, console: Console | None
+) -> list[Plan | Refused]:
+    found: list[Plan | Refused] = []
+    for target in on:
+        try:
+            found.append(_planned(layers, target, rows, console))
+        except UserError as refused:
+            found.append(Refused(layers.name, target, str(refused)))
+    wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}
+    if len(wrong) < len(found):
+        return found
+    first, *others = wrong.values()
+    if all(other == first for other in others):
+        raise UserError(first)
+    raise UserError("\n".join(f"on {name}: {why}" for name, why in wrong.items()))
 
 
 def _planned(layers: Layers, target: Target, rows: int | None, console: Console | None) -> Plan:
@@ -147,13 +176,15 @@ def _planned(layers: Layers, target: Target, rows: int | None, console: Console 
     run, kind = described.run, target.chip.kind
     notes = precision.warnings(run.precision, kind, target.chip)
     notes += alignment.warnings(runs.widths(run), kind, target.chip)
+    if not target.chip.peak:
+        notes.append(f"how fast a {target.chip.name} is is not in the catalogue")
     return Plan(
         recipe=described.name,
         target=target,
         settings=settings(described),
         extent=length,
         memory=memories.memory(traced),
-        time=times.time(traced),
+        time=times.time(traced) if target.chip.peak else None,
         mesh_reason=described.layout.why,
         notes=[*notes, *([length.unknown] if length.unknown else [])],
     )

@@ -1,0 +1,147 @@
+"""Plans on a terminal: a table of them, and what is behind each."""
+
+from collections.abc import Iterator, Sequence
+from itertools import cycle
+
+from rich.console import Console
+from rich.measure import Measurement
+from rich.table import Table
+from rich.text import Text
+
+from windlass.planning import figures
+from windlass.planning.plan import Plan, Refused
+from windlass.planning.targets import Target
+from windlass.telemetry.console import size
+
+STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
+# A colour for each part of memory and of a step, in their order.
+UNKNOWN = "?"
+LONG = 1000  # columns of a line that nothing may break
+MONEY = ("run", "on demand", "spot")
+COLOURS = (
+    *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
+    *("bright_green", "bright_yellow", "bright_cyan", "red", "bright_red", "white"),
+)
+BAR = 40  # columns of a bar that is full
+EIGHTHS = ("", *"▏▎▍▌▋▊▉")
+
+
+def print_plans(found: Sequence[Plan | Refused]) -> None:
+    """All that there is to say of some plans."""
+    console = Console(highlight=False)
+    if not console.is_terminal:  # other tools want a line to be a line, however long
+        console.width = LONG
+    for shown in tables(found, console):
+        console.print(shown)
+    for one in found:
+        console.print()
+        console.print(heading(one.target))
+        console.print(details(one) if isinstance(one, Plan) else Text(one.why, "red"))
+
+
+def tables(found: Sequence[Plan | Refused], console: Console) -> list[Table]:
+    """One recipe on every target, a line each; in two tables where one is too wide."""
+    memory, speeds, money = ("fits", "GiB a device"), ("step", "tokens/s", "MFU"), MONEY
+    whole = _table(found, (*memory, *speeds, *money))
+    if Measurement.get(console, console.options.update(width=LONG), whole).maximum > console.width:
+        return [_table(found, (*memory, *speeds)), _table(found, money)]
+    return [whole]
+
+
+def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("target", no_wrap=True, style="bold")
+    for name in names:
+        shown.add_column(name, justify="left" if name == "fits" else "right", no_wrap=True)
+    for one in found:
+        cells = _cells(one)
+        shown.add_row(one.target.name, *[cells.get(name, "") for name in names])
+    return shown
+
+
+def _cells(plan: Plan | Refused) -> dict[str, Text]:
+    if isinstance(plan, Refused):
+        return {"fits": Text("no", STYLES["no"])}
+    memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
+    error = None if time is None else time.error
+    most = figures.gib(memory.total * (1 + memory.error))
+    told = {
+        "step": time and figures.seconds(time.seconds, error),
+        "tokens/s": tokens and figures.count(tokens, error),
+        "MFU": plan.mfu and figures.share(plan.mfu, error),
+    }
+    dim = "dim" if plan.fits == "no" else ""  # it would be so, if it could be
+    return {
+        "fits": Text(plan.fits, STYLES[plan.fits]),
+        "GiB a device": Text(f"{figures.gib(memory.total)}–{most} of {figures.gib(memory.limit)}"),
+        **{name: Text(said or UNKNOWN, dim) for name, said in told.items()},
+    }
+
+
+def details(plan: Plan) -> Table:
+    """What fills the memory, what a step waits for, and why it is so."""
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, value in _facts(plan):
+        shown.add_row(f"  {name}", value)
+    return shown
+
+
+def heading(target: Target) -> Text:
+    hosts = f" on {target.hosts} hosts" if target.hosts > 1 else ""
+    return Text.assemble((target.name, "bold"), f"  {target.devices} × {target.chip.name}{hosts}")
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
+    chosen = plan.settings
+    kernel = f", {chosen['attention']} attention" if chosen["attention"] else ""
+    groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
+    yield (
+        "batch",
+        Text(
+            f"{chosen['batch']} rows of {chosen['row_tokens']:,} tokens: "
+            f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
+            f"{groups} shards; {chosen['compute']}{kernel}, remat {chosen['remat']}"
+        ),
+    )
+    split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())
+    yield "mesh", Text(f"{split}{f' ({plan.mesh_reason})' if plan.mesh_reason else ''}")
+    yield from _memory(plan)
+    yield from _step(plan)
+    for note in plan.notes:
+        yield "note", Text(note, "yellow")
+
+
+def _memory(plan: Plan) -> Iterator[tuple[str, Text]]:
+    memory = plan.memory
+    said = f"{figures.gib(memory.total)} of {figures.gib(memory.limit)} GiB a device"
+    said += f", or up to {memory.error:.0%} more"
+    if plan.fits == "no":
+        said += f": {figures.gib(plan.lacks)} GiB too many"
+    yield "memory", Text(said, STYLES[plan.fits])
+    scale = max(memory.limit, memory.total)
+    for (name, held), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
+        yield "", _bar(name, size(held), held / scale, colour)
+    free = memory.limit - memory.total
+    if free > 0:
+        yield "", _bar("free", size(free), free / scale, "dim", "░")
+
+
+def _step(plan: Plan) -> Iterator[tuple[str, Text]]:
+    time = plan.time
+    if time is None:
+        return
+    whole = figures.seconds(time.seconds, time.error)
+    yield "step", Text(f"{whole}, waits for {time.bound} most")
+    for (name, value), colour in zip(time.parts.items(), cycle(COLOURS), strict=False):
+        if value:
+            yield "", _bar(name, figures.seconds(value), value / time.seconds, colour)
+
+
+def _bar(name: str, said: str, share: float, colour: str, block: str = "█") -> Text:
+    eighths = round(share * BAR * 8)
+    part = EIGHTHS[eighths % 8] if block == "█" else ""
+    return Text.assemble(
+        f"{name:<13}{said:>10}  ", (f"{block * (eighths // 8)}{part}" or EIGHTHS[1], colour)
+    )

@@ -1,0 +1,153 @@
+"""Pictures of figures, as SVG that needs nothing else: bars in pieces, and points with whiskers."""
+
+import math
+from collections.abc import Iterable, Sequence
+from html import escape
+from typing import NamedTuple
+
+WIDTH, HEIGHT = 900, 440  # of a picture of points
+LEFT, RIGHT, TOP, BOTTOM = 84, 24, 20, 56
+TEXT = 7.2  # the width of a letter, about
+
+
+class Piece(NamedTuple):
+    """Part of a bar."""
+
+    name: str  # by which it is coloured
+    size: float  # in shares of the width
+    said: str
+
+
+class Point(NamedTuple):
+    """A place in a picture, with how far it may be off on either side, as shares."""
+
+    name: str
+    x: float
+    y: float
+    error_x: float
+    error_y: float
+    said: str
+    style: str  # one of those that the page knows
+    is_named: bool = True
+
+
+class Axis(NamedTuple):
+    """What a direction of a picture stands for, and how its ticks are written."""
+
+    title: str
+    low: float
+    high: float
+    ticks: Sequence[tuple[float, str]]
+
+    def place(self, value: float) -> float:
+        """From 0 to 1; each tenfold is as far as the next."""
+        low, high = math.log(self.low), math.log(self.high)
+        return (math.log(value) - low) / (high - low)
+
+
+def bar(pieces: Iterable[Piece], *, most: float | None = None, mark: float | None = None) -> str:
+    """A bar in pieces, as wide as there is room; a whisker to `most`, and a line at `mark`."""
+    at, drawn = 0.0, []
+    for piece in pieces:
+        if piece.size <= 0:
+            continue
+        drawn.append(
+            f'<rect class="part {_class(piece.name)}" x="{at:.3%}" y="4" width="{piece.size:.3%}" '
+            f'height="22"><title>{escape(piece.said)}</title></rect>'
+        )
+        at += piece.size
+    if most is not None and most > at:
+        drawn.append(
+            f'<line class="whisker" x1="{at:.3%}" x2="{most:.3%}" y1="15" y2="15"/>'
+            f'<line class="whisker" x1="{most:.3%}" x2="{most:.3%}" y1="10" y2="20"/>'
+        )
+    if mark is not None:
+        drawn.append(f'<line class="limit" x1="{mark:.3%}" x2="{mark:.3%}" y1="0" y2="30"/>')
+    return f'<svg class="bar" width="100%" height="30" role="img">{"".join(drawn)}</svg>'
+
+
+def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
+    """Points in a picture, each with whiskers as long as it may be off."""
+    inner, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    drawn = [_grid(x, y)]
+    taken: list[tuple[float, float, float]] = []
+    for point in found:
+        at_x, at_y = LEFT + inner * x.place(point.x), TOP + high * (1 - y.place(point.y))
+        ends = [LEFT + inner * x.place(value) for value in _around(point.x, point.error_x)]
+        tops = [TOP + high * (1 - y.place(value)) for value in _around(point.y, point.error_y)]
+        drawn.append(
+            f'<g class="{point.style}"><title>{escape(point.said)}</title>'
+            f'<line class="whisker" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{at_y:.1f}" '
+            f'y2="{at_y:.1f}"/><line class="whisker" x1="{at_x:.1f}" x2="{at_x:.1f}" '
+            f'y1="{tops[0]:.1f}" y2="{tops[1]:.1f}"/>'
+            f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="6"/>'
+        )
+        if point.is_named:
+            place_x, place_y, anchor = _beside(at_x, at_y, point.name, taken)
+            drawn.append(
+                f'<text x="{place_x:.1f}" y="{place_y:.1f}" text-anchor="{anchor}">'
+                f"{escape(point.name)}</text>"
+            )
+        drawn.append("</g>")
+    return f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>'
+
+
+def axis(title: str, values: Sequence[float], say) -> Axis:
+    """One that holds all values, with a tick at 1, 2 and 5 of each tenfold, or fewer."""
+    low, high = min(values) / 1.25, max(values) * 1.25
+    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
+    steps = (1, 2, 5) if high / low < 1e3 else (1,)
+    ticks = [step * 10.0**power for power in powers for step in steps]
+    ticks = [tick for tick in ticks if low <= tick <= high]
+    return Axis(title, low, high, [(tick, say(tick)) for tick in ticks])
+
+
+def _grid(x: Axis, y: Axis) -> str:
+    inner, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
+    drawn = []
+    for value, said in x.ticks:
+        at = LEFT + inner * x.place(value)
+        drawn.append(
+            f'<line class="grid" x1="{at:.1f}" x2="{at:.1f}" y1="{TOP}" y2="{TOP + high}"/>'
+            f'<text class="tick" x="{at:.1f}" y="{TOP + high + 18}" text-anchor="middle">'
+            f"{escape(said)}</text>"
+        )
+    for value, said in y.ticks:
+        at = TOP + high * (1 - y.place(value))
+        drawn.append(
+            f'<line class="grid" x1="{LEFT}" x2="{LEFT + inner}" y1="{at:.1f}" y2="{at:.1f}"/>'
+            f'<text class="tick" x="{LEFT - 10}" y="{at + 4:.1f}" text-anchor="end">'
+            f"{escape(said)}</text>"
+        )
+    drawn.append(
+        f'<text class="title" x="{LEFT + inner / 2}" y="{HEIGHT - 12}" text-anchor="middle">'
+        f"{escape(x.title)}</text>"
+        f'<text class="title" transform="translate(18 {TOP + high / 2}) rotate(-90)" '
+        f'text-anchor="middle">{escape(y.title)}</text>'
+    )
+    return "".join(drawn)
+
+
+def _beside(
+    x: float, y: float, name: str, taken: list[tuple[float, float, float]]
+) -> tuple[float, float, str]:
+    """Where a name has room: beside its point, or above or below it."""
+    wide = TEXT * len(name)
+    for dx, dy in ((11, -8), (11, 17), (-11, -8), (-11, 17), (11, -24), (11, 33)):
+        start = x + dx if dx > 0 else x + dx - wide
+        is_free = all(
+            start > right or start + wide < left or abs(y + dy - other) > 14
+            for left, right, other in taken
+        )
+        if is_free and LEFT < start and start + wide < WIDTH:
+            break
+    taken.append((start, start + wide, y + dy))
+    return x + dx, y + dy, "start" if dx > 0 else "end"
+
+
+def _around(value: float, error: float) -> tuple[float, float]:
+    return value * max(0.05, 1 - error), value * (1 + error)
+
+
+def _class(name: str) -> str:
+    return "".join(letter if letter.isalnum() else "-" for letter in name.lower())
