@@ -67,6 +67,7 @@ __all__ = [
     "launch",
     "launches",
     "plan",
+    "plans",
     "prepare",
     "recipe",
     "runs",
@@ -100,7 +101,7 @@ def prepare(
 
 
 def plan(
-    recipe: AnyRecipe | Sequence[AnyRecipe],
+    recipe: AnyRecipe,
     on: str | Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     *,
@@ -110,17 +111,25 @@ def plan(
     """What a recipe would be on devices that need not be here: does it fit, how fast, how much.
 
     `on` are TPU slices such as v5e-8, GPUs such as h100 or 8xh200, `cpu`, or `here`; where it is
-    not said, this machine and a few that many rent. `rows` are those of an epoch, where the data is
-    not here to tell. One recipe on one target is a plan; several recipes or targets are a list,
-    with a reason in place of a plan where a recipe cannot be laid out.
+    not said, this machine and a few that many have a way to. `rows` are those of an epoch, where
+    the data is not here to tell. On one target it is a plan; on several a list, with a reason in
+    place of a plan where the recipe cannot be laid out.
     """
+    found = plans([recipe], on, overrides, rows=rows, console=console)
+    return found[0] if len(found) == 1 and isinstance(found[0], Plan) else found
+
+
+def plans(
+    recipes: Sequence[AnyRecipe],
+    on: str | Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    rows: int | None = None,
+    console: Console | None = None,
+) -> list[Plan | Refused]:
+    """The same of every recipe on every target."""
     asked = planning.usual() if on is None else targets.several(on)
-    is_one = not isinstance(recipe, list) and len(asked) == 1
-    recipes = recipe if isinstance(recipe, list) else [recipe]
-    found = planning.plans(recipes, asked, overrides, rows=rows, console=console)
-    if is_one and isinstance(found[0], Plan):
-        return found[0]
-    return found
+    return planning.plans(recipes, asked, overrides, rows=rows, console=console)
 
 
 def recipe(

@@ -61,7 +61,7 @@ def plan(
 
         with waiting("planning"):
             asking = {"rows": asked.rows, "console": Console(stderr=True)}
-            found = calls.plan(names, on, ctx.args, **asking)
+            found = calls.plans(names, on, ctx.args, **asking)
         if as_json:
             print(_json(found))
         else:

@@ -31,12 +31,25 @@ def print_plans(found: Sequence[Plan | Refused]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:  # other tools want a line to be a line, however long
         console.width = LONG
-    for shown in tables(found, console):
-        console.print(shown)
-    for one in found:
-        console.print()
-        console.print(heading(one.target))
-        console.print(details(one) if isinstance(one, Plan) else Text(one.why, "red"))
+    same = _in_common([one.notes for one in found if isinstance(one, Plan)])
+    with console.capture() as captured:
+        for shown in tables(found, console):
+            console.print(shown)
+        for one in found:
+            console.print()
+            console.print(heading(one.target))
+            console.print(details(one, same) if isinstance(one, Plan) else Text(one.why, "red"))
+        for note in same:
+            console.print(Text.assemble(("\nnote  ", "bold"), (note, "yellow")))
+    # Tables fill their lines up with blanks.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _in_common(notes: Sequence[list[str]]) -> list[str]:
+    """What is to be said of all of several plans, and so once."""
+    if len(notes) < 2:
+        return []
+    return [note for note in notes[0] if all(note in others for others in notes)]
 
 
 def tables(found: Sequence[Plan | Refused], console: Console) -> list[Table]:
@@ -78,12 +91,13 @@ def _cells(plan: Plan | Refused) -> dict[str, Text]:
     }
 
 
-def details(plan: Plan) -> Table:
-    """What fills the memory, what a step waits for, and why it is so."""
+def details(plan: Plan, without: Sequence[str] = ()) -> Table:
+    """What fills the memory, what a step waits for, why, and all notes but some."""
     shown = Table.grid(padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")
-    for name, value in _facts(plan):
+    notes = [("note", Text(note, "yellow")) for note in plan.notes if note not in without]
+    for name, value in [*_facts(plan), *notes]:
         shown.add_row(f"  {name}", value)
     return shown
 
@@ -109,8 +123,6 @@ def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
     yield "mesh", Text(f"{split}{f' ({plan.mesh_reason})' if plan.mesh_reason else ''}")
     yield from _memory(plan)
     yield from _step(plan)
-    for note in plan.notes:
-        yield "note", Text(note, "yellow")
 
 
 def _memory(plan: Plan) -> Iterator[tuple[str, Text]]:

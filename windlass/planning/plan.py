@@ -139,11 +139,8 @@ def plans(
 
     A recipe that can be laid out on none of them is refused.
     """
-    return [
-        one
-        for recipe in recipes
-        for one in _on_each(origin.load(recipe, overrides), on, rows, console)
-    ]
+    loaded = [origin.load(recipe, overrides) for recipe in recipes]
+    return [one for layers in loaded for one in _on_each(layers, on, rows, console)]
 
 
 def usual() -> list[Target]:
