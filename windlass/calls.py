@@ -124,12 +124,15 @@ def plans(
     on: str | Sequence[str] | None = None,
     overrides: Sequence[str] = (),
     *,
-    rows: int | None = None,
-    console: Console | None = None,
+    each: Sequence[str] = (),
+    **how: Any,
 ) -> list[Plan | Refused]:
-    """The same of every recipe on every target."""
+    """The same of every recipe on every target, and `each` of the values of some keys.
+
+    `each` is as `["train.batch=8,16", "train.remat=saved,full"]`; `how` is as for `plan`.
+    """
     asked = planning.usual() if on is None else targets.several(on)
-    return planning.plans(recipes, asked, overrides, rows=rows, console=console)
+    return planning.plans(recipes, asked, overrides, each=each, **how)
 
 
 def recipe(

@@ -39,6 +39,10 @@ def plan(
         str | None,
         typer.Option(metavar="N", help="rows of an epoch, where the data is not here to tell"),
     ] = None,
+    each: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=A,B", help="plan for each value of a key; may be said again"),
+    ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
 ) -> int:
     """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
@@ -60,7 +64,7 @@ def plan(
         from windlass.cli.planned import print_plans
 
         with waiting("planning"):
-            asking = {"rows": asked.rows, "console": Console(stderr=True)}
+            asking = {"rows": asked.rows, "each": each or (), "console": Console(stderr=True)}
             found = calls.plans(names, on, ctx.args, **asking)
         if as_json:
             print(_json(found))

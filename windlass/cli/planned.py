@@ -35,10 +35,15 @@ def print_plans(found: Sequence[Plan | Refused]) -> None:
     with console.capture() as captured:
         for shown in tables(found, console):
             console.print(shown)
-        for one in found:
-            console.print()
-            console.print(heading(one.target))
-            console.print(details(one, same) if isinstance(one, Plan) else Text(one.why, "red"))
+        if len({one.recipe for one in found}) == 1:
+            for one in found:
+                console.print(Text("\n").append_text(heading(one.target)))
+                known = isinstance(one, Plan)
+                console.print(details(one, same) if known else Text(one.why, "red"))
+        else:
+            for one in found:
+                if isinstance(one, Refused):
+                    console.print(Text(f"\n{one.recipe} on {one.target.name}: {one.why}", "red"))
         for note in same:
             console.print(Text.assemble(("\nnote  ", "bold"), (note, "yellow")))
     # Tables fill their lines up with blanks.
@@ -53,42 +58,63 @@ def _in_common(notes: Sequence[list[str]]) -> list[str]:
 
 
 def tables(found: Sequence[Plan | Refused], console: Console) -> list[Table]:
-    """One recipe on every target, a line each; in two tables where one is too wide."""
-    memory, speeds, money = ("fits", "GiB a device"), ("step", "tokens/s", "MFU"), MONEY
-    whole = _table(found, (*memory, *speeds, *money))
+    """A line for each recipe on each target; in two tables where one is too wide.
+
+    Of several recipes it also says how much a chip does beside one of the first target.
+    """
+    if len({one.recipe for one in found}) == 1:
+        first, speeds = ("target",), ("fits", "GiB a device", "step", "tokens/s", "MFU")
+    else:
+        first = ("recipe", "target")
+        speeds = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip")
+    whole = _table(found, (*first, *speeds, *MONEY))
     if Measurement.get(console, console.options.update(width=LONG), whole).maximum > console.width:
-        return [_table(found, (*memory, *speeds)), _table(found, money)]
+        return [_table(found, (*first, *speeds)), _table(found, (*first, *MONEY))]
     return [whole]
 
 
 def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("target", no_wrap=True, style="bold")
     for name in names:
-        shown.add_column(name, justify="left" if name == "fits" else "right", no_wrap=True)
+        is_word = name in ("recipe", "target", "fits")
+        shown.add_column(name, justify="left" if is_word else "right", no_wrap=True)
     for one in found:
-        cells = _cells(one)
-        shown.add_row(one.target.name, *[cells.get(name, "") for name in names])
+        cells = _cells(one, found)
+        shown.add_row(*[cells.get(name, Text()) for name in names])
     return shown
 
 
-def _cells(plan: Plan | Refused) -> dict[str, Text]:
+def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, Text]:
+    named = {"recipe": Text(plan.recipe), "target": Text(plan.target.name, "bold")}
     if isinstance(plan, Refused):
-        return {"fits": Text("no", STYLES["no"])}
+        return named | {"fits": Text("no", STYLES["no"])}
     memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
     error = None if time is None else time.error
     most = figures.gib(memory.total * (1 + memory.error))
     told = {
+        "batch": str(plan.settings["batch"]),
         "step": time and figures.seconds(time.seconds, error),
+        "it/s": time and figures.about(1 / time.seconds),
         "tokens/s": tokens and figures.count(tokens, error),
         "MFU": plan.mfu and figures.share(plan.mfu, error),
+        "per chip": _speed_up(plan, found),
     }
     dim = "dim" if plan.fits == "no" else ""  # it would be so, if it could be
     return {
+        **named,
         "fits": Text(plan.fits, STYLES[plan.fits]),
         "GiB a device": Text(f"{figures.gib(memory.total)}–{most} of {figures.gib(memory.limit)}"),
         **{name: Text(said or UNKNOWN, dim) for name, said in told.items()},
     }
+
+
+def _speed_up(plan: Plan, found: Sequence[Plan | Refused]) -> str | None:
+    """What a chip does, beside one of the first target of the same recipe."""
+    first = next(one for one in found if isinstance(one, Plan) and one.recipe == plan.recipe)
+    if plan.tokens_per_second is None or first.tokens_per_second is None:
+        return None
+    each = plan.tokens_per_second / plan.target.chips
+    return f"{each / (first.tokens_per_second / first.target.chips):.2f}×"
 
 
 def details(plan: Plan, without: Sequence[str] = ()) -> Table:

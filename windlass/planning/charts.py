@@ -45,9 +45,11 @@ class Axis(NamedTuple):
         return (math.log(value) - low) / (high - low)
 
 
-def bar(pieces: Iterable[Piece], *, most: float | None = None, mark: float | None = None) -> str:
-    """A bar in pieces, as wide as there is room; a whisker to `most`, and a line at `mark`."""
+def bar(pieces: Iterable[Piece], *, most: float, limit: float | None = None) -> str:
+    """A bar in pieces, as wide as there is room, with a whisker to `most`; up to a `limit`."""
     at, drawn = 0.0, []
+    if limit is not None:
+        drawn.append(f'<rect class="back" x="0" y="4" width="{limit:.3%}" height="22"/>')
     for piece in pieces:
         if piece.size <= 0:
             continue
@@ -56,13 +58,13 @@ def bar(pieces: Iterable[Piece], *, most: float | None = None, mark: float | Non
             f'height="22"><title>{escape(piece.said)}</title></rect>'
         )
         at += piece.size
-    if most is not None and most > at:
+    if most > at:
         drawn.append(
             f'<line class="whisker" x1="{at:.3%}" x2="{most:.3%}" y1="15" y2="15"/>'
             f'<line class="whisker" x1="{most:.3%}" x2="{most:.3%}" y1="10" y2="20"/>'
         )
-    if mark is not None:
-        drawn.append(f'<line class="limit" x1="{mark:.3%}" x2="{mark:.3%}" y1="0" y2="30"/>')
+    if limit is not None:
+        drawn.append(f'<line class="limit" x1="{limit:.3%}" x2="{limit:.3%}" y1="0" y2="30"/>')
     return f'<svg class="bar" width="100%" height="30" role="img">{"".join(drawn)}</svg>'
 
 

@@ -1,8 +1,10 @@
 """What a run would be on devices that need not be here: does it fit, how fast, how much."""
 
+import dataclasses
+import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 from rich.console import Console
 
@@ -29,7 +31,7 @@ Fits = Literal["yes", "tight", "no"]
 class Plan:
     """What a recipe would be on a target, before a device is rented or anything is compiled."""
 
-    recipe: str
+    recipe: str  # its name, and those of its keys that several plans differ in
     target: Target
     settings: dict[str, Any]  # what the recipe says, and what was chosen where it says nothing
     extent: Extent
@@ -104,7 +106,8 @@ class Plan:
         }
 
 
-class Refused(NamedTuple):
+@dataclass(frozen=True)
+class Refused:
     """A recipe that cannot be laid out on a target, and why."""
 
     recipe: str
@@ -115,32 +118,39 @@ class Refused(NamedTuple):
         return {"recipe": self.recipe, "target": {"name": self.target.name}, "refused": self.why}
 
 
-def plan(
-    recipe: AnyRecipe,
-    target: Target,
-    overrides: Sequence[str] = (),
-    *,
-    rows: int | None = None,
-    console: Console | None = None,
-) -> Plan:
-    """A recipe on a target; `rows` are those of an epoch, where the data cannot tell."""
-    return _planned(origin.load(recipe, overrides), target, rows, console)
-
-
 def plans(
     recipes: Iterable[AnyRecipe],
     on: Sequence[Target],
     overrides: Sequence[str] = (),
     *,
+    each: Sequence[str] = (),
     rows: int | None = None,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
     """Every recipe on every target; where one cannot be laid out it is said why.
 
-    A recipe that can be laid out on none of them is refused.
+    `each` are keys with several values, such as `train.batch=8,16`: a recipe is planned for each of
+    these, and for every combination where there are several keys. A recipe that can be laid out on
+    none of the targets is refused.
     """
-    loaded = [origin.load(recipe, overrides) for recipe in recipes]
-    return [one for layers in loaded for one in _on_each(layers, on, rows, console)]
+    variants = list(itertools.product(*[_values(key) for key in each]))
+    loaded = [
+        (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
+    ]
+    return [
+        dataclasses.replace(one, recipe=" ".join([one.recipe, *keys]))
+        for keys, layers in loaded
+        for one in _on_each(layers, on, rows, console)
+    ]
+
+
+def _values(key: str) -> list[str]:
+    """`train.batch=8,16` as an override for each value."""
+    name, equals, values = key.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not found:
+        raise UserError(f"--each is {key}; it must be a key and its values, as train.batch=8,16")
+    return [f"{name}={value}" for value in found]
 
 
 def usual() -> list[Target]:

@@ -1,0 +1,61 @@
+"""How long a run is, as far as that is known before it."""
+
+from pathlib import Path
+
+import pytest
+from rich.console import Console
+
+from tests import trained
+from windlass.data import prepare
+from windlass.planning import targets
+from windlass.planning.extent import Extent, extent
+from windlass.planning.traced import described
+from windlass.training.built import Described
+
+QUIET = Console(quiet=True)
+
+
+@pytest.fixture
+def corpus(tmp_path, monkeypatch) -> Path:
+    """Documents that nobody has tokenised."""
+    trained.write_corpus(tmp_path / "stories.jsonl", 40)
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path / "cache"))
+    return tmp_path / "stories.jsonl"
+
+
+def asked(corpus: Path | str, **train: int | float | None) -> Described:
+    """A run with a batch of 8 rows of 90."""
+    recipe = trained.recipe(data={"source": {"kind": "jsonl", "path": str(corpus)}}, train=train)
+    return described({**recipe, "by_device": {}}, targets.find("v5e-1"))
+
+
+def test_the_rows_of_an_epoch_are_those_of_the_data_once_it_is_tokenised(corpus):
+    run = asked(corpus)
+    unknown = (
+        "how many rows the data has is not known, as it is not tokenised yet; --rows N says it"
+    )
+    assert extent(run) == Extent(8 * 90, 4, None, unknown)
+    rows = len(prepare(run.run.data, run.run.tokenizer, console=QUIET).split("train"))
+    assert extent(run) == Extent(8 * 90, 4, rows // 8)
+
+
+def test_a_run_that_is_measured_in_epochs_is_worth_tokenising_its_data(corpus):
+    run = asked(corpus, steps=None, epochs=2.5)
+    found = extent(run, console=QUIET)
+    rows = len(prepare(run.run.data, run.run.tokenizer, console=QUIET).split("train"))
+    assert found == Extent(8 * 90, int(2.5 * (rows // 8)), rows // 8)
+
+
+def test_rows_that_are_said_win_over_those_that_are_here(corpus):
+    assert extent(asked(corpus, steps=None, epochs=3), rows=801) == Extent(720, 300, 100)
+
+
+def test_documents_elsewhere_are_not_asked_for():
+    run = asked("gs://mine/stories.jsonl", steps=None, epochs=2)
+    unknown = "how many rows the data has is not known, as it is elsewhere; --rows N says it"
+    assert extent(run) == Extent(720, None, None, unknown)
+
+
+def test_fewer_rows_than_a_batch_are_said_and_no_reason_to_refuse(corpus):
+    unknown = "the data has 7 rows, fewer than a batch of 8; --rows N plans for more"
+    assert extent(asked(corpus), rows=7) == Extent(720, 4, None, unknown)

@@ -1,0 +1,150 @@
+"""Plans as a page to look at: one file that needs no network, light or dark as its reader likes."""
+
+from collections.abc import Iterable, Iterator, Sequence
+from html import escape
+from importlib import resources
+
+from windlass.planning import charts, figures
+from windlass.planning.charts import Piece
+from windlass.planning.plan import Plan, Refused
+from windlass.telemetry.console import size
+
+ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
+
+
+def page(found: Sequence[Plan | Refused], command: str) -> str:
+    """The page of some plans; `command` is what made it."""
+    plans = [one for one in found if isinstance(one, Plan)]
+    names = list(dict.fromkeys(one.recipe for one in found))
+    style = resources.files("windlass.planning").joinpath("page.css").read_text(encoding="utf-8")
+    body = [
+        _header(names, plans),
+        f'<div class="cards">{"".join(_card(one, names) for one in found)}</div>',
+        _memory(plans, names),
+        _step([one for one in plans if one.time is not None], names),
+        _money(plans, names),
+        _table(found, names),
+        _reasons(found, names),
+        _section("Made with", "", f"<pre>{escape(command)}</pre>"),
+    ]
+    return (
+        '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">\n'
+        f"<title>{escape(', '.join(names))}: plan</title>\n<style>\n{style}</style>\n</head>\n"
+        f"<body>\n<main>\n{''.join(body)}</main>\n</body>\n</html>\n"
+    )
+
+
+def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
+    first = plans[0]
+    tokens = f"{first.settings['batch']} rows of {first.settings['row_tokens']:,} tokens a step"
+    steps = first.extent.steps
+    length = (
+        f", {steps:,} steps, {figures.count(steps * first.extent.tokens)} tokens" if steps else ""
+    )
+    said = f"{tokens}{length}" if len(names) == 1 else f"{len(names)} recipes"
+    return f'<header><h1>{escape(", ".join(names))}</h1><p class="lead">{said}</p></header>\n'
+
+
+def _card(one: Plan | Refused, names: Sequence[str]) -> str:
+    target, fits = one.target, one.fits if isinstance(one, Plan) else "no"
+    recipe = f"{escape(one.recipe)} on " if len(names) > 1 else ""
+    top = (
+        f'<div class="card {fits}"><div class="name">{recipe}{escape(target.name)}'
+        f'<span class="pill {fits}">{FITS[fits]}</span></div>'
+        f'<div class="chip">{target.devices} × {escape(target.chip.name)}</div>'
+    )
+    if isinstance(one, Refused):
+        return f"{top}<p>{escape(one.why)}</p></div>\n"
+    facts = [("memory", f"{figures.gib(one.memory.total)} of {figures.gib(one.memory.limit)} GiB")]
+    if one.time is not None and one.tokens_per_second is not None:
+        facts.append(("step", figures.seconds(one.time.seconds, one.time.error)))
+        facts.append(("tokens/s", figures.count(one.tokens_per_second, one.time.error)))
+    big = ""
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(said)}</dd>" for name, said in facts)
+    return f'{top}<div class="big">{big}</div><dl>{listed}</dl></div>\n'
+
+
+FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
+
+
+def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
+    scale = max(max(1.0, one.memory.total / one.memory.limit) for one in plans) / ROOM
+    drawn = []
+    for one in plans:
+        memory = one.memory
+        pieces = [
+            Piece(name, held / memory.limit / scale, f"{name}: {size(held)}")
+            for name, held in memory.parts.items()
+        ]
+        most = memory.total * (1 + memory.error) / memory.limit / scale
+        bar = charts.bar(pieces, most=most, limit=1 / scale)
+        held = f"<b>{figures.gib(memory.total)}</b> of {figures.gib(memory.limit)} GiB"
+        drawn.append(_row(one, names, bar, held))
+    hint = (
+        "Of each device, as a share of what a program may use of it: the upright line. The whisker "
+        "is how much more it may be."
+    )
+    parts = _named(one.memory.parts for one in plans)
+    return _section("What fills the memory", hint, _bars(drawn) + _legend(parts))
+
+
+def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
+    if not plans:
+        return ""
+    times = [(one, one.time) for one in plans if one.time is not None]
+    scale = max(time.seconds * (1 + time.error) for _, time in times) / ROOM
+    drawn = []
+    for one, time in times:
+        pieces = [
+            Piece(name, value / scale, f"{name}: {figures.seconds(value)}")
+            for name, value in time.parts.items()
+        ]
+        bar = charts.bar(pieces, most=time.seconds * (1 + time.error) / scale)
+        said = f"<b>{figures.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
+        drawn.append(_row(one, names, bar, said))
+    hint = (
+        "An optimiser step, by what it waits for; what is hidden behind something else is in none."
+    )
+    parts = _named(time.parts for _, time in times)
+    return _section("What a step waits for", hint, _bars(drawn) + _legend(parts))
+
+
+def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
+    return ""
+
+
+def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
+    return ""
+
+
+def _reasons(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
+    return ""
+
+
+def _row(one: Plan | Refused, names: Sequence[str], bar: str, said: str) -> str:
+    return f'<div class="label">{_label(one, names)}</div>{bar}<div class="said">{said}</div>\n'
+
+
+def _label(one: Plan | Refused, names: Sequence[str]) -> str:
+    recipe = f"{one.recipe} on " if len(names) > 1 else ""
+    return escape(f"{recipe}{one.target.name}")
+
+
+def _bars(rows: Iterable[str]) -> str:
+    return f'<div class="bars">\n{"".join(rows)}</div>'
+
+
+def _legend(names: Iterable[str]) -> str:
+    keys = "".join(f'<li><i class="{name}"></i>{name}</li>' for name in names)
+    return f'<ul class="legend">{keys}</ul>'
+
+
+def _named(parts: Iterable[dict[str, float]]) -> Iterator[str]:
+    """The parts that any has, in their order."""
+    yield from dict.fromkeys(name for one in parts for name, value in one.items() if value)
+
+
+def _section(title: str, hint: str, inside: str) -> str:
+    said = f'<p class="hint">{hint}</p>' if hint else ""
+    return f"<section><h2>{title}</h2>{said}{inside}</section>\n"
