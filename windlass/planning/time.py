@@ -2,21 +2,103 @@
 
 from typing import NamedTuple
 
+from windlass.evaluation.loss import make_evaluation
+from windlass.layers.kernels import sketched
+from windlass.planning import efficiency, reading
+from windlass.planning.efficiency import (
+    Efficiency,
+    Rates,
+    attention_seconds,
+    memory_seconds,
+    product_seconds,
+)
+from windlass.planning.fusion import Amount
+from windlass.planning.topology import Reach, reaches
 from windlass.planning.traced import Traced
+from windlass.planning.work import Collective, Work
+from windlass.telemetry.flops import training_flops
+from windlass.training.built import Built
+
+PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
+DISPATCH = 1e-3  # seconds a host takes to start a step; the device waits for no less
 
 
 class Time(NamedTuple):
     """Seconds of an optimiser step, by part; what is hidden behind something else is in no part."""
 
-    parts: dict[str, float]
-    error: float  # the share by which `seconds` may be wrong, either way
+    parts: dict[str, Amount]
+    error: Amount  # the share by which `seconds` may be wrong, either way
     bound: str  # what the step waits for most: compute, memory, communication or data
-    flops: float  # that the model needs for the step, on all devices together
+    flops: Amount  # that the model needs for the step, on all devices together
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> Amount:
         return sum(self.parts.values())
 
 
 def time(traced: Traced) -> Time:
-    raise NotImplementedError
+    """The time of a traced step, by a roofline of what its devices can do."""
+    return estimate(traced, reading.read(traced), efficiency.rates(traced.target.chip))
+
+
+def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
+    parts: dict[str, Amount] = dict.fromkeys(PARTS, 0.0)
+    waits = {"compute": 0.0, "memory": 0.0}
+    for product in work.products:
+        seconds = product.times * product_seconds(product, rates)
+        parts[product.part] += seconds
+        is_floor = product.times * memory_seconds(product.moved, rates) > seconds / 2
+        waits["memory" if is_floor else "compute"] += seconds
+    for call in work.attention:
+        parts["attention"] += call.times * attention_seconds(call, rates)
+    for part, moved in work.moved.items():
+        parts[part] += memory_seconds(moved, rates)
+        waits["memory"] += memory_seconds(moved, rates)
+    made = work.random / rates.efficiency.random
+    parts["elementwise"] += made
+    waits["compute"] += parts["attention"] + made
+    computed = parts["products"] + parts["attention"] + parts["head"]
+    parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
+    waits["communication"] = parts["communication"]
+    parts["host"] = waits["data"] = max(0.0, DISPATCH - sum(parts.values()))
+    told = {name: seconds for name, seconds in parts.items() if seconds}
+    bound = max(waits, key=waits.__getitem__)
+    return Time(told, rates.efficiency.error, bound, model_flops(traced))
+
+
+def exposed(
+    traced: Traced, collectives: list[Collective], computed: Amount, efficiency: Efficiency
+) -> Amount:
+    """Seconds in which devices only wait for each other."""
+    reach = reaches(traced.target, traced.split)
+    hidden = waited = 0.0
+    for one in collectives:
+        seconds = one.times * collective_seconds(one, reach.along(*one.axes), efficiency)
+        # What comes out of one layer's sums goes into the next: nothing can be done meanwhile.
+        if "tensor" in one.axes:
+            waited += seconds
+        else:
+            hidden += seconds
+    return waited + max(0.0, hidden - efficiency.overlap * computed)
+
+
+def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) -> Amount:
+    """A ring among devices that links join, then among the groups that the network joins."""
+    passes = 2 if one.kind == "sum" else 1
+    seconds = 0.0
+    if reach.ways > 1:
+        speed = (reach.bandwidth or 1e9) * efficiency.links
+        seconds += passes * one.moved * (reach.ways - 1) / reach.ways / speed
+    if reach.groups > 1:
+        speed = (reach.network or 1e9) * efficiency.links
+        piece = one.moved / reach.ways
+        seconds += passes * piece * (reach.groups - 1) / reach.groups / speed
+    return seconds
+
+
+def model_flops(traced: Traced) -> Amount:
+    """What the loss and its gradient take, without recomputation: the same count as a run's own."""
+    described = traced.described
+    with described.scope(), sketched():
+        evaluate = make_evaluation(Built(described).model, described.run.objective)
+        return training_flops(evaluate, traced.state.weights, traced.frozen, traced.batch)

@@ -86,24 +86,26 @@ def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
             declared = params["cost_estimate"]
             if declared is not None:
                 return kernel(declared.flops)
-            held = sum(_work(one, [False] * len(one.invars)).forward for one in _programs(params))
+            held = sum(_work(one, [False] * len(one.invars)).forward for one in programs(params))
             return kernel(math.prod(params["grid_mapping"].grid) * held)
         case "scan":
-            (body,) = _programs(params)
+            (body,) = programs(params)
             return _repeated(body, moved, equation)
         case "cond":
-            found = [_work(branch, moved[1:]) for branch in _programs(params)]
+            found = [_work(branch, moved[1:]) for branch in programs(params)]
             return max(found)._replace(moved=results)
         case "shard_map":
             # Shapes inside are those of one device.
             name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
             devices = math.prod(params["mesh"].shape[axis] for axis in params[name])
-            (body,) = _programs(params)
+            (body,) = programs(params)
             found = _work(body, moved)
             return Work(devices * found.forward, devices * found.training, found.moved)
     if attention := CAUSAL.fullmatch(params.get("name") or ""):
-        return kernel(_attention(equation, attention[1]))
-    found = [_inner(body, moved) for body in _programs(params)]
+        (_, slots, *_), window = _shape(equation.invars[1]), attention[1]
+        wide = None if window is None else int(window)
+        return kernel(attention_flops(_shape(equation.invars[0]), slots, wide))
+    found = [_inner(body, moved) for body in programs(params)]
     if len(found) == 1 and len(found[0].moved) == len(results):
         return found[0]
     forward, training = (sum(one.forward for one in found), sum(one.training for one in found))
@@ -136,10 +138,11 @@ def _is_alike(inside: Any, outside: Any) -> bool:
     return _shape(inside) == _shape(outside)
 
 
-def _attention(equation: JaxprEqn, window: str | None) -> int:
-    (rows, length, heads, dim), (_, slots, *_) = map(_shape, equation.invars[:2])
+def attention_flops(query: Sequence[int], slots: int, window: int | None) -> int:
+    """Operations of causal attention, of queries of this shape to so many keys."""
+    rows, length, heads, dim = query
     # A position sees half of those there are, on average, or a window full but for the beginning.
-    seen = slots if window is None else min(slots, int(window))
+    seen = slots if window is None else min(slots, window)
     pairs = length * seen - seen * seen // 2
     return 2 * 2 * rows * heads * dim * pairs
 
@@ -152,7 +155,8 @@ def _dtype(variable: Any) -> Any:
     return variable.aval.dtype
 
 
-def _programs(params: dict[str, Any]) -> Iterator[Jaxpr]:
+def programs(params: dict[str, Any]) -> Iterator[Jaxpr]:
+    """The programs that an equation calls, by its parameters."""
     for value in params.values():
         for each in value if isinstance(value, tuple | list) else (value,):
             if isinstance(each, ClosedJaxpr):

@@ -1,0 +1,119 @@
+"""What one device does in a step, against what shapes say it must."""
+
+import math
+from functools import cache
+
+import pytest
+
+from windlass.planning import reading, targets, traced
+from windlass.planning.time import model_flops
+from windlass.planning.work import Work
+
+EMBED, MLP, LAYERS, HEADS, KV, DIM, VOCAB = 256, 512, 3, 8, 8, 32, 1024
+ROWS, LENGTH = 16, 128
+
+
+def recipe(mesh=(1, 1, 1), rank=None, **train):
+    model = dict(family="llama", vocab=VOCAB, embed=EMBED, mlp=MLP, layers=LAYERS, heads=HEADS)
+    model |= dict(kv_heads=KV, head_dim=DIM, theta=1e4)
+    adapter = {} if rank is None else {"adapter": {"kind": "lora", "rank": rank}}
+    return {
+        "model": model,
+        "tokenizer": {"kind": "byte"},
+        "data": {"source": {"kind": "stories"}, "length": LENGTH},
+        "optim": {"kind": "adamw", "learning_rate": 1e-3},
+        "train": {"steps": 10, "batch": ROWS} | train,
+        "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)),
+    } | adapter
+
+
+@cache
+def trace_of(on, mesh=(1, 1, 1), **options) -> traced.Traced:
+    target = targets.find(on)
+    return traced.trace(traced.described(recipe(mesh, **options), target), target)
+
+
+def work_of(*given, **options) -> Work:
+    return reading.read(trace_of(*given, **options))
+
+
+LAYER = EMBED * (2 * HEADS + 2 * KV) * DIM + 3 * EMBED * MLP  # weights
+TOKENS = ROWS * LENGTH
+
+
+def products(work: Work) -> float:
+    return sum(one.flops * one.times for one in work.products)
+
+
+def test_products_are_those_that_a_model_needs_and_what_is_computed_twice():
+    body, head = 2 * LAYERS * LAYER * TOKENS, 2 * EMBED * VOCAB * TOKENS
+    assert products(work_of("h200", remat="none")) == 3 * body + 3 * head
+    again = LAYERS * 2 * TOKENS * EMBED * MLP  # the last product of a layer is not wanted again
+    assert products(work_of("h200", remat="full")) == 4 * body + 3 * head - again
+
+
+def test_the_operations_of_a_step_are_those_that_a_run_counts_but_for_attention_backwards():
+    found = work_of("h200", remat="none")
+    attention = sum(one.flops * one.times for one in found.attention)
+    needed = model_flops(trace_of("h200", remat="none"))
+    # A kernel computes the scores again, which no count of what a model needs has.
+    assert found.flops - attention / 7 == pytest.approx(needed, rel=1e-6)
+
+
+@pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)])
+def test_every_device_of_a_mesh_does_its_share(mesh):
+    assert work_of("v5e-8", mesh).flops == pytest.approx(work_of("h200").flops / 8, rel=1e-6)
+
+
+def test_weights_in_pieces_are_gathered_for_each_pass_and_their_gradients_summed_by_pieces():
+    said = work_of("v5e-8", (1, 8, 1)).collectives
+    gathered = sum(one.moved * one.times for one in said if one.kind == "gather")
+    table, norms = 2 * VOCAB * EMBED, 4 * EMBED
+    layers = 2 * LAYERS * (2 * LAYER + 2 * norms)  # forward and backward, bfloat16 and float32
+    # Two tables, of words and of the head, and the norm before the head.
+    assert gathered == layers + 2 * table + norms
+    scattered = [one for one in said if one.kind == "scatter" and one.times == LAYERS]
+    assert sum(one.moved * one.times for one in scattered) == LAYERS * 2 * LAYER
+    assert {one.axes for one in said} == {("fsdp",)}
+
+
+def test_halves_of_a_layer_are_summed_along_the_tensor_axis_once_each_way():
+    said = work_of("v5e-8", (2, 2, 2)).collectives
+    stream = [one for one in said if one.times == LAYERS and one.axes == ("tensor",)]
+    # Forward two sums; backward one for each of query, key, value, gate and up.
+    assert sum(one.times for one in stream) == LAYERS * (2 + 5)
+    assert {one.moved for one in stream} == {2 * TOKENS // 4 * EMBED}
+
+
+def test_an_adapter_moves_less_state_and_trains_as_many_products_as_reach_it():
+    whole, adapted = work_of("h200"), work_of("h200", rank=4)
+    assert adapted.moved["optimiser"] < whole.moved["optimiser"] / 10
+    small = [one for one in adapted.products if 4 in (one.m, one.n, one.k)]
+    assert products(adapted) - sum(one.flops * one.times for one in small) < products(whole)
+
+
+def test_a_step_in_pieces_does_the_same_products_and_reads_its_weights_more_often():
+    whole, pieces = work_of("h200"), work_of("h200", accumulation=4)
+    assert products(pieces) == products(whole)
+    assert pieces.moved["elementwise"] > whole.moved["elementwise"]
+
+
+def test_adam_reads_and_writes_three_numbers_of_every_weight_and_the_gradient():
+    state = work_of("h200").moved["optimiser"]
+    weights = LAYERS * (LAYER + 2 * EMBED) + 2 * VOCAB * EMBED + EMBED
+    # Weights and two moments in and out, the gradient twice: for its norm, and to be used.
+    assert state == pytest.approx(weights * (6 * 4 + 2 * 2), rel=0.2)
+
+
+def test_attention_is_a_call_each_way_and_a_third_where_nothing_is_kept():
+    calls = work_of("h200").attention
+    assert [(one.is_backward, one.times) for one in calls] == [(False, LAYERS), (True, LAYERS)]
+    assert (calls[0].rows, calls[0].length, calls[0].heads, calls[0].dim) == (
+        ROWS,
+        LENGTH,
+        HEADS,
+        DIM,
+    )
+    pairs = math.comb(LENGTH, 2)
+    assert calls[0].flops == pytest.approx(4 * ROWS * HEADS * DIM * pairs, rel=0.02)
+    assert sum(not one.is_backward for one in work_of("h200", remat="full").attention) == 2

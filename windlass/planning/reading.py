@@ -1,0 +1,121 @@
+"""What one device computes, moves and says to others in a step, read from the step's program."""
+
+from collections.abc import Sequence
+
+from jax.extend.core import Jaxpr
+
+from windlass.planning import local
+from windlass.planning.fusion import Amount, Node, Value, live, traffic
+from windlass.planning.region import Bits, Region
+from windlass.planning.traced import Traced
+from windlass.planning.work import Attention, Collective, Product, Work
+
+# Through these a sum over devices, of which each wants a piece, may still be taken by pieces.
+_LINEAR = frozenset("convert_element_type mul neg div".split())
+
+
+def read(traced: Traced) -> Work:
+    """The work of a traced step on one of its devices."""
+    vocab = getattr(traced.described.run.model, "vocab", None)
+    reader = _Reader(vocab, fuses_products=traced.target.chip.kind == "tpu")
+    inputs = [local.value(variable) for variable in traced.program.invars]
+    reader.region(traced.program, inputs, 1.0, "optimiser")
+    return reader.work(traced.split)
+
+
+class _Reader:
+    """Reads a program by regions: a loop's body is one of its own, a called function is not."""
+
+    def __init__(self, vocab: int | None, *, fuses_products: bool):
+        self.vocab, self.fuses_products = vocab, fuses_products
+        self.products: list[Product] = []
+        self.attention: list[Attention] = []
+        self.collectives: list[Collective] = []
+        self.moved: dict[str, Amount] = {}
+        self.random = self.kernels = 0.0
+
+    def work(self, split: dict[str, int]) -> Work:
+        alone = {axis for axis, ways in split.items() if ways == 1}
+        said = [
+            one._replace(axes=tuple(a for a in one.axes if a not in alone))
+            for one in self.collectives
+        ]
+        said = [one for one in said if one.axes and one.moved]
+        return Work(self.products, self.attention, said, self.moved, self.random, self.kernels)
+
+    def region(
+        self,
+        program: Jaxpr,
+        inputs: list[Value],
+        times: Amount,
+        part: str,
+        sliced: Sequence[int] = (),
+        stacked: Sequence[int] = (),
+    ) -> None:
+        """Read what is done `times` over; each round of a loop has own inputs and outputs."""
+        if part == "elementwise" and self.has_words(program):
+            part = "head"
+        region = Region(times, self.vocab, self.region)
+        outputs = region.follow(program, inputs, part)
+        nodes = live(region.nodes, outputs)
+        self.tell(nodes, times)
+        moved = traffic(
+            nodes,
+            inputs,
+            outputs,
+            sliced=[inputs[i] for i in sliced],
+            stacked=[outputs[i] for i in stacked],
+            fuses_products=self.fuses_products,
+        )
+        for name, size in moved.items():
+            self.moved[name] = self.moved.get(name, 0.0) + times * size
+        self.kernels += times * sum(node.is_apart for node in nodes)
+
+    def tell(self, nodes: list[Node], times: Amount) -> None:
+        readers: dict[int, list[Node]] = {}
+        for node in nodes:
+            for value in node.reads:
+                readers.setdefault(id(value), []).append(node)
+        told: set[tuple] = set()
+        for node in nodes:
+            match node.record:
+                case Product():
+                    self.products.append(node.record)
+                case Attention():
+                    self.attention.append(node.record)
+                case Collective():
+                    # The compiler does once what the program asks for twice.
+                    if (same := (id(node.reads[0]), node.record)) not in told:
+                        self.collectives.append(node.record)
+                    told.add(same)
+                case Bits():
+                    self.random += times * node.record.numbers
+            if node.summed:
+                self.collectives += _sums(node, readers, times)
+
+    def has_words(self, program: Jaxpr) -> bool:
+        """Whether logits are computed here, and not only in what is called or repeated."""
+        dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
+        return any(self.vocab in local.shape(v) for e in dots for v in (*e.invars, *e.outvars))
+
+
+def _sums(node: Node, readers: dict[int, list[Node]], times: Amount) -> list[Collective]:
+    """What devices say to each other that each have a part of a sum."""
+    value, wanted = node.writes[0], frozenset[str]()
+    while len(found := readers.get(id(value), [])) == 1:
+        (reader,) = found
+        if reader.name == "reshard":
+            wanted = reader.writes[0].axes - reader.reads[0].axes
+            break
+        if reader.name not in _LINEAR:
+            break
+        value = reader.writes[0]
+    over = [axis for axis in node.summed if axis not in wanted]
+    pieces = [axis for axis in node.summed if axis in wanted]
+    moved, found = node.writes[0].bytes, []
+    if pieces:
+        found.append(Collective("scatter", tuple(pieces), moved, times, node.part))
+    if over:
+        share = reader.writes[0].elements / reader.reads[0].elements if pieces else 1.0
+        found.append(Collective("sum", tuple(over), moved * share, times, node.part))
+    return found

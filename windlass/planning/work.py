@@ -1,0 +1,76 @@
+"""What one device does in a step: the words in which a plan of time is made."""
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from windlass.planning.fusion import Amount
+from windlass.telemetry.flops import attention_flops
+
+
+class Product(NamedTuple):
+    """A matrix product as one device computes it: [m, k] by [k, n], so many at once."""
+
+    m: int
+    n: int
+    k: int
+    batch: int
+    dtype: str  # of the factors, the wider of the two
+    moved: Amount  # bytes, each factor and the result once
+    times: Amount
+    part: str  # of the step: products, head or optimiser
+
+    @property
+    def flops(self) -> Amount:
+        return 2.0 * self.m * self.n * self.k * self.batch
+
+
+class Attention(NamedTuple):
+    """A call of a flash kernel on one device, or of its backward pass."""
+
+    rows: int
+    length: int
+    heads: int
+    kv_heads: int
+    dim: int
+    window: int | None
+    is_backward: bool
+    dtype: str
+    times: Amount
+
+    @property
+    def flops(self) -> Amount:
+        """Of the pairs of positions that see each other; backwards five products instead of two."""
+        shape = (self.rows, self.length, self.heads, self.dim)
+        return attention_flops(shape, self.length, self.window) * (2.5 if self.is_backward else 1)
+
+    @property
+    def moved(self) -> Amount:
+        ends = self.rows * self.length * 2 * (self.heads + self.kv_heads) * self.dim
+        return ends * jnp.dtype(self.dtype).itemsize * (2 if self.is_backward else 1)
+
+
+class Collective(NamedTuple):
+    """What devices along axes of the mesh do together; the bytes are of the whole, on each."""
+
+    kind: str  # gather, scatter (of a sum), sum, exchange or shift
+    axes: tuple[str, ...]
+    moved: Amount
+    times: Amount
+    part: str
+
+
+class Work(NamedTuple):
+    """What one device does in an optimiser step."""
+
+    products: list[Product]
+    attention: list[Attention]
+    collectives: list[Collective]
+    moved: dict[str, Amount]  # bytes that everything else reads and writes, by part
+    random: Amount  # numbers of 32 random bits
+    kernels: Amount  # that are started
+
+    @property
+    def flops(self) -> Amount:
+        """Operations that one device does, recomputation and all."""
+        return sum(one.flops * one.times for one in (*self.products, *self.attention))
