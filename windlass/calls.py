@@ -20,7 +20,9 @@ from windlass.config import AnyRecipe, Layers, Written, json_schema, listing, re
 from windlass.data import Prepared, reference, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
+from windlass.devices import prices as costs
 from windlass.devices import selection
+from windlass.devices.prices import Prices
 from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
@@ -69,6 +71,7 @@ __all__ = [
     "plan",
     "plans",
     "prepare",
+    "prices",
     "recipe",
     "runs",
     "schema",
@@ -378,6 +381,20 @@ def launch(
 def launches() -> dict[str, Record]:
     """What was launched and not deleted, by name."""
     return records.every()
+
+
+def prices(
+    chips: Sequence[str] = (), *, update: str | Path | None = None, reset: bool = False
+) -> Prices:
+    """What chips cost to rent, all of them or some: data with a date, and nothing is fetched.
+
+    `update` is a file whose prices are taken from now on; `reset` goes back to those of windlass.
+    """
+    if update is not None:
+        found = costs.update(update)
+    else:
+        found = costs.reset() if reset else costs.load()
+    return found.of([targets.chip(name).slug for name in chips]) if chips else found
 
 
 def schema() -> dict[str, Any]:

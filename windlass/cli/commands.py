@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import export, launch, plan, training, writing
+from windlass.cli import export, launch, plan, prices, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
@@ -247,6 +247,8 @@ def schema(ctx: typer.Context) -> None:
 
         print(json.dumps(call(), indent=2))
 
+
+app.command(cls=Command)(prices.prices)
 
 Split = Literal["train", "validation", "test"]
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import json
-import os
 import shutil
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from windlass.config import listing
+from windlass.config import listing, own
 from windlass.config.reading import offer
 from windlass.errors import UserError
 from windlass.launch import Target, find
@@ -65,8 +64,7 @@ class Record:
 
 def folder() -> Path:
     """Where records are: of the user, not of a project, since machines cost wherever one stands."""
-    config = os.environ.get("XDG_CONFIG_HOME") or "~/.config"
-    return Path(config).expanduser() / "windlass" / "launches"
+    return own.folder() / "launches"
 
 
 def describe(launch: Launch, target: str) -> Record:

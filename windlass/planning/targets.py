@@ -83,6 +83,11 @@ def find(name: str) -> Target:
     )
 
 
+def chip(name: str) -> Chip:
+    """The chip of its own name, or of a target's: `v5e`, `v5e-8`, `a100`."""
+    return _by_slug(name.strip().lower()) or find(name).chip
+
+
 def several(names: str | Sequence[str]) -> list[Target]:
     """The targets of names with commas between them, each once; or every problem they have."""
     parts = names.split(",") if isinstance(names, str) else names
@@ -170,7 +175,7 @@ def _counted(name: str, count: int, what: str) -> int:
 
 def _by_slug(name: str) -> Chip | None:
     """The chip of a name, however its words are put together: `rtx4090`, `A100-80GB`, `4090`."""
-    words = re.sub(r"[\s_-]+|nvidia|geforce|tesla|sxm\d?", "", name)
+    words = re.sub(r"[\s_-]+|nvidia|geforce|tesla|tpu|sxm\d?", "", name)
     known = {chip.slug: chip for chip in chips.every()}
     known |= {short: known[slug] for short, slug in SHORT.items()}
     spelled = {slug.replace("-", ""): chip for slug, chip in known.items()}

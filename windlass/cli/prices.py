@@ -1,0 +1,88 @@
+"""The command that shows what chips cost, and takes other prices."""
+
+import json
+from collections.abc import Sequence
+from typing import Annotated
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from windlass.cli.options import say
+from windlass.config import listing
+from windlass.errors import UserError
+
+COLUMNS = ("chip", "provider", "region", "on demand", "spot", "date", "note")
+LONG = 1000  # columns of a line that nothing may break
+
+
+def prices(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None,
+        typer.Argument(metavar="[CHIP ...]", help="only of these, as v5e or h100"),
+    ] = None,
+    update: Annotated[
+        str | None, typer.Option(metavar="FILE", help="take the prices of this YAML file")
+    ] = None,
+    reset: Annotated[
+        bool, typer.Option("--reset", help="go back to the prices that came with windlass")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
+) -> None:
+    """Show what chips cost to rent, in USD for a chip and an hour; or take other prices.
+
+    Prices are data with a date, and nothing is fetched. A file for --update has the keys `date`,
+    `sources` (a list) and `prices`: a list of `chip`, `provider`, and where known `region`,
+    `on_demand`, `spot`, `date` and `note`; `pods: true` is of TPU slices beyond one host. It is
+    checked, and kept in the user's configuration folder (docs/prices.md).
+
+    windlass prices
+    windlass prices v5e v6e h100
+    windlass prices --update prices.yaml
+    windlass prices --reset
+    """
+    if reset and update is not None:
+        raise UserError("one thing at a time: --update and --reset are given")
+    with ctx.obj.phase("looking at prices"):
+        from windlass.calls import prices as call
+        from windlass.devices import prices as known
+
+        found = call(names or (), update=update, reset=reset)
+    if as_json:
+        plain = [one._asdict() for one in found.prices]
+        shown = {"date": found.date, "age_days": known.days(found.date), "file": str(found.file)}
+        shown |= {"sources": found.sources, "prices": plain, "unknown": found.unknown}
+        print(json.dumps(shown, indent=2))
+        return
+    console = Console(highlight=False)
+    if not console.is_terminal:  # other tools want a price to be a line, however long
+        console.width = LONG
+    if found.prices:
+        console.print(_table(found.prices))
+    if found.unknown:
+        say(Text(f"no price is known of {listing(found.unknown, 'and')}"))
+    if update is not None:
+        say(Text("taken from now on; `windlass prices --reset` goes back to those of windlass"))
+    came = "those that came with windlass" if found.file == known.SHIPPED else str(found.file)
+    say(Text(f"{came}, of {found.date}, from {listing(found.sources, 'and')}"))
+    if found.warning:
+        say(Text(found.warning, "yellow"))
+
+
+def _table(found: Sequence) -> Table:
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for name in COLUMNS:
+        shown.add_column(name, justify="right" if name in ("on demand", "spot") else "left")
+    for price in found:
+        notes = ["slices beyond one host"] * price.pods + [price.note or ""]
+        shown.add_row(
+            *(price.name, price.provider, price.region or ""),
+            *(_dollars(price.on_demand), _dollars(price.spot), price.date, " ".join(notes)),
+        )
+    return shown
+
+
+def _dollars(price: float | None) -> str:
+    return "unknown" if price is None else f"{price:.3f}"
