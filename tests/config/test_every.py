@@ -127,3 +127,11 @@ def test_the_minutes_of_a_list_go_on_while_its_steps_are_due():
 def test_what_is_never_to_happen_is_never_due():
     due = Due(None, 6)
     assert not any(due(step) for step in range(100))
+
+
+def test_an_interval_is_as_long_as_the_shortest_of_its_parts():
+    assert Every.read([50, "1 epoch", "2min"]).seconds(0.5, 100) == 25
+    assert Every.read(["3 epochs", "2min"]).seconds(0.5, 100) == 120
+    assert Every.read("0.5 epochs").seconds(0.5, 100) == 25
+    assert Every.read("0.5 epochs").seconds(0.5, None) is None
+    assert Every.read(["1 epoch", "2h"]).seconds(0.5, None) == 7200

@@ -81,6 +81,16 @@ class Every(Spelled):
         """Whether a clock has a say in it."""
         return self.unit in _SECONDS or any(other.is_timed for other in self.also)
 
+    def seconds(self, step: int | float, steps_per_epoch: int | None) -> int | float | None:
+        """How long it is between two times, where a step takes so long; None: nobody can tell."""
+        units = {**_SECONDS, "steps": step}
+        if steps_per_epoch is not None:
+            units["epochs"] = step * steps_per_epoch
+        several = [self, *self.also]
+        return min(
+            (one.number * units[one.unit] for one in several if one.unit in units), default=None
+        )
+
     def written(self) -> Any:
         own = self.number if self.unit == "steps" else _joined(self.number, self.unit)
         return [own, *(other.written() for other in self.also)] if self.also else own

@@ -1,0 +1,257 @@
+"""What a run costs: hours and money, on demand and on spot machines that are taken away."""
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+from windlass.config import Every
+from windlass.devices import price_file, prices
+from windlass.devices.prices import Price, Prices
+from windlass.errors import UserError
+from windlass.planning.extent import Extent
+from windlass.planning.fusion import Amount
+from windlass.planning.memory import Memory
+from windlass.planning.targets import Target
+from windlass.planning.time import Time
+
+# The first save of a run makes room on its host: 4.8 s for 6.4 GB, measured on an H200. Later ones
+# keep a run waiting while the state goes there, and are written behind its back.
+FIRST_SAVE = 4.8 / 6.4e9  # seconds a byte
+SLOWEST_HOST = 8e9  # bytes/s, where the catalogue does not know how fast a device reaches its host
+SAVED = ("weights", "adapters", "optimiser", "average")  # the parts of memory that a save holds
+HOUR = 3600.0
+
+
+class Assumed(NamedTuple):
+    """What nothing here can tell."""
+
+    boot: Amount = 180.0  # seconds until a machine has installed what it needs and begins
+    compile: Amount = 60.0  # seconds, of the step and whatever else a run compiles
+    preemptions: Amount | None = None  # an hour, of the whole target; None: nobody says
+
+
+class Span(NamedTuple):
+    """A figure, and what it is at least and at most if the time of a step is as wrong as it may."""
+
+    low: Amount
+    expected: Amount
+    high: Amount
+
+
+class Bill(NamedTuple):
+    """What a run, or some of it, takes and costs; None is what is not known."""
+
+    hours: Span
+    on_demand: Span | None  # USD
+    spot_hours: Span | None  # with its restarts; None: it would never end
+    spot: Span | None  # USD
+    restarts: Amount | None  # that are expected on spot
+    lost_hours: Amount | None  # of these
+
+
+class Cost(NamedTuple):
+    """What a run costs on a target, and all that this follows from."""
+
+    run: Bill | None  # None: its length is not known
+    epoch: Bill | None
+    million_tokens: Bill
+    on_demand: Price | None  # the cheapest there is, or where one asks for it
+    spot: Price | None
+    inputs: dict[str, Any]
+    notes: list[str]
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: units are in the names."""
+        bills = {"run": self.run, "epoch": self.epoch, "million_tokens": self.million_tokens}
+        return {
+            **{name: bill and _plain(bill) for name, bill in bills.items()},
+            "on_demand": self.on_demand and self.on_demand._asdict(),
+            "spot": self.spot and self.spot._asdict(),
+            "inputs": self.inputs,
+        }
+
+
+def cost(
+    time: Time,
+    extent: Extent,
+    target: Target,
+    known: Prices,
+    *,
+    every: Every,
+    saved: Amount,
+    where: str | None = None,
+    assumed: Assumed | None = None,
+) -> Cost:
+    """What a run of this extent costs, at the cheapest place or `where` one asks for it.
+
+    It saves itself `every` so often, `saved` bytes on each device. The hours are of the training
+    and its saves: evaluation comes on top.
+    """
+    assumed = assumed or Assumed()
+    _check(assumed)
+    if where is not None:
+        prices.check_place(known, where)
+    found = known.find(target.chip.slug, hosts=target.hosts if target.slices else 1)
+    on_demand, spot = (prices.cheapest(found, kind, where) for kind in ("on_demand", "spot"))
+    work = _Work(time, extent, target, every, saved, assumed)
+    dollars = (
+        on_demand and on_demand.on_demand and on_demand.on_demand * target.chips,
+        spot and spot.spot and spot.spot * target.chips,
+    )
+    steps, epoch = extent.steps, extent.epoch_steps
+    bills = [
+        steps and work.bill(steps, *dollars, is_run=True),
+        epoch and work.bill(epoch, *dollars),
+        work.bill(1e6 / extent.tokens, *dollars),
+    ]
+    run, of_epoch, million = (bill or None for bill in bills)
+    assert million is not None
+    inputs = work.inputs | {"region": where}
+    notes = _notes(target, known, on_demand, spot, where, assumed, million)
+    return Cost(run, of_epoch, million, on_demand, spot, inputs, notes)
+
+
+def saved_bytes(memory: Memory) -> Amount:
+    """What a device gives to a save."""
+    return sum(memory.parts.get(name, 0.0) for name in SAVED)
+
+
+class _Work(NamedTuple):
+    """What makes a run last."""
+
+    time: Time
+    extent: Extent
+    target: Target
+    every: Every
+    saved: Amount
+    assumed: Assumed
+
+    @property
+    def save(self) -> Amount:
+        return self.saved / (self.target.chip.host or SLOWEST_HOST)
+
+    @property
+    def start(self) -> Amount:
+        return self.assumed.boot + self.assumed.compile
+
+    def between(self, step: Amount) -> Amount | None:
+        """Seconds from one save to the next; None: that depends on how long an epoch is."""
+        return self.every.seconds(step, self.extent.epoch_steps)
+
+    def bill(
+        self, steps: Amount, on_demand: Amount | None, spot: Amount | None, is_run: bool = False
+    ) -> Bill:
+        hours = self._over(lambda step: self._busy(steps, step, is_run))
+        spot_hours = self._spot_hours(steps, is_run)
+        rate = self.assumed.preemptions
+        restarts = None if rate is None or spot_hours is None else rate * spot_hours.expected
+        return Bill(
+            hours,
+            on_demand and _times(hours, on_demand),
+            spot_hours,
+            spot and spot_hours and _times(spot_hours, spot),
+            restarts,
+            None if restarts is None or spot_hours is None else spot_hours[1] - hours.expected,
+        )
+
+    def _over(self, hours: Callable[[Amount], Amount]) -> Span:
+        step, error = self.time.seconds, self.time.error
+        return Span(*(hours(step * share) for share in (1 - error, 1.0, 1 + error)))
+
+    def _busy(self, steps: Amount, step: Amount, is_run: bool) -> Amount:
+        """Hours without a restart."""
+        training = steps * step
+        between = self.between(step)
+        saves = training / between if between else 0.0
+        seconds = training + saves * self.save
+        if is_run:
+            seconds += self.start + self.save + self.saved * FIRST_SAVE
+        return seconds / HOUR
+
+    def _spot_hours(self, steps: Amount, is_run: bool) -> Span | None:
+        """Hours with restarts, each of which costs half of what lies between two saves.
+
+        There are as many as the hours they themselves add to are long, so that T is
+        W + rate · T · lost.
+        """
+        rate = self.assumed.preemptions or 0.0
+        whole = self.extent.steps or steps
+
+        def lost(step: Amount) -> Amount:
+            run = whole * step
+            return (min(self.between(step) or run, run) / 2 + self.start) / HOUR
+
+        if rate * lost(self.time.seconds * (1 + self.time.error)) >= 1:
+            return None
+        return self._over(lambda step: self._busy(steps, step, is_run) / (1 - rate * lost(step)))
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """All that a bill follows from, by name."""
+        return {
+            "step_seconds": self.time.seconds,
+            "step_error_share": self.time.error,
+            "steps": self.extent.steps,
+            "steps_per_epoch": self.extent.epoch_steps,
+            "tokens_per_step": self.extent.tokens,
+            "chips": self.target.chips,
+            "saved_bytes_per_device": self.saved,
+            "seconds_between_saves": self.between(self.time.seconds),
+            "save_seconds": self.save,
+            "first_save_seconds": self.save + self.saved * FIRST_SAVE,
+            "boot_seconds": self.assumed.boot,
+            "compile_seconds": self.assumed.compile,
+            "preemptions_per_hour": self.assumed.preemptions,
+        }
+
+
+def _check(assumed: Assumed) -> None:
+    for name, value in assumed._asdict().items():
+        if value is not None and not 0 <= value < float("inf"):
+            raise UserError(f"{name} is {value:g}; it must be 0 or more")
+
+
+def _notes(
+    target: Target,
+    known: Prices,
+    on_demand: Price | None,
+    spot: Price | None,
+    where: str | None,
+    assumed: Assumed,
+    million: Bill,
+) -> list[str]:
+    slug, notes = target.chip.slug, []
+    there = f" at {where}" if where else ""
+    missing = [kind for kind, price in (("on demand", on_demand), ("spot", spot)) if price is None]
+    if missing and slug not in price_file.names():
+        notes.append(f"what a {target.chip.name} costs is not in the catalogue")
+    elif missing:
+        kinds = " or ".join(missing)
+        notes.append(
+            f"no price of {slug} {kinds} is known{there}; `windlass prices --update FILE` takes one"
+        )
+    if spot is not None and assumed.preemptions is None:
+        notes.append(
+            "spot is without restarts, as nobody says how often such machines are taken away: "
+            "--preemptions 0.1 is once in ten hours"
+        )
+    if million.spot_hours is None:
+        notes.append(
+            f"at {assumed.preemptions:g} preemptions an hour a run on spot machines would lose "
+            "more than it does: checkpoint.every must be shorter"
+        )
+    return [*notes, *([known.warning] if known.warning and len(missing) < 2 else [])]
+
+
+def _times(span: Span, factor: Amount) -> Span:
+    return Span(*(value * factor for value in span))
+
+
+def _plain(bill: Bill) -> dict[str, Any]:
+    spans = {
+        "hours": bill.hours,
+        "on_demand_usd": bill.on_demand,
+        "spot_hours": bill.spot_hours,
+        "spot_usd": bill.spot,
+    }
+    plain = {name: span and span._asdict() for name, span in spans.items()}
+    return {**plain, "spot_restarts": bill.restarts, "spot_lost_hours": bill.lost_hours}
