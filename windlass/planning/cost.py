@@ -146,9 +146,9 @@ class _Work(NamedTuple):
         restarts = None if rate is None or spot_hours is None else rate * spot_hours.expected
         return Bill(
             hours,
-            on_demand and _times(hours, on_demand),
+            _times(hours, on_demand),
             spot_hours,
-            spot and spot_hours and _times(spot_hours, spot),
+            _times(spot_hours, spot),
             restarts,
             None if restarts is None or spot_hours is None else spot_hours[1] - hours.expected,
         )
@@ -242,7 +242,9 @@ def _notes(
     return [*notes, *([known.warning] if known.warning and len(missing) < 2 else [])]
 
 
-def _times(span: Span, factor: Amount) -> Span:
+def _times(span: Span | None, factor: Amount | None) -> Span | None:
+    if span is None or factor is None:
+        return None
     return Span(*(value * factor for value in span))
 
 
