@@ -6,12 +6,15 @@ from pathlib import Path
 
 import pytest
 
+from windlass.devices import prices
+
 DOCS = (Path(__file__).parents[2] / "docs/prices.md").read_text(encoding="utf-8")
 
 
 @pytest.fixture(autouse=True)
 def config(tmp_path, monkeypatch) -> Path:
     monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
+    monkeypatch.setattr(prices, "OLD", 10**6)  # whatever day these tests are run on
     return tmp_path / "config"
 
 
@@ -63,6 +66,13 @@ def test_the_file_of_the_documents_is_taken_shown_and_given_up_again(program, co
     assert program("prices", "--reset").code == 0
     assert not stored.exists()
     assert json.loads(program("prices", "h200", "--json").out)["unknown"] == []
+
+
+def test_old_prices_are_shown_with_a_warning(program, monkeypatch):
+    monkeypatch.setattr(prices, "OLD", 30)
+    warning = program("prices", "v4").out.splitlines()[-1]
+    assert warning == prices.warning(prices.load().find("v4"))
+    assert "prices here are of 2026-08-22, " in warning
 
 
 def test_a_file_with_problems_is_refused_and_what_there_was_stays(program, config, tmp_path):

@@ -74,13 +74,14 @@ def test_slices_beyond_one_host_have_the_price_of_pods_where_there_is_one():
 
 
 def test_old_prices_are_warned_about():
-    known = prices.load()
     day = datetime.date(2026, 8, 22)
-    assert prices.days(known.date, day + datetime.timedelta(91)) == 91
-    today = datetime.date.today().isoformat()
-    assert known._replace(date=today).warning is None
-    assert known._replace(date="2020-02-01").warning == (
-        f"these prices are of 2020-02-01, {prices.days('2020-02-01')} days ago, and spot prices "
+    assert prices.days("2026-08-22", day + datetime.timedelta(91)) == 91
+    first, *others = prices.load().prices
+    new = first._replace(date=datetime.date.today().isoformat())
+    assert prices.warning([new]) is None
+    assert prices.warning([]) is None
+    assert prices.warning([new, first._replace(date="2020-02-01"), *others]) == (
+        f"prices here are of 2020-02-01, {prices.days('2020-02-01')} days ago, and spot prices "
         "change daily: `windlass prices --update FILE` takes newer ones"
     )
 

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from windlass.config import Every
-from windlass.devices.prices import Price, Prices
+from windlass.devices.prices import Price, Prices, warning
 from windlass.errors import UserError
 from windlass.planning import targets
 from windlass.planning.cost import Assumed, Cost, cost, saved_bytes
@@ -153,10 +153,10 @@ def test_one_can_ask_for_a_place():
 
 
 def test_old_prices_are_said_to_be_old():
-    old = PRICES._replace(date="2020-02-01")
+    old = PRICES._replace(prices=[one._replace(date="2020-02-01") for one in PRICES.prices])
     target = targets.find("v5e-8")
     found = cost(STEP, LONG, target, old, every=NEVER, saved=0, assumed=Assumed(preemptions=0))
-    assert found.notes == [old.warning]
+    assert found.notes == [warning(old.prices)]
 
 
 def test_every_input_is_named_and_the_whole_can_be_written_down():

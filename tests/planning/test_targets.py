@@ -23,6 +23,7 @@ from windlass.planning import targets
         (" H100 ", "h100", "H100", 1, 1, 1),
         ("8xH200", "8xh200", "H200", 8, 8, 1),
         ("16 x h100", "16xh100", "H100", 16, 16, 2),
+        ("H100:8", "8xh100", "H100", 8, 8, 1),
         ("2xt4", "2xt4", "T4", 2, 2, 1),
         ("a100", "a100-40gb", "A100 40GB", 1, 1, 1),
         ("A100-80GB", "a100-80gb", "A100 80GB", 1, 1, 1),
@@ -113,6 +114,7 @@ V5E = "v5e-1, v5e-4, v5e-8, v5e-16, v5e-32, v5e-64, v5e-128 and v5e-256"
             '"12xh100" is no number of whole hosts, which have 8 GPUs each; 8xh100 or 16xh100 '
             'would do\n"0xcpu" has no CPU devices; 1 or more would do',
         ),
+        ("8000000xh100", '"8000000xh100" is 8,000,000 devices; a plan has 100,000 at most'),
         (" ,", "on what? A TPU slice as v5e-8, GPUs as h100 or 8xh200, cpu, or here"),
     ],
 )

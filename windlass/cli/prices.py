@@ -67,8 +67,8 @@ def prices(
         say(Text("taken from now on; `windlass prices --reset` goes back to those of windlass"))
     came = "those that came with windlass" if found.file == known.SHIPPED else str(found.file)
     say(Text(f"{came}, of {found.date}, from {listing(found.sources, 'and')}"))
-    if found.warning:
-        say(Text(found.warning, "yellow"))
+    if warning := known.warning(found.prices):
+        say(Text(warning, "yellow"))
 
 
 def _table(found: Sequence) -> Table:

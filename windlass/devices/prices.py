@@ -57,16 +57,16 @@ class Prices(NamedTuple):
         known = {price.name for price in self.prices}
         return [name for name in self.chips if name not in known]
 
-    @property
-    def warning(self) -> str | None:
-        """What is to be said of old prices."""
-        age = days(self.date)
-        if age <= OLD:
-            return None
-        return (
-            f"these prices are of {self.date}, {age} days ago, and spot prices change daily: "
-            "`windlass prices --update FILE` takes newer ones"
-        )
+
+def warning(found: Sequence[Price]) -> str | None:
+    """What is to be said where one of these prices is old."""
+    oldest = min((price.date for price in found), default=None)
+    if oldest is None or days(oldest) <= OLD:
+        return None
+    return (
+        f"prices here are of {oldest}, {days(oldest)} days ago, and spot prices change daily: "
+        "`windlass prices --update FILE` takes newer ones"
+    )
 
 
 def cheapest(found: Sequence[Price], kind: str, where: str | None = None) -> Price | None:

@@ -106,7 +106,7 @@ def cost(
     run, of_epoch, million = (bill or None for bill in bills)
     assert million is not None
     inputs = work.inputs | {"region": where}
-    notes = _notes(target, known, on_demand, spot, where, assumed, million)
+    notes = _notes(target, on_demand, spot, where, assumed, million)
     return Cost(run, of_epoch, million, on_demand, spot, inputs, notes)
 
 
@@ -212,7 +212,6 @@ def _check(assumed: Assumed) -> None:
 
 def _notes(
     target: Target,
-    known: Prices,
     on_demand: Price | None,
     spot: Price | None,
     where: str | None,
@@ -239,7 +238,8 @@ def _notes(
             f"at {assumed.preemptions:g} preemptions an hour a run on spot machines would lose "
             "more than it does: checkpoint.every must be shorter"
         )
-    return [*notes, *([known.warning] if known.warning and len(missing) < 2 else [])]
+    warning = prices.warning([price for price in (on_demand, spot) if price is not None])
+    return [*notes, *([warning] if warning else [])]
 
 
 def _times(span: Span | None, factor: Amount | None) -> Span | None:

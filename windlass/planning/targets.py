@@ -20,6 +20,7 @@ HERE = "here"
 # What a name without its memory stands for: the smaller one, so that what fits there fits.
 SHORT = {"a100": "a100-40gb", "v100": "v100-16gb", "h100-80gb": "h100", "h200-141gb": "h200"}
 UNPUBLISHED = {"8t", "8i"}  # generations without slices that one could name
+MOST = 100_000  # devices of a plan: more are a slip of the pen, and take long to lay out
 
 
 class Target(NamedTuple):
@@ -56,9 +57,15 @@ class Target(NamedTuple):
 
 def find(name: str) -> Target:
     """The target of a name: `v5e-8`, `2xv6e-16`, `h100`, `8xh200`, `cpu`, or `here`."""
-    plain = name.strip().lower()
-    if plain == HERE:
-        return here()
+    found = here() if name.strip().lower() == HERE else _named(name)
+    if found.devices > MOST:
+        raise UserError(f'"{name}" is {found.devices:,} devices; a plan has {MOST:,} at most')
+    return found
+
+
+def _named(name: str) -> Target:
+    # As SkyPilot writes it, the number is behind: h100:8.
+    plain = re.sub(r"^(.*):(\d+)$", r"\2x\1", name.strip().lower())
     # Of 7x and 7x-8 the first part is no number of anything.
     number, rest = re.findall(r"^(?:(\d+)\s*[x×*]\s*(?=[^\s-]))?(.*)$", plain)[0]
     count = int(number or 1)
