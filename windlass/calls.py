@@ -35,7 +35,8 @@ from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
 from windlass.planning import plan as planning
 from windlass.planning import targets
-from windlass.planning.plan import Plan, Refused
+from windlass.planning.cost import Assumed
+from windlass.planning.plan import Asked, Plan, Refused
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -107,18 +108,16 @@ def plan(
     recipe: AnyRecipe,
     on: str | Sequence[str] | None = None,
     overrides: Sequence[str] = (),
-    *,
-    rows: int | None = None,
-    console: Console | None = None,
+    **how: Any,
 ) -> Plan | list[Plan | Refused]:
     """What a recipe would be on devices that need not be here: does it fit, how fast, how much.
 
     `on` are TPU slices such as v5e-8, GPUs such as h100 or 8xh200, `cpu`, or `here`; where it is
-    not said, this machine and a few that many have a way to. `rows` are those of an epoch, where
-    the data is not here to tell. On one target it is a plan; on several a list, with a reason in
-    place of a plan where the recipe cannot be laid out.
+    not said, this machine and a few that many have a way to. `how` is as for `plans`. On one target
+    it is a plan; on several a list, with a reason in place of a plan where the recipe cannot be
+    laid out.
     """
-    found = plans([recipe], on, overrides, rows=rows, console=console)
+    found = plans([recipe], on, overrides, **how)
     return found[0] if len(found) == 1 and isinstance(found[0], Plan) else found
 
 
@@ -128,14 +127,19 @@ def plans(
     overrides: Sequence[str] = (),
     *,
     each: Sequence[str] = (),
-    **how: Any,
+    rows: int | None = None,
+    region: str | None = None,
+    preemptions: float | None = None,
+    console: Console | None = None,
 ) -> list[Plan | Refused]:
-    """The same of every recipe on every target, and `each` of the values of some keys.
+    """Every recipe on every target, and `each` of the values of some keys: `["train.batch=8,16"]`.
 
-    `each` is as `["train.batch=8,16", "train.remat=saved,full"]`; `how` is as for `plan`.
+    `rows` are those of an epoch, where the data is not here to tell; `region` is where prices are
+    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away.
     """
-    asked = planning.usual() if on is None else targets.several(on)
-    return planning.plans(recipes, asked, overrides, each=each, **how)
+    asked = Asked(rows, region, Assumed(preemptions=preemptions))
+    where = planning.usual() if on is None else targets.several(on)
+    return planning.plans(recipes, where, overrides, each=each, asked=asked, console=console)
 
 
 def recipe(

@@ -1,6 +1,8 @@
 """The command that says what a run would be, before anything is rented."""
 
 import json
+import shlex
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -16,10 +18,16 @@ class Planned:
     """The options of `plan`."""
 
     rows: int | None
+    preemptions: float | None
 
     def __post_init__(self):
+        wrong = []
         if self.rows is not None and self.rows < 1:
-            raise ValueError(f"rows is {self.rows}; it must be 1 or more")
+            wrong.append(f"rows is {self.rows}; it must be 1 or more")
+        if self.preemptions is not None and self.preemptions < 0:
+            wrong.append(f"preemptions is {self.preemptions:g}; it must be 0 or more")
+        if wrong:
+            raise ValueError(*wrong)
 
 
 def plan(
@@ -39,9 +47,20 @@ def plan(
         str | None,
         typer.Option(metavar="N", help="rows of an epoch, where the data is not here to tell"),
     ] = None,
+    region: Annotated[
+        str | None,
+        typer.Option(metavar="NAME", help="prices of this region or provider, not the cheapest"),
+    ] = None,
+    preemptions: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="how often an hour spot machines are taken away: 0.1"),
+    ] = None,
     each: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="plan for each value of a key; may be said again"),
+    ] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="write a page with pictures there, too")
     ] = None,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
 ) -> int:
@@ -50,7 +69,7 @@ def plan(
     windlass plan quickstart
     windlass plan mine.yaml --on v5e-8,v6e-1,v6e-8,h100,h200
     """
-    asked = options(Planned, rows=rows)
+    asked = options(Planned, rows=rows, preemptions=preemptions)
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     names = [name.strip() for name in recipe.split(",") if name.strip()]
@@ -62,10 +81,13 @@ def plan(
             jax.config.update("jax_platforms", "cpu")
         from windlass import calls
         from windlass.cli.planned import print_plans
+        from windlass.planning.page import page
 
         with waiting("planning"):
-            asking = {"rows": asked.rows, "each": each or (), "console": Console(stderr=True)}
-            found = calls.plans(names, on, ctx.args, **asking)
+            asking = {"each": each or (), "region": region, "console": Console(stderr=True)}
+            found = calls.plans(names, on, ctx.args, **asking, **vars(asked))
+        if html is not None:
+            _write(html, page(found, shlex.join(["windlass", "plan", *_words(ctx)])))
         if as_json:
             print(_json(found))
         else:
@@ -81,3 +103,21 @@ def _fit(found: list[Any]) -> bool:
 
 def _json(found: list[Any]) -> str:
     return json.dumps([one.as_dict() for one in found], indent=2)
+
+
+def _words(ctx: typer.Context) -> list[str]:
+    """What the command was given, as it could be written."""
+    said = {name: value for name, value in ctx.params.items() if value}
+    recipe, options = said.pop("recipe"), []
+    for name, value in said.items():
+        option = "--json" if name == "as_json" else f"--{name}"
+        values = value if isinstance(value, list | tuple) else [value]
+        options += [word for one in values for word in (option, *([] if one is True else [one]))]
+    return [recipe, *options, *ctx.args]
+
+
+def _write(file: str, text: str) -> None:
+    try:
+        Path(file).expanduser().write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"--html is {file}, which cannot be written: {error.strerror}") from None

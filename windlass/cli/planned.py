@@ -8,16 +8,15 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
-from windlass.planning import figures
+from windlass.planning import figures, reasons
 from windlass.planning.plan import Plan, Refused
-from windlass.planning.targets import Target
 from windlass.telemetry.console import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 # A colour for each part of memory and of a step, in their order.
-UNKNOWN = "?"
 LONG = 1000  # columns of a line that nothing may break
 MONEY = ("run", "on demand", "spot")
+EPOCH = ("epoch on demand", "epoch spot")
 COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
     *("bright_green", "bright_yellow", "bright_cyan", "red", "bright_red", "white"),
@@ -37,7 +36,8 @@ def print_plans(found: Sequence[Plan | Refused]) -> None:
             console.print(shown)
         if len({one.recipe for one in found}) == 1:
             for one in found:
-                console.print(Text("\n").append_text(heading(one.target)))
+                said = (one.target.name, "bold"), f"  {reasons.heading(one.target)}"
+                console.print(Text.assemble("\n", *said))
                 known = isinstance(one, Plan)
                 console.print(details(one, same) if known else Text(one.why, "red"))
         else:
@@ -64,12 +64,14 @@ def tables(found: Sequence[Plan | Refused], console: Console) -> list[Table]:
     """
     if len({one.recipe for one in found}) == 1:
         first, speeds = ("target",), ("fits", "GiB a device", "step", "tokens/s", "MFU")
+        money = MONEY
     else:
         first = ("recipe", "target")
         speeds = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip")
-    whole = _table(found, (*first, *speeds, *MONEY))
+        money = (*MONEY, *EPOCH)
+    whole = _table(found, (*first, *speeds, *money))
     if Measurement.get(console, console.options.update(width=LONG), whole).maximum > console.width:
-        return [_table(found, (*first, *speeds)), _table(found, (*first, *MONEY))]
+        return [_table(found, (*first, *speeds)), _table(found, (*first, *money))]
     return [whole]
 
 
@@ -88,23 +90,12 @@ def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, T
     named = {"recipe": Text(plan.recipe), "target": Text(plan.target.name, "bold")}
     if isinstance(plan, Refused):
         return named | {"fits": Text("no", STYLES["no"])}
-    memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
-    error = None if time is None else time.error
-    most = figures.gib(memory.total * (1 + memory.error))
-    told = {
-        "batch": str(plan.settings["batch"]),
-        "step": time and figures.seconds(time.seconds, error),
-        "it/s": time and figures.about(1 / time.seconds),
-        "tokens/s": tokens and figures.count(tokens, error),
-        "MFU": plan.mfu and figures.share(plan.mfu, error),
-        "per chip": _speed_up(plan, found),
-    }
+    told = reasons.cells(plan) | {"per chip": _speed_up(plan, found) or reasons.UNKNOWN}
     dim = "dim" if plan.fits == "no" else ""  # it would be so, if it could be
     return {
         **named,
         "fits": Text(plan.fits, STYLES[plan.fits]),
-        "GiB a device": Text(f"{figures.gib(memory.total)}–{most} of {figures.gib(memory.limit)}"),
-        **{name: Text(said or UNKNOWN, dim) for name, said in told.items()},
+        **{name: Text(said, "" if "GiB" in name else dim) for name, said in told.items()},
     }
 
 
@@ -128,53 +119,22 @@ def details(plan: Plan, without: Sequence[str] = ()) -> Table:
     return shown
 
 
-def heading(target: Target) -> Text:
-    hosts = f" on {target.hosts} hosts" if target.hosts > 1 else ""
-    return Text.assemble((target.name, "bold"), f"  {target.devices} × {target.chip.name}{hosts}")
-
-
 def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
-    chosen = plan.settings
-    kernel = f", {chosen['attention']} attention" if chosen["attention"] else ""
-    groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
-    yield (
-        "batch",
-        Text(
-            f"{chosen['batch']} rows of {chosen['row_tokens']:,} tokens: "
-            f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
-            f"{groups} shards; {chosen['compute']}{kernel}, remat {chosen['remat']}"
-        ),
-    )
-    split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())
-    yield "mesh", Text(f"{split}{f' ({plan.mesh_reason})' if plan.mesh_reason else ''}")
-    yield from _memory(plan)
-    yield from _step(plan)
-
-
-def _memory(plan: Plan) -> Iterator[tuple[str, Text]]:
+    for name, said in reasons.layout(plan):
+        yield name, Text(said)
+    yield "memory", Text(reasons.memory(plan), STYLES[plan.fits])
     memory = plan.memory
-    said = f"{figures.gib(memory.total)} of {figures.gib(memory.limit)} GiB a device"
-    said += f", or up to {memory.error:.0%} more"
-    if plan.fits == "no":
-        said += f": {figures.gib(plan.lacks)} GiB too many"
-    yield "memory", Text(said, STYLES[plan.fits])
     scale = max(memory.limit, memory.total)
     for (name, held), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
         yield "", _bar(name, size(held), held / scale, colour)
-    free = memory.limit - memory.total
-    if free > 0:
+    if (free := memory.limit - memory.total) > 0:
         yield "", _bar("free", size(free), free / scale, "dim", "░")
-
-
-def _step(plan: Plan) -> Iterator[tuple[str, Text]]:
-    time = plan.time
-    if time is None:
-        return
-    whole = figures.seconds(time.seconds, time.error)
-    yield "step", Text(f"{whole}, waits for {time.bound} most")
-    for (name, value), colour in zip(time.parts.items(), cycle(COLOURS), strict=False):
-        if value:
-            yield "", _bar(name, figures.seconds(value), value / time.seconds, colour)
+    if plan.time is not None:
+        yield "step", Text(reasons.step(plan) or "")
+        for (name, value), colour in zip(plan.time.parts.items(), cycle(COLOURS), strict=False):
+            yield "", _bar(name, figures.seconds(value), value / plan.time.seconds, colour)
+    for name, said in reasons.money(plan):
+        yield name, Text(said)
 
 
 def _bar(name: str, said: str, share: float, colour: str, block: str = "█") -> Text:

@@ -5,8 +5,11 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from windlass.planning.cost import Span
+
 WIDTH, HEIGHT = 900, 440  # of a picture of points
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 20, 56
+FINE = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a tenfold, where there is little more than one
 TEXT = 7.2  # the width of a letter, about
 
 
@@ -19,13 +22,11 @@ class Piece(NamedTuple):
 
 
 class Point(NamedTuple):
-    """A place in a picture, with how far it may be off on either side, as shares."""
+    """A place in a picture, and how far it may be off in each direction."""
 
     name: str
-    x: float
-    y: float
-    error_x: float
-    error_y: float
+    x: Span
+    y: Span
     said: str
     style: str  # one of those that the page knows
     is_named: bool = True
@@ -72,16 +73,21 @@ def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
     """Points in a picture, each with whiskers as long as it may be off."""
     inner, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     drawn = [_grid(x, y)]
-    taken: list[tuple[float, float, float]] = []
-    for point in found:
-        at_x, at_y = LEFT + inner * x.place(point.x), TOP + high * (1 - y.place(point.y))
-        ends = [LEFT + inner * x.place(value) for value in _around(point.x, point.error_x)]
-        tops = [TOP + high * (1 - y.place(value)) for value in _around(point.y, point.error_y)]
+    places = [
+        [
+            [LEFT + inner * x.place(value) for value in point.x],
+            [TOP + high * (1 - y.place(value)) for value in point.y],
+        ]
+        for point in found
+    ]
+    # No name stands upon a point.
+    taken = [(at_x - 8, at_x + 8, at_y + 4) for (_, at_x, _), (_, at_y, _) in places]
+    for point, ((left, at_x, right), (bottom, at_y, top)) in zip(found, places, strict=True):
         drawn.append(
             f'<g class="{point.style}"><title>{escape(point.said)}</title>'
-            f'<line class="whisker" x1="{ends[0]:.1f}" x2="{ends[1]:.1f}" y1="{at_y:.1f}" '
+            f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="{at_y:.1f}" '
             f'y2="{at_y:.1f}"/><line class="whisker" x1="{at_x:.1f}" x2="{at_x:.1f}" '
-            f'y1="{tops[0]:.1f}" y2="{tops[1]:.1f}"/>'
+            f'y1="{bottom:.1f}" y2="{top:.1f}"/>'
             f'<circle cx="{at_x:.1f}" cy="{at_y:.1f}" r="6"/>'
         )
         if point.is_named:
@@ -94,14 +100,15 @@ def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
     return f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>'
 
 
-def axis(title: str, values: Sequence[float], say) -> Axis:
-    """One that holds all values, with a tick at 1, 2 and 5 of each tenfold, or fewer."""
-    low, high = min(values) / 1.25, max(values) * 1.25
+def axis(title: str, spans: Sequence[Span], size: float = 1.0) -> Axis:
+    """One that holds all spans, with ticks at 1, 2 and 5 of each tenfold of a unit, or fewer."""
+    low = min(span.low for span in spans) / size / 1.15
+    high = max(span.high for span in spans) / size * 1.15
     powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    steps = (1, 2, 5) if high / low < 1e3 else (1,)
+    steps = (1,) if high / low > 1e3 else (1, 2, 5) if high / low > 10 else FINE
     ticks = [step * 10.0**power for power in powers for step in steps]
-    ticks = [tick for tick in ticks if low <= tick <= high]
-    return Axis(title, low, high, [(tick, say(tick)) for tick in ticks])
+    shown = [(tick * size, f"{tick:,.10g}") for tick in ticks if low <= tick <= high]
+    return Axis(title, low * size, high * size, shown)
 
 
 def _grid(x: Axis, y: Axis) -> str:
@@ -135,7 +142,7 @@ def _beside(
 ) -> tuple[float, float, str]:
     """Where a name has room: beside its point, or above or below it."""
     wide = TEXT * len(name)
-    for dx, dy in ((11, -8), (11, 17), (-11, -8), (-11, 17), (11, -24), (11, 33)):
+    for dx, dy in ((11, -8), (11, 17), (-11, -8), (-11, 17), (11, -24), (11, 33), (-11, -24)):
         start = x + dx if dx > 0 else x + dx - wide
         is_free = all(
             start > right or start + wide < left or abs(y + dy - other) > 14
@@ -145,10 +152,6 @@ def _beside(
             break
     taken.append((start, start + wide, y + dy))
     return x + dx, y + dy, "start" if dx > 0 else "end"
-
-
-def _around(value: float, error: float) -> tuple[float, float]:
-    return value * max(0.05, 1 - error), value * (1 + error)
 
 
 def _class(name: str) -> str:

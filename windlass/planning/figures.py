@@ -15,15 +15,20 @@ def gib(size: int | float) -> str:
 
 def seconds(value: int | float, error: float | None = None) -> str:
     """A time in the largest unit that it has more than one of: 182 ±27 ms."""
+    name, size = unit(value)
+    return f"{about(value / size, error)} {name}"
+
+
+def unit(value: int | float) -> tuple[str, float]:
+    """What a time is said in, and how many seconds that is."""
     fitting = [one for one in _TIMES if value >= one[1] * _BEYOND.get(one[0], 1.0)]
-    unit, size = fitting[-1] if fitting else _TIMES[0]
-    return f"{about(value / size, error)} {unit}"
+    return fitting[-1] if fitting else _TIMES[0]
 
 
 def count(value: int | float, error: float | None = None) -> str:
     """A large number: 45.1 ±6.8k."""
-    unit, size = next(one for one in reversed(_COUNTS) if value >= one[1] or one[1] == 1.0)
-    return f"{about(value / size, error)}{unit}"
+    name, size = next(one for one in reversed(_COUNTS) if value >= one[1] or one[1] == 1.0)
+    return f"{about(value / size, error)}{name}"
 
 
 def share(value: int | float, error: float | None = None) -> str:
@@ -40,6 +45,11 @@ def dollars(value: int | float | None, error: float | None = None) -> str:
     return f"${about(value, error, cents=True)}"
 
 
+def wrong(low: int | float, expected: int | float, high: int | float) -> float:
+    """The share by which an expected figure may be off, on the side where that is more."""
+    return max(high - expected, expected - low) / expected if expected else 0.0
+
+
 def about(value: int | float, error: float | None = None, *, cents: bool = False) -> str:
     """A number in about three digits, and the most that it may be off, in as many decimals."""
     digits = max(0, 2 - _magnitude(value)) if value else 0
@@ -47,8 +57,8 @@ def about(value: int | float, error: float | None = None, *, cents: bool = False
         digits = 2 if value < 100 else 0
     elif error is not None:
         digits = min(digits, max(0, -_magnitude(value * error))) if value * error else digits
-    said = f"{value:,.{digits}f}"
-    return said if error is None else f"{said} ±{value * error:,.{digits}f}"
+    said, off = f"{value:,.{digits}f}", f"{value * (error or 0):,.{digits}f}"
+    return f"{said} ±{off}" if float(off.replace(",", "")) else said
 
 
 def _magnitude(value: int | float) -> int:

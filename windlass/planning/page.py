@@ -4,11 +4,13 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from windlass.planning import charts, figures
-from windlass.planning.charts import Piece
+from windlass.planning import charts, figures, reasons
+from windlass.planning.charts import Piece, Point
 from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
+FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
+COLUMNS = ("GiB a device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
 
@@ -56,16 +58,10 @@ def _card(one: Plan | Refused, names: Sequence[str]) -> str:
     )
     if isinstance(one, Refused):
         return f"{top}<p>{escape(one.why)}</p></div>\n"
-    facts = [("memory", f"{figures.gib(one.memory.total)} of {figures.gib(one.memory.limit)} GiB")]
-    if one.time is not None and one.tokens_per_second is not None:
-        facts.append(("step", figures.seconds(one.time.seconds, one.time.error)))
-        facts.append(("tokens/s", figures.count(one.tokens_per_second, one.time.error)))
-    big = ""
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(said)}</dd>" for name, said in facts)
-    return f'{top}<div class="big">{big}</div><dl>{listed}</dl></div>\n'
-
-
-FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
+    cells = reasons.cells(one)
+    names = [name for name in COLUMNS if cells[name] != reasons.UNKNOWN]
+    listed = "".join(f"<dt>{name}</dt><dd>{escape(cells[name])}</dd>" for name in names)
+    return f"{top}<dl>{listed}</dl></div>\n"
 
 
 def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
@@ -111,15 +107,72 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
 
 
 def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    return ""
+    found = [point for one in plans for point in _points(one, names)]
+    if not found:
+        return ""
+    unit, size = figures.unit(3600 * max(point.x.expected for point in found))
+    x = charts.axis(f"{unit} of the whole run", [point.x for point in found], size / 3600)
+    y = charts.axis("USD", [point.y for point in found])
+    keys = (
+        '<ul class="legend"><li><i class="demand-key"></i>on demand</li>'
+        '<li><i class="spot-key"></i>spot, with restarts</li></ul>'
+    )
+    hint = (
+        "Further left is sooner, further down is cheaper. Whiskers are how far off the estimate "
+        "may be; what does not fit is faint."
+    )
+    return _section("Cost against time", hint, charts.points(found, x, y) + keys)
+
+
+def _points(plan: Plan, names: Sequence[str]) -> Iterator[Point]:
+    bill = plan.cost and plan.cost.run
+    if bill is None:
+        return
+    name, out = _label(plan, names), " out" if plan.fits == "no" else ""
+    kinds = {"demand": (bill.hours, bill.on_demand), "spot": (bill.spot_hours, bill.spot)}
+    for style, (hours, dollars) in kinds.items():
+        if hours is not None and dollars is not None:
+            said = f"{name}: {reasons.hours(hours)}, {reasons.dollars(dollars)}"
+            yield Point(name, hours, dollars, said, f"{style}{out}", style == "demand")
 
 
 def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
-    return ""
+    head = '<th>target</th><th class="left">fits</th>'
+    head += "".join(f"<th>{name}</th>" for name in COLUMNS)
+    body = "".join(_line(one, names) for one in found)
+    table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
+    return _section("All figures", "", f'<div class="scroll">{table}</div>')
+
+
+def _line(one: Plan | Refused, names: Sequence[str]) -> str:
+    if isinstance(one, Refused):
+        told, fits = f'<td class="left" colspan="7">{escape(one.why)}</td>', "no"
+    else:
+        cells, fits = reasons.cells(one), one.fits
+        told = "".join(f"<td>{escape(cells[name])}</td>" for name in COLUMNS)
+    pill = f'<td class="left"><span class="pill {fits}">{FITS[fits]}</span></td>'
+    return f'<tr class="{fits}"><td>{_label(one, names)}</td>{pill}{told}</tr>'
 
 
 def _reasons(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
-    return ""
+    drawn = []
+    for one in found:
+        facts = [("refused", one.why)] if isinstance(one, Refused) else list(_facts(one))
+        listed = "".join(f"<dt>{name}</dt><dd>{escape(said)}</dd>" for name, said in facts)
+        drawn.append(
+            f"<details><summary>{_label(one, names)} <span>{escape(reasons.heading(one.target))}"
+            f'</span></summary><dl class="facts">{listed}</dl></details>'
+        )
+    return _section("Why", "How each run is laid out, and what to know of it.", "".join(drawn))
+
+
+def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
+    yield from reasons.layout(plan)
+    yield "memory", reasons.memory(plan)
+    if said := reasons.step(plan):
+        yield "step", said
+    yield from reasons.money(plan)
+    yield from (("note", note) for note in plan.notes)
 
 
 def _row(one: Plan | Refused, names: Sequence[str], bar: str, said: str) -> str:

@@ -2,20 +2,23 @@
 
 import dataclasses
 import itertools
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
 from windlass import run as runs
 from windlass.config import AnyRecipe, Layers
-from windlass.devices import alignment, precision
+from windlass.devices import alignment, precision, prices
+from windlass.devices.prices import Prices
 from windlass.errors import UserError
+from windlass.planning import cost as costs
 from windlass.planning import memory as memories
 from windlass.planning import targets
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
+from windlass.planning.cost import Assumed, Cost
 from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
@@ -37,6 +40,7 @@ class Plan:
     extent: Extent
     memory: Memory
     time: Time | None  # None: how fast such devices are is not known
+    cost: Cost | None = None  # None where the time is
     mesh_reason: str | None = None
     notes: list[str] = field(default_factory=list)
 
@@ -102,6 +106,7 @@ class Plan:
                 "steps": self.extent.steps,
                 "steps_per_epoch": self.extent.epoch_steps,
             },
+            "cost": self.cost and self.cost.as_dict(),
             "notes": self.notes,
         }
 
@@ -118,13 +123,24 @@ class Refused:
         return {"recipe": self.recipe, "target": {"name": self.target.name}, "refused": self.why}
 
 
+class Asked(NamedTuple):
+    """What a plan is asked for beside a recipe and a target."""
+
+    rows: int | None = None  # of an epoch, where the data cannot tell
+    region: str | None = None  # or provider, whose prices count; None: the cheapest anywhere
+    assumed: Assumed = Assumed()
+
+
+PLAIN = Asked()
+
+
 def plans(
     recipes: Iterable[AnyRecipe],
     on: Sequence[Target],
     overrides: Sequence[str] = (),
     *,
     each: Sequence[str] = (),
-    rows: int | None = None,
+    asked: Asked = PLAIN,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
     """Every recipe on every target; where one cannot be laid out it is said why.
@@ -133,6 +149,7 @@ def plans(
     these, and for every combination where there are several keys. A recipe that can be laid out on
     none of the targets is refused.
     """
+    known = prices.load()
     variants = list(itertools.product(*[_values(key) for key in each]))
     loaded = [
         (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
@@ -140,7 +157,7 @@ def plans(
     return [
         dataclasses.replace(one, recipe=" ".join([one.recipe, *keys]))
         for keys, layers in loaded
-        for one in _on_each(layers, on, rows, console)
+        for one in _on_each(layers, on, lambda d, t: planned(d, t, known, asked, console))
     ]
 
 
@@ -159,12 +176,12 @@ def usual() -> list[Target]:
 
 
 def _on_each(
-    layers: Layers, on: Sequence[Target], rows: int | None, console: Console | None
+    layers: Layers, on: Sequence[Target], make: Callable[[Described, Target], Plan]
 ) -> list[Plan | Refused]:
     found: list[Plan | Refused] = []
     for target in on:
         try:
-            found.append(_planned(layers, target, rows, console))
+            found.append(make(tracing.laid_out(layers, target), target))
         except UserError as refused:
             found.append(Refused(layers.name, target, str(refused)))
     wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}
@@ -176,24 +193,43 @@ def _on_each(
     raise UserError("\n".join(f"on {name}: {why}" for name, why in wrong.items()))
 
 
-def _planned(layers: Layers, target: Target, rows: int | None, console: Console | None) -> Plan:
-    described = tracing.laid_out(layers, target)
+def planned(
+    described: Described,
+    target: Target,
+    known: Prices,
+    asked: Asked,
+    console: Console | None = None,
+) -> Plan:
+    """The plan of a run that is laid out on a target."""
     traced = tracing.trace(described, target)
-    length = extent(described, rows, console)
-    run, kind = described.run, target.chip.kind
-    notes = precision.warnings(run.precision, kind, target.chip)
-    notes += alignment.warnings(runs.widths(run), kind, target.chip)
-    if not target.chip.peak:
-        notes.append(f"how fast a {target.chip.name} is is not in the catalogue")
+    length = extent(described, asked.rows, console)
+    run, chip = described.run, target.chip
+    memory = memories.memory(traced)
+    time = times.time(traced) if chip.peak else None
+    cost = time and costs.cost(
+        time,
+        length,
+        target,
+        known,
+        every=run.checkpoint.every,
+        saved=costs.saved_bytes(memory),
+        where=asked.region,
+        assumed=asked.assumed,
+    )
+    notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
+    notes += alignment.warnings(runs.widths(run), chip.kind, chip)
+    notes += [length.unknown] if length.unknown else []
+    notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
     return Plan(
         recipe=described.name,
         target=target,
         settings=settings(described),
         extent=length,
-        memory=memories.memory(traced),
-        time=times.time(traced) if target.chip.peak else None,
+        memory=memory,
+        time=time,
+        cost=cost,
         mesh_reason=described.layout.why,
-        notes=[*notes, *([length.unknown] if length.unknown else [])],
+        notes=notes,
     )
 
 

@@ -1,0 +1,111 @@
+"""Why a plan is as it is, in words: a name and what is to be said, line by line."""
+
+from collections.abc import Iterator
+
+from windlass.devices.prices import Price
+from windlass.planning import figures
+from windlass.planning.cost import Bill, Span
+from windlass.planning.plan import Plan
+from windlass.planning.targets import Target
+
+UNKNOWN = "?"
+HARDLY = 0.05  # restarts that are expected, below which they are not worth a word
+
+
+def cells(plan: Plan) -> dict[str, str]:
+    """The figures of a plan, by the columns of a table."""
+    memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
+    error = None if time is None else time.error
+    run, epoch = (None, None) if plan.cost is None else (plan.cost.run, plan.cost.epoch)
+    most = figures.gib(memory.total * (1 + memory.error))
+    told = {
+        "GiB a device": f"{figures.gib(memory.total)}–{most} of {figures.gib(memory.limit)}",
+        "batch": str(plan.settings["batch"]),
+        "step": time and figures.seconds(time.seconds, error),
+        "it/s": time and figures.about(1 / time.seconds),
+        "tokens/s": tokens and figures.count(tokens, error),
+        "MFU": plan.mfu and figures.share(plan.mfu, error),
+        "run": run and hours(run.hours),
+        "on demand": run and dollars(run.on_demand),
+        "spot": run and dollars(run.spot),
+        "epoch on demand": epoch and dollars(epoch.on_demand),
+        "epoch spot": epoch and dollars(epoch.spot),
+    }
+    return {name: said or UNKNOWN for name, said in told.items()}
+
+
+def heading(target: Target) -> str:
+    """What a target is made of."""
+    hosts = f" on {target.hosts} hosts" if target.hosts > 1 else ""
+    return f"{target.devices} × {target.chip.name}{hosts}"
+
+
+def layout(plan: Plan) -> Iterator[tuple[str, str]]:
+    """How a run is laid out, as its recipe says or as it was chosen."""
+    chosen = plan.settings
+    kernel = f", {chosen['attention']} attention" if chosen["attention"] else ""
+    groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
+    yield (
+        "batch",
+        f"{chosen['batch']} rows of {chosen['row_tokens']:,} tokens: "
+        f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
+        f"{groups} shard{'s' if groups > 1 else ''}; {chosen['compute']}{kernel}, "
+        f"remat {chosen['remat']}",
+    )
+    split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())
+    yield "mesh", f"{split}{f' ({plan.mesh_reason})' if plan.mesh_reason else ''}"
+
+
+def memory(plan: Plan) -> str:
+    """How full the devices are."""
+    held = plan.memory
+    said = f"{figures.gib(held.total)} of {figures.gib(held.limit)} GiB a device"
+    said += f", or up to {held.error:.0%} more"
+    return said if plan.fits != "no" else f"{said}: {figures.gib(plan.lacks)} GiB too many"
+
+
+def step(plan: Plan) -> str | None:
+    """How long a step takes, and what for."""
+    if plan.time is None:
+        return None
+    whole = figures.seconds(plan.time.seconds, plan.time.error)
+    return f"{whole}, waits for {plan.time.bound} most"
+
+
+def money(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What a run and an epoch cost, by which prices."""
+    if plan.cost is None:
+        return
+    bills = {"run": plan.cost.run, "epoch": plan.cost.epoch}
+    if plan.cost.run is None:
+        bills["1M tokens"] = plan.cost.million_tokens
+    for name, bill in bills.items():
+        if bill is not None:
+            yield name, f"{hours(bill.hours)}; {dollars(bill.on_demand)} on demand; {_spot(bill)}"
+    prices = {"on demand": plan.cost.on_demand, "spot": plan.cost.spot}
+    known = [f"{_price(price, kind)} {kind}" for kind, price in prices.items() if price is not None]
+    if known:
+        yield "prices", f"{', '.join(known)}, of a chip and hour"
+
+
+def hours(span: Span | None) -> str:
+    """A time that a run may take."""
+    return UNKNOWN if span is None else figures.seconds(3600 * span.expected, figures.wrong(*span))
+
+
+def dollars(span: Span | None) -> str:
+    """Money that a run may cost."""
+    return UNKNOWN if span is None else figures.dollars(span.expected, figures.wrong(*span))
+
+
+def _spot(bill: Bill) -> str:
+    said = f"{dollars(bill.spot)} spot"
+    if not bill.lost_hours or not bill.restarts or bill.restarts < HARDLY:
+        return said
+    lost = figures.seconds(3600 * bill.lost_hours)
+    return f"{said}, with {bill.restarts:.1f} restarts that take {lost}"
+
+
+def _price(price: Price, kind: str) -> str:
+    each = price.on_demand if kind == "on demand" else price.spot
+    return f"${each:.3f} ({price.place}, {price.date})"
