@@ -33,8 +33,7 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.planning import plan as planning
-from windlass.planning import targets
+from windlass.planning import matrix, targets
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.release import folder as exports
@@ -138,8 +137,8 @@ def plans(
     asked for, or a provider; `preemptions` is how often an hour spot machines are taken away.
     """
     asked = Asked(rows, region, Assumed(preemptions=preemptions))
-    where = planning.usual() if on is None else targets.several(on)
-    return planning.plans(recipes, where, overrides, each=each, asked=asked, console=console)
+    where = matrix.usual() if on is None else targets.several(on)
+    return matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
 
 
 def recipe(

@@ -1,6 +1,6 @@
 """Plans on a terminal: a table of them, and what is behind each."""
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
 
 from rich.console import Console
@@ -9,6 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.planning import figures, reasons
+from windlass.planning.matrix import best
 from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
@@ -30,48 +31,68 @@ def print_plans(found: Sequence[Plan | Refused]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:  # other tools want a line to be a line, however long
         console.width = LONG
-    same = _in_common([one.notes for one in found if isinstance(one, Plan)])
     with console.capture() as captured:
-        for shown in tables(found, console):
-            console.print(shown)
-        if len({one.recipe for one in found}) == 1:
-            for one in found:
-                said = (one.target.name, "bold"), f"  {reasons.heading(one.target)}"
-                console.print(Text.assemble("\n", *said))
-                known = isinstance(one, Plan)
-                console.print(details(one, same) if known else Text(one.why, "red"))
-        else:
-            for one in found:
-                if isinstance(one, Refused):
-                    console.print(Text(f"\n{one.recipe} on {one.target.name}: {one.why}", "red"))
-        for note in same:
-            console.print(Text.assemble(("\nnote  ", "bold"), (note, "yellow")))
+        for one in _one(found, console) if _is_one(found) else _several(found, console):
+            console.print(one)
     # Tables fill their lines up with blanks.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
-def _in_common(notes: Sequence[list[str]]) -> list[str]:
-    """What is to be said of all of several plans, and so once."""
-    if len(notes) < 2:
-        return []
-    return [note for note in notes[0] if all(note in others for others in notes)]
+def _is_one(found: Sequence[Plan | Refused]) -> bool:
+    return len({one.name for one in found}) == 1
 
 
-def tables(found: Sequence[Plan | Refused], console: Console) -> list[Table]:
-    """A line for each recipe on each target; in two tables where one is too wide.
+def _one(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
+    """One recipe: a table of targets, and what is behind each."""
+    columns = ("fits", "GiB a device", "step", "tokens/s", "MFU")
+    yield from tables(found, ("target",), columns, MONEY, console)
+    notes = [one.notes for one in found if isinstance(one, Plan)]
+    # What is to be said of every one of several is said once.
+    same = [note for note in notes[0] if len(notes) > 1 and all(note in more for more in notes)]
+    for one in found:
+        said = (one.target.name, "bold"), f"  {reasons.heading(one.target)}"
+        yield Text.assemble("\n", *said)
+        yield details(one, same) if isinstance(one, Plan) else Text(one.why, "red")
+    yield from _notes(same)
 
-    Of several recipes it also says how much a chip does beside one of the first target.
-    """
-    if len({one.recipe for one in found}) == 1:
-        first, speeds = ("target",), ("fits", "GiB a device", "step", "tokens/s", "MFU")
-        money = MONEY
-    else:
-        first = ("recipe", "target")
-        speeds = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip")
-        money = (*MONEY, *EPOCH)
-    whole = _table(found, (*first, *speeds, *money))
+
+def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
+    """Several recipes on several targets, a line each."""
+    columns = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip")
+    first, money = ("recipe", "target"), (*MONEY, *EPOCH)
+    yield from tables(found, first, columns, money, console)
+    if any(one.keys for one in found):
+        fastest = best(found)
+        yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
+        yield from tables(fastest, first, columns, money, console) if fastest else ()
+    notes: dict[str, list[str]] = {}
+    for one in found:
+        for note in one.notes if isinstance(one, Plan) else [f"{one.name}: {one.why}"]:
+            names = notes.setdefault(note, [])
+            names += [one.target.name] if one.target.name not in names else []
+    every = {one.target.name for one in found}
+    yield from _notes(
+        note if len(names) == len(every) else f"{', '.join(names)}: {note}"
+        for note, names in notes.items()
+    )
+
+
+def _notes(notes: Iterable[str]) -> Iterator[Text]:
+    for number, note in enumerate(notes):
+        yield Text.assemble("" if number else "\n", ("note  ", "bold"), (note, "yellow"))
+
+
+def tables(
+    found: Sequence[Plan | Refused],
+    first: Sequence[str],
+    columns: Sequence[str],
+    money: Sequence[str],
+    console: Console,
+) -> list[Table]:
+    """A line for each recipe on each target; in two tables where one is too wide."""
+    whole = _table(found, (*first, *columns, *money))
     if Measurement.get(console, console.options.update(width=LONG), whole).maximum > console.width:
-        return [_table(found, (*first, *speeds)), _table(found, (*first, *money))]
+        return [_table(found, (*first, *columns)), _table(found, (*first, *money))]
     return [whole]
 
 
@@ -87,7 +108,7 @@ def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
 
 
 def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, Text]:
-    named = {"recipe": Text(plan.recipe), "target": Text(plan.target.name, "bold")}
+    named = {"recipe": Text(plan.name), "target": Text(plan.target.name, "bold")}
     if isinstance(plan, Refused):
         return named | {"fits": Text("no", STYLES["no"])}
     told = reasons.cells(plan) | {"per chip": _speed_up(plan, found) or reasons.UNKNOWN}
@@ -101,7 +122,7 @@ def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, T
 
 def _speed_up(plan: Plan, found: Sequence[Plan | Refused]) -> str | None:
     """What a chip does, beside one of the first target of the same recipe."""
-    first = next(one for one in found if isinstance(one, Plan) and one.recipe == plan.recipe)
+    first = next(one for one in found if isinstance(one, Plan) and one.name == plan.name)
     if plan.tokens_per_second is None or first.tokens_per_second is None:
         return None
     each = plan.tokens_per_second / plan.target.chips

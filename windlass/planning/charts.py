@@ -70,7 +70,7 @@ def bar(pieces: Iterable[Piece], *, most: float, limit: float | None = None) -> 
 
 
 def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
-    """Points in a picture, each with whiskers as long as it may be off."""
+    """Points in a picture, each with whiskers as long as it may be off; those of a name joined."""
     inner, high = WIDTH - LEFT - RIGHT, HEIGHT - TOP - BOTTOM
     drawn = [_grid(x, y)]
     places = [
@@ -82,7 +82,13 @@ def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
     ]
     # No name stands upon a point.
     taken = [(at_x - 8, at_x + 8, at_y + 4) for (_, at_x, _), (_, at_y, _) in places]
+    first: dict[str, tuple[float, float]] = {}
     for point, ((left, at_x, right), (bottom, at_y, top)) in zip(found, places, strict=True):
+        from_x, from_y = first.setdefault(point.name, (at_x, at_y))
+        drawn.append(
+            f'<line class="link" x1="{from_x:.1f}" y1="{from_y:.1f}" x2="{at_x:.1f}" '
+            f'y2="{at_y:.1f}"/>'
+        )
         drawn.append(
             f'<g class="{point.style}"><title>{escape(point.said)}</title>'
             f'<line class="whisker" x1="{left:.1f}" x2="{right:.1f}" y1="{at_y:.1f}" '

@@ -17,7 +17,7 @@ ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 def page(found: Sequence[Plan | Refused], command: str) -> str:
     """The page of some plans; `command` is what made it."""
     plans = [one for one in found if isinstance(one, Plan)]
-    names = list(dict.fromkeys(one.recipe for one in found))
+    names = list(dict.fromkeys(one.name for one in found))
     style = resources.files("windlass.planning").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(names, plans),
@@ -50,7 +50,7 @@ def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
 
 def _card(one: Plan | Refused, names: Sequence[str]) -> str:
     target, fits = one.target, one.fits if isinstance(one, Plan) else "no"
-    recipe = f"{escape(one.recipe)} on " if len(names) > 1 else ""
+    recipe = f"{escape(one.name)} on " if len(names) > 1 else ""
     top = (
         f'<div class="card {fits}"><div class="name">{recipe}{escape(target.name)}'
         f'<span class="pill {fits}">{FITS[fits]}</span></div>'
@@ -99,9 +99,7 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
         bar = charts.bar(pieces, most=time.seconds * (1 + time.error) / scale)
         said = f"<b>{figures.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
         drawn.append(_row(one, names, bar, said))
-    hint = (
-        "An optimiser step, by what it waits for; what is hidden behind something else is in none."
-    )
+    hint = "An optimiser step, by what it waits for. What runs while it waits is in no part."
     parts = _named(time.parts for _, time in times)
     return _section("What a step waits for", hint, _bars(drawn) + _legend(parts))
 
@@ -121,7 +119,9 @@ def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
         "Further left is sooner, further down is cheaper. Whiskers are how far off the estimate "
         "may be; what does not fit is faint."
     )
-    return _section("Cost against time", hint, charts.points(found, x, y) + keys)
+    return _section(
+        "Cost against time", hint, f'<div class="scroll">{charts.points(found, x, y)}</div>{keys}'
+    )
 
 
 def _points(plan: Plan, names: Sequence[str]) -> Iterator[Point]:
@@ -180,7 +180,7 @@ def _row(one: Plan | Refused, names: Sequence[str], bar: str, said: str) -> str:
 
 
 def _label(one: Plan | Refused, names: Sequence[str]) -> str:
-    recipe = f"{one.recipe} on " if len(names) > 1 else ""
+    recipe = f"{one.name} on " if len(names) > 1 else ""
     return escape(f"{recipe}{one.target.name}")
 
 

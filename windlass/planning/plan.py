@@ -1,21 +1,15 @@
 """What a run would be on devices that need not be here: does it fit, how fast, how much."""
 
-import dataclasses
-import itertools
-from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
 from windlass import run as runs
-from windlass.config import AnyRecipe, Layers
-from windlass.devices import alignment, precision, prices
+from windlass.devices import alignment, precision
 from windlass.devices.prices import Prices
-from windlass.errors import UserError
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
-from windlass.planning import targets
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
 from windlass.planning.cost import Assumed, Cost
@@ -23,10 +17,8 @@ from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
-from windlass.training import origin
 from windlass.training.built import Described
 
-USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
 Fits = Literal["yes", "tight", "no"]
 
 
@@ -34,7 +26,7 @@ Fits = Literal["yes", "tight", "no"]
 class Plan:
     """What a recipe would be on a target, before a device is rented or anything is compiled."""
 
-    recipe: str  # its name, and those of its keys that several plans differ in
+    recipe: str
     target: Target
     settings: dict[str, Any]  # what the recipe says, and what was chosen where it says nothing
     extent: Extent
@@ -43,6 +35,11 @@ class Plan:
     cost: Cost | None = None  # None where the time is
     mesh_reason: str | None = None
     notes: list[str] = field(default_factory=list)
+    keys: tuple[str, ...] = ()  # of those that several plans differ in
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.recipe, *self.keys])
 
     @property
     def fits(self) -> Fits:
@@ -74,6 +71,7 @@ class Plan:
         target, memory, time = self.target, self.memory, self.time
         return {
             "recipe": self.recipe,
+            "keys": list(self.keys),
             "target": {
                 "name": target.name,
                 "chip": target.chip.name,
@@ -118,9 +116,15 @@ class Refused:
     recipe: str
     target: Target
     why: str
+    keys: tuple[str, ...] = ()
+
+    @property
+    def name(self) -> str:
+        return " ".join([self.recipe, *self.keys])
 
     def as_dict(self) -> dict[str, Any]:
-        return {"recipe": self.recipe, "target": {"name": self.target.name}, "refused": self.why}
+        named = {"recipe": self.recipe, "keys": list(self.keys)}
+        return {**named, "target": {"name": self.target.name}, "refused": self.why}
 
 
 class Asked(NamedTuple):
@@ -132,65 +136,6 @@ class Asked(NamedTuple):
 
 
 PLAIN = Asked()
-
-
-def plans(
-    recipes: Iterable[AnyRecipe],
-    on: Sequence[Target],
-    overrides: Sequence[str] = (),
-    *,
-    each: Sequence[str] = (),
-    asked: Asked = PLAIN,
-    console: Console | None = None,
-) -> list[Plan | Refused]:
-    """Every recipe on every target; where one cannot be laid out it is said why.
-
-    `each` are keys with several values, such as `train.batch=8,16`: a recipe is planned for each of
-    these, and for every combination where there are several keys. A recipe that can be laid out on
-    none of the targets is refused.
-    """
-    known = prices.load()
-    variants = list(itertools.product(*[_values(key) for key in each]))
-    loaded = [
-        (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
-    ]
-    return [
-        dataclasses.replace(one, recipe=" ".join([one.recipe, *keys]))
-        for keys, layers in loaded
-        for one in _on_each(layers, on, lambda d, t: planned(d, t, known, asked, console))
-    ]
-
-
-def _values(key: str) -> list[str]:
-    """`train.batch=8,16` as an override for each value."""
-    name, equals, values = key.partition("=")
-    found = [value.strip() for value in values.split(",") if value.strip()]
-    if not equals or not found:
-        raise UserError(f"--each is {key}; it must be a key and its values, as train.batch=8,16")
-    return [f"{name}={value}" for value in found]
-
-
-def usual() -> list[Target]:
-    """What to plan for where nothing is named: this machine, and what many have a way to."""
-    return targets.several([targets.HERE, *USUAL])
-
-
-def _on_each(
-    layers: Layers, on: Sequence[Target], make: Callable[[Described, Target], Plan]
-) -> list[Plan | Refused]:
-    found: list[Plan | Refused] = []
-    for target in on:
-        try:
-            found.append(make(tracing.laid_out(layers, target), target))
-        except UserError as refused:
-            found.append(Refused(layers.name, target, str(refused)))
-    wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}
-    if len(wrong) < len(found):
-        return found
-    first, *others = wrong.values()
-    if all(other == first for other in others):
-        raise UserError(first)
-    raise UserError("\n".join(f"on {name}: {why}" for name, why in wrong.items()))
 
 
 def planned(

@@ -1,6 +1,7 @@
 """Why a plan is as it is, in words: a name and what is to be said, line by line."""
 
 from collections.abc import Iterator
+from typing import Any
 
 from windlass.devices.prices import Price
 from windlass.planning import figures
@@ -86,6 +87,18 @@ def money(plan: Plan) -> Iterator[tuple[str, str]]:
     known = [f"{_price(price, kind)} {kind}" for kind, price in prices.items() if price is not None]
     if known:
         yield "prices", f"{', '.join(known)}, of a chip and hour"
+    yield "assumes", _assumed(plan.cost.inputs)
+
+
+def _assumed(inputs: dict[str, Any]) -> str:
+    """What a bill follows from beside the step and the prices."""
+    start = f"{figures.seconds(inputs['boot_seconds'])} to start a machine"
+    start += f", {figures.seconds(inputs['compile_seconds'])} to compile"
+    if (between := inputs["seconds_between_saves"]) is not None:
+        start += f", a save of {figures.seconds(inputs['save_seconds'])} every "
+        start += figures.seconds(between)
+    rate = inputs["preemptions_per_hour"]
+    return start if rate is None else f"{start}, {rate:g} preemptions an hour of spot machines"
 
 
 def hours(span: Span | None) -> str:

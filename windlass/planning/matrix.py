@@ -1,0 +1,91 @@
+"""Every recipe on every target, with every value of some keys."""
+
+import dataclasses
+import itertools
+from collections.abc import Callable, Iterable, Sequence
+
+from rich.console import Console
+
+from windlass.config import AnyRecipe, Layers
+from windlass.devices import prices
+from windlass.errors import UserError
+from windlass.planning import targets
+from windlass.planning import traced as tracing
+from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
+from windlass.planning.targets import Target
+from windlass.training import origin
+from windlass.training.built import Described
+
+USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
+
+
+def plans(
+    recipes: Iterable[AnyRecipe],
+    on: Sequence[Target],
+    overrides: Sequence[str] = (),
+    *,
+    each: Sequence[str] = (),
+    asked: Asked = PLAIN,
+    console: Console | None = None,
+) -> list[Plan | Refused]:
+    """Every recipe on every target; where one cannot be laid out it is said why.
+
+    `each` are keys with several values, such as `train.batch=8,16`: a recipe is planned for each of
+    these, and for every combination where there are several keys. A recipe that can be laid out on
+    none of the targets is refused.
+    """
+    known = prices.load()
+    variants = list(itertools.product(*[_values(key) for key in each]))
+    loaded = [
+        (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
+    ]
+    return [
+        dataclasses.replace(one, keys=keys)
+        for keys, layers in loaded
+        for one in _on_each(layers, on, lambda d, t: planned(d, t, known, asked, console))
+    ]
+
+
+def _values(key: str) -> list[str]:
+    """`train.batch=8,16` as an override for each value."""
+    name, equals, values = key.partition("=")
+    found = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not found:
+        raise UserError(f"--each is {key}; it must be a key and its values, as train.batch=8,16")
+    return [f"{name}={value}" for value in found]
+
+
+def best(found: Iterable[Plan | Refused]) -> list[Plan]:
+    """Of plans that differ in their last key alone, on each target the fastest that fits."""
+    fastest: dict[tuple, Plan] = {}
+    for one in found:
+        if isinstance(one, Refused) or one.fits != "yes" or one.tokens_per_second is None:
+            continue
+        of = (one.recipe, one.keys[:-1], one.target.name)
+        known = fastest.get(of)
+        if known is None or (known.tokens_per_second or 0) < one.tokens_per_second:
+            fastest[of] = one
+    return list(fastest.values())
+
+
+def usual() -> list[Target]:
+    """What to plan for where nothing is named: this machine, and what many have a way to."""
+    return targets.several([targets.HERE, *USUAL])
+
+
+def _on_each(
+    layers: Layers, on: Sequence[Target], make: Callable[[Described, Target], Plan]
+) -> list[Plan | Refused]:
+    found: list[Plan | Refused] = []
+    for target in on:
+        try:
+            found.append(make(tracing.laid_out(layers, target), target))
+        except UserError as refused:
+            found.append(Refused(layers.name, target, str(refused)))
+    wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}
+    if len(wrong) < len(found):
+        return found
+    first, *others = wrong.values()
+    if all(other == first for other in others):
+        raise UserError(first)
+    raise UserError("\n".join(f"on {name}: {why}" for name, why in wrong.items()))
