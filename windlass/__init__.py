@@ -6,7 +6,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.calls import (
         chat,
-        compare,
         delete,
         evaluate,
         export,
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
         prepare,
         prices,
         recipe,
-        report,
         runs,
         schema,
         tasks,
@@ -26,7 +24,6 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "chat",
-    "compare",
     "delete",
     "evaluate",
     "export",
@@ -35,7 +32,6 @@ __all__ = [
     "prepare",
     "prices",
     "recipe",
-    "report",
     "runs",
     "schema",
     "tasks",

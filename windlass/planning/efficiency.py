@@ -2,7 +2,6 @@
 
 import dataclasses
 import math
-import os
 from typing import NamedTuple
 
 from windlass.devices.chips import Chip
@@ -17,53 +16,80 @@ class Efficiency:
 
     products: Amount  # of the peak, by matrix products of the best shape
     memory: Amount  # of the bandwidth, by whatever reads and writes in order
-    forward: Amount  # of the peak, by flash attention on long rows with heads of 128
-    backward: Amount
     links: Amount  # of their bandwidth, by collectives
-    overlap: Amount  # of the time of products, in which other devices' parts can be on their way
+    overlap: Amount  # of the time of products, in which other devices' pieces can be on their way
     start: Amount  # seconds from the start of a kernel to its full speed
-    random: Amount  # numbers of 32 random bits a second
-    ramp: int  # positions of a row with which attention is at half its speed
+    vector: Amount  # operations a second on single numbers
+    attention: "Flash"
     units: int | None = None  # of a GPU, that each compute a tile of a product
-    error: Amount = 0.25  # by which a step may take longer or shorter
+    error: Amount = 0.25  # the share by which a step may take longer or shorter
     source: str = ""
 
 
-HOPPER = Efficiency(
+@dataclasses.dataclass(frozen=True)
+class Flash:
+    """What flash attention reaches: of the peak, or by what it does besides products."""
+
+    forward: Amount  # of the peak, on long rows, with heads as wide as the matrix units
+    backward: Amount
+    narrow: Amount  # of that, with heads half as wide
+    ramp: int = 0  # positions of a row with which it is at half its speed
+    # On single numbers for each pair of positions, where those come on top of the products.
+    operations: tuple[int, int] = (0, 0)
+
+
+# Of an H200, measured: products by the best that cuBLAS sustains (the MAMF table of the book "ML
+# engineering", 794 of 989 TFLOP/s), a copy of 1 GB at 3.6 to 4.0 TB/s, and attention of 1k to 8k
+# positions with a mask of documents, which cuDNN takes as numbers to be added to the scores.
+_GPU = Efficiency(
     products=0.80,
     memory=0.83,
-    forward=0.50,
-    backward=0.40,
     links=0.8,
     overlap=0.9,
     start=3e-6,
-    random=0.35e12,
-    ramp=256,
+    vector=30e12,
+    attention=Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380),
     units=132,
-    error=0.15,
-    source="",
+    source="measured on other GPUs",
 )
-TPU = Efficiency(
+# Products by 827 of 918 TFLOP/s for 8192 rows and columns on a v6e and a copy there at 1.36 of 1.64
+# TB/s (Google's microbenchmarks); the time to start by what 1024 rows and columns cost an Ironwood.
+# Splash attention by axlearn's benchmark on a v5p (40 heads of 128, rows of 8192, windows of 4096:
+# 3.2 ms forward, 12 ms backward), as products, seven instead of five backwards, and what vector
+# units do for each score. No speed of a whole training step is in any of these.
+_TPU = Efficiency(
     products=0.90,
     memory=0.83,
-    forward=0.50,
-    backward=0.45,
     links=0.8,
     overlap=0.9,
     start=2e-6,
-    random=0.1e12,
-    ramp=256,
-    error=0.25,
-    source="",
+    vector=7.2e12,
+    attention=Flash(forward=0.9, backward=0.9 * 5 / 7, narrow=0.5, operations=(5, 23)),
+    source="Google's and Apple's microbenchmarks of TPUs",
 )
-
-
-CPU = dataclasses.replace(TPU, products=1.0, memory=1.0, overlap=0.0, error=1.0)
-
-# A core of a server's CPU in float32, and its share of the memory's bandwidth: of any CPU this says
-# no more than which of two recipes is the faster one.
-_CORE = {"float32": 25e9, "bfloat16": 8e9, "float16": 8e9}
-_CORE_BANDWIDTH = 8e9
+# Vector units have 1024 lanes of 4 operations at the chip's clock, which its peak tells.
+_CHIPS = {
+    "TPU v2": {"vector": 2.9e12},
+    "TPU v3": {"vector": 3.9e12},
+    "TPU v4": {"vector": 8.6e12},
+    "TPU v5e": {"vector": 6.1e12},
+    "TPU v5p": {"vector": 14.3e12},
+    "TPU 7x": {"products": 0.83},
+    "H200": {"error": 0.12, "source": "measured on an H200"},
+    "H100": {"error": 0.2, "source": "measured on an H200"},
+    "A100 40GB": {"products": 0.87, "units": 108},
+    "A100 80GB": {"products": 0.87, "units": 108},
+    "B200": {"products": 0.78, "units": 148},
+    "GB200": {"products": 0.73, "units": 152},
+    "T4": {"units": 40},
+    "V100 16GB": {"units": 80},
+    "V100 32GB": {"units": 80},
+    "L4": {"units": 58},
+    "RTX 4060": {"units": 24},
+    "RTX 4090": {"units": 128},
+    "RTX 5090": {"units": 170},
+    "RTX PRO 6000": {"units": 188},
+}
 
 
 class Rates(NamedTuple):
@@ -75,18 +101,23 @@ class Rates(NamedTuple):
     efficiency: Efficiency
 
 
+def find(chip: Chip) -> Efficiency:
+    """The table of a chip."""
+    known = _CHIPS.get(chip.name, {})
+    if chip.kind == "tpu":
+        return dataclasses.replace(_TPU, **known)
+    # A multiplication and a sum count twice in the peak of a GPU, and here once.
+    vector = chip.peak.get("float32", 2 * _GPU.vector) / 2
+    return dataclasses.replace(_GPU, vector=vector, **known)
+
+
 def rates(chip: Chip) -> Rates:
-    if chip.kind == "cpu":
-        cores = os.cpu_count() or 1
-        peak = {dtype: cores * each for dtype, each in _CORE.items()}
-        return Rates(peak, cores * _CORE_BANDWIDTH, 8, CPU)
+    """What a chip reaches; of one that the catalogue has no peak of, nothing can be said."""
     if chip.bandwidth is None or not chip.peak:
         raise UserError(
-            f"how fast a {chip.name} is, is not in the catalogue, so that no time can be planned; "
-            "`windlass plan` knows the chips of `--on h100,v5e-8`, and says which when asked for "
-            "another"
+            f"how fast a {chip.name} is, is not in the catalogue: no time can be planned"
         )
-    found = TPU if chip.kind == "tpu" else HOPPER
+    found = find(chip)
     return Rates(chip.peak, chip.bandwidth, chip.tile, found)
 
 
@@ -103,14 +134,16 @@ def product_seconds(product: Product, rates: Rates) -> Amount:
 
 def attention_seconds(call: Attention, rates: Rates) -> Amount:
     """One call of a flash kernel."""
-    efficiency = rates.efficiency
-    best = efficiency.backward if call.is_backward else efficiency.forward
+    flash, full = rates.efficiency.attention, rates.tile or 128
+    share = flash.backward if call.is_backward else flash.forward
     # Heads narrower than the matrix units leave a part of them idle.
-    wide = min(1.0, call.dim / 128)
+    share *= 1.0 if call.dim >= full else flash.narrow ** math.log2(full / call.dim)
     seen = min(call.length, call.window or call.length)
-    share = best * wide * seen / (seen + efficiency.ramp)
-    compute = call.flops / (_peak(rates, call.dtype) * share)
-    return max(compute, memory_seconds(call.moved, rates)) + efficiency.start
+    share *= seen / (seen + flash.ramp)
+    products = call.flops / (_peak(rates, call.dtype) * share)
+    others = call.pairs * flash.operations[call.is_backward] / rates.efficiency.vector
+    floor = memory_seconds(call.moved, rates)
+    return max(products + others, floor) + rates.efficiency.start
 
 
 def memory_seconds(moved: Amount, rates: Rates) -> Amount:
@@ -154,8 +187,12 @@ def _by_waves(m: int, n: int, k: int, batch: int, units: int) -> Amount:
 
 
 def _by_padding(m: int, n: int, k: int, tile: int) -> Amount:
-    """The share of a TPU's best that is left when both axes of its matrix units are filled up."""
-    return _filled(m, 8) * _filled(n, tile) * _filled(k, tile)
+    """The share of a TPU's best that is left when its matrix units are filled up.
+
+    They hold a piece of one factor, by which the rows of the other go eight at a time.
+    """
+    held = max(_filled(n, tile) * _filled(m, 8), _filled(m, tile) * _filled(n, 8))
+    return _filled(k, tile) * held
 
 
 def _filled(size: int, tile: int) -> Amount:

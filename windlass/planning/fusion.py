@@ -1,7 +1,7 @@
 """Bytes that cross memory between matrix products, once a compiler has fused what lies between."""
 
 import dataclasses
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Sequence
 
 Amount = int | float
@@ -33,6 +33,7 @@ class Node:
     is_cut: bool = False  # reads only as much as it writes
     is_product: bool = False
     own: Amount = 0.0  # bytes that it moves as a kernel of its own
+    operations: Amount = 0.0  # on single numbers
     record: object = None  # what else is to be told of it
     summed: Sequence[str] = ()  # axes of the mesh over which devices have a part of its result
 
@@ -66,6 +67,7 @@ def traffic(
     does not also copies what a loop cuts for a product (`sliced`), or puts together from products
     (`stacked`).
     """
+    nodes = _accumulated(nodes, outputs)
     in_memory = {id(value) for value in (*inputs, *outputs)}
     for node in nodes:
         if node.is_apart:
@@ -147,6 +149,29 @@ class _Kernels:
         for size, part in reads.values():
             moved[part] += size
         return moved
+
+
+def _accumulated(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
+    """The nodes, with a sum of a product and something else in the kernel of the product."""
+    readers = Counter(id(value) for node in nodes for value in node.reads)
+    readers.update(map(id, outputs))
+    alone = {
+        id(value)
+        for node in nodes
+        if node.is_product
+        for value in node.writes
+        if readers[id(value)] == 1
+    }
+    found = []
+    for node in nodes:
+        factors = [value for value in node.reads if value.elements <= 1]
+        if node.name == "mul" and factors and any(id(value) in alone for value in node.reads):
+            alone.update(id(value) for value in node.writes if readers[id(value)] == 1)
+        terms = [value for value in node.reads if id(value) not in alone]
+        if node.name in ("add", "add_any") and len(terms) == 1 and terms[0].elements > 1:
+            node = dataclasses.replace(node, is_apart=True, is_product=True, own=terms[0].bytes)
+        found.append(node)
+    return found
 
 
 def _size(sources: dict[int, tuple[Value, Amount]]) -> Amount:

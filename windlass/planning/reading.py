@@ -6,7 +6,7 @@ from jax.extend.core import Jaxpr
 
 from windlass.planning import local
 from windlass.planning.fusion import Amount, Node, Value, live, traffic
-from windlass.planning.region import Bits, Region
+from windlass.planning.region import Region
 from windlass.planning.traced import Traced
 from windlass.planning.work import Attention, Collective, Product, Work
 
@@ -32,7 +32,7 @@ class _Reader:
         self.attention: list[Attention] = []
         self.collectives: list[Collective] = []
         self.moved: dict[str, Amount] = {}
-        self.random = self.kernels = 0.0
+        self.operations: dict[str, Amount] = {}
 
     def work(self, split: dict[str, int]) -> Work:
         alone = {axis for axis, ways in split.items() if ways == 1}
@@ -41,7 +41,7 @@ class _Reader:
             for one in self.collectives
         ]
         said = [one for one in said if one.axes and one.moved]
-        return Work(self.products, self.attention, said, self.moved, self.random, self.kernels)
+        return Work(self.products, self.attention, said, self.moved, self.operations)
 
     def region(
         self,
@@ -69,7 +69,6 @@ class _Reader:
         )
         for name, size in moved.items():
             self.moved[name] = self.moved.get(name, 0.0) + times * size
-        self.kernels += times * sum(node.is_apart for node in nodes)
 
     def tell(self, nodes: list[Node], times: Amount) -> None:
         readers: dict[int, list[Node]] = {}
@@ -77,6 +76,7 @@ class _Reader:
             for value in node.reads:
                 readers.setdefault(id(value), []).append(node)
         told: set[tuple] = set()
+        _add_up(nodes, readers)
         for node in nodes:
             match node.record:
                 case Product():
@@ -88,8 +88,8 @@ class _Reader:
                     if (same := (id(node.reads[0]), node.record)) not in told:
                         self.collectives.append(node.record)
                     told.add(same)
-                case Bits():
-                    self.random += times * node.record.numbers
+            done = times * node.operations
+            self.operations[node.part] = self.operations.get(node.part, 0.0) + done
             if node.summed:
                 self.collectives += _sums(node, readers, times)
 
@@ -97,6 +97,21 @@ class _Reader:
         """Whether logits are computed here, and not only in what is called or repeated."""
         dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
         return any(self.vocab in local.shape(v) for e in dots for v in (*e.invars, *e.outvars))
+
+
+def _add_up(nodes: list[Node], readers: dict[int, list[Node]]) -> None:
+    """Move sums over devices behind the sums of what they give: devices speak once of all terms."""
+    made = {id(value): node for node in nodes for value in node.writes}
+    for node in nodes:
+        if node.name not in ("add", "add_any"):
+            continue
+        terms = [made[id(value)] for value in node.reads if id(value) in made]
+        axes = {tuple(term.summed) for term in terms}
+        alone = all(len(readers[id(value)]) == 1 for value in node.reads)
+        if len(terms) == len(node.reads) and len(axes) == 1 and alone:
+            (node.summed,) = axes
+            for term in terms:
+                term.summed = ()
 
 
 def _sums(node: Node, readers: dict[int, list[Node]], times: Amount) -> list[Collective]:

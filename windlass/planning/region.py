@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
@@ -32,6 +32,14 @@ _APART = frozenset(
     "cummax cumlogsumexp reduce_window conv_general_dilated pallas_call while cond "
     "dynamic_update_slice fft cholesky triangular_solve qr eigh svd".split()
 )
+_LAID_OUT = frozenset(
+    "broadcast_in_dim iota concatenate pad gather slice dynamic_slice rev".split()
+)
+# What takes longer than a sum does. Random bits are by threefry: twenty rounds for two numbers.
+_LONG: dict[str, int] = dict.fromkeys(
+    "exp exp2 log log1p expm1 tanh logistic rsqrt sqrt sin cos div erf".split(), 4
+)
+_LONG |= {"pow": 8, "random_bits": 40, "threefry2x32": 40}
 _TOGETHER = {
     "psum": "sum",
     "psum_invariant": "sum",
@@ -42,12 +50,6 @@ _TOGETHER = {
     "all_to_all": "exchange",
     "ppermute": "shift",
 }
-
-
-class Bits(NamedTuple):
-    """Random numbers of 32 bits."""
-
-    numbers: Amount
 
 
 class Region:
@@ -98,16 +100,13 @@ class Region:
             return self.add(equation, reads, part, is_apart=True)
         if name in _APART:
             return self.apart(equation, reads, part)
-        record = None
-        if name in ("random_bits", "threefry2x32"):
-            record = Bits(sum(local.value(variable).elements for variable in equation.outvars))
         return self.add(
             equation,
             reads,
             part,
             is_reduced=name in _REDUCED,
             is_cut=name in _CUT,
-            record=record,
+            operations=_operations(equation, reads),
             summed=_over(equation) if name in _REDUCED else (),
         )
 
@@ -221,6 +220,17 @@ class Region:
             stacked=range(carried, len(body.outvars)),
         )
         return self.add(equation, reads, inner, is_apart=True)
+
+
+def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
+    """Operations on single numbers, each as long as a sum takes."""
+    name = equation.primitive.name
+    if name in _LAID_OUT:
+        return 0.0
+    given = max((local.value(variable).elements for variable in equation.outvars), default=0)
+    if name in _REDUCED:
+        given = max((value.elements for value in reads), default=0)
+    return given * _LONG.get(name, 1)
 
 
 def _over(equation: JaxprEqn) -> tuple[str, ...]:

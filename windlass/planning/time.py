@@ -20,6 +20,7 @@ from windlass.telemetry.flops import training_flops
 from windlass.training.built import Built
 
 PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
+SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
 DISPATCH = 1e-3  # seconds a host takes to start a step; the device waits for no less
 
 
@@ -51,12 +52,12 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
         waits["memory" if is_floor else "compute"] += seconds
     for call in work.attention:
         parts["attention"] += call.times * attention_seconds(call, rates)
+    waits["compute"] += parts["attention"]
     for part, moved in work.moved.items():
-        parts[part] += memory_seconds(moved, rates)
-        waits["memory"] += memory_seconds(moved, rates)
-    made = work.random / rates.efficiency.random
-    parts["elementwise"] += made
-    waits["compute"] += parts["attention"] + made
+        memory = memory_seconds(moved, rates)
+        vector = work.operations.get(part, 0.0) / rates.efficiency.vector
+        parts[part] += max(memory, vector)
+        waits["memory" if memory > vector else "compute"] += max(memory, vector)
     computed = parts["products"] + parts["attention"] + parts["head"]
     parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
     waits["communication"] = parts["communication"]
@@ -74,11 +75,12 @@ def exposed(
     hidden = waited = 0.0
     for one in collectives:
         seconds = one.times * collective_seconds(one, reach.along(*one.axes), efficiency)
-        # What comes out of one layer's sums goes into the next: nothing can be done meanwhile.
-        if "tensor" in one.axes:
-            waited += seconds
-        else:
+        # What comes out of one layer's sums goes into the next: nothing can be done meanwhile. And
+        # a round of a loop ends when its gradients are summed; only weights are fetched early.
+        if one.kind == "gather" and "tensor" not in one.axes:
             hidden += seconds
+        else:
+            waited += seconds
     return waited + max(0.0, hidden - efficiency.overlap * computed)
 
 
@@ -87,10 +89,10 @@ def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) ->
     passes = 2 if one.kind == "sum" else 1
     seconds = 0.0
     if reach.ways > 1:
-        speed = (reach.bandwidth or 1e9) * efficiency.links
+        speed = (reach.bandwidth or SLOWEST) * efficiency.links
         seconds += passes * one.moved * (reach.ways - 1) / reach.ways / speed
     if reach.groups > 1:
-        speed = (reach.network or 1e9) * efficiency.links
+        speed = (reach.network or SLOWEST) * efficiency.links
         piece = one.moved / reach.ways
         seconds += passes * piece * (reach.groups - 1) / reach.groups / speed
     return seconds

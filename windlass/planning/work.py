@@ -39,10 +39,16 @@ class Attention(NamedTuple):
     times: Amount
 
     @property
+    def pairs(self) -> Amount:
+        """Of a query and a key that it sees, in all heads."""
+        return (
+            attention_flops((self.rows, self.length, self.heads, 1), self.length, self.window) / 4
+        )
+
+    @property
     def flops(self) -> Amount:
-        """Of the pairs of positions that see each other; backwards five products instead of two."""
-        shape = (self.rows, self.length, self.heads, self.dim)
-        return attention_flops(shape, self.length, self.window) * (2.5 if self.is_backward else 1)
+        """Two products for each pair; backwards five, one of them for the scores once more."""
+        return 2 * self.dim * self.pairs * (5 if self.is_backward else 2)
 
     @property
     def moved(self) -> Amount:
@@ -67,8 +73,7 @@ class Work(NamedTuple):
     attention: list[Attention]
     collectives: list[Collective]
     moved: dict[str, Amount]  # bytes that everything else reads and writes, by part
-    random: Amount  # numbers of 32 random bits
-    kernels: Amount  # that are started
+    operations: dict[str, Amount]  # on single numbers, outside of matrix products, by part
 
     @property
     def flops(self) -> Amount:

@@ -1,0 +1,135 @@
+"""How long steps take, against measured ones and against arithmetic."""
+
+import math
+
+import pytest
+
+from windlass.devices.chips import Chip
+from windlass.errors import UserError
+from windlass.planning import efficiency, targets, traced
+from windlass.planning.efficiency import attention_seconds, product_seconds, rates
+from windlass.planning.time import collective_seconds, time
+from windlass.planning.topology import Reach
+from windlass.planning.work import Attention, Collective, Product
+
+
+def product(m, n, k, dtype="bfloat16") -> Product:
+    return Product(m, n, k, 1, dtype, 2 * (m * k + k * n + m * n), 1, "products")
+
+
+def of(name):
+    return rates(targets.find(name).chip)
+
+
+def share(name, *shape) -> float:
+    """Of the peak."""
+    one = product(*shape)
+    return one.flops / product_seconds(one, of(name)) / of(name).peak["bfloat16"]
+
+
+# By a microbenchmark on one H200, in the best of three layouts of the factors.
+@pytest.mark.parametrize(
+    ("shape", "teraflops"),
+    [
+        ((32768, 4864, 896), 865),
+        ((32768, 2048, 2048), 870),
+        ((16384, 3072, 1024), 779),
+        ((16384, 14336, 4096), 884),
+        ((32768, 6144, 2048), 918),
+    ],
+)
+def test_products_on_an_h200_reach_in_a_long_run_a_little_less_than_measured_in_a_short_one(
+    shape, teraflops
+):
+    assert 0.7 < share("h200", *shape) * 989 / teraflops < 1
+
+
+def test_products_on_a_tpu_lose_what_fills_up_its_matrix_units():
+    assert share("v6e-1", 8192, 8192, 8192) == pytest.approx(827 / 918, rel=0.02)  # as measured
+    for name, left in ("v6e-1", 1152 / 1280), ("v5e-1", 1):
+        shares = [share(name, 65536, 8192, k) for k in (1152, 1280)]
+        assert shares[0] / shares[1] == pytest.approx(left, rel=0.01)
+
+
+def test_a_product_with_a_thin_matrix_takes_as_long_as_memory_does():
+    thin = product(32768, 16, 2048)
+    stream = of("h200").bandwidth * efficiency.find(targets.find("h200").chip).memory
+    assert product_seconds(thin, of("h200")) == pytest.approx(thin.moved / stream, rel=0.2)
+
+
+def test_float32_takes_six_products_of_bfloat16_where_it_has_no_units():
+    slow, fast = (
+        product_seconds(product(8192, 8192, 8192, dtype), of("v5e-1"))
+        for dtype in ("float32", "bfloat16")
+    )
+    assert slow / fast == pytest.approx(6, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("heads", "forward", "both"), [(40, 3.2e-3, 15.2e-3), (72, 5.5e-3, 26.2e-3)]
+)
+def test_attention_on_a_v5p_takes_what_axlearn_measured(heads, forward, both):
+    call = Attention(2, 8192, heads, heads, 128, 4096, False, "bfloat16", 1)
+    there = attention_seconds(call, of("v5p-8"))
+    back = attention_seconds(call._replace(is_backward=True), of("v5p-8"))
+    assert there == pytest.approx(forward, rel=0.1)
+    assert there + back == pytest.approx(both, rel=0.1)
+
+
+def test_heads_of_half_the_width_of_the_matrix_units_use_half_of_them():
+    wide = Attention(8, 4096, 16, 16, 128, None, False, "bfloat16", 1)
+    narrow = wide._replace(dim=64)
+    vector = wide.pairs * 5 / efficiency.find(targets.find("v5e-1").chip).vector
+    times = [attention_seconds(call, of("v5e-1")) - vector for call in (wide, narrow)]
+    assert times[0] == pytest.approx(times[1], rel=0.01)
+
+
+def test_a_sum_goes_round_twice_and_between_groups_only_their_pieces():
+    links = Reach(8, 1, 100e9, False, None)
+    table = efficiency.find(targets.find("v5e-8").chip)
+    gathered = Collective("gather", ("fsdp",), 8e9, 1, "elementwise")
+    seconds = collective_seconds(gathered, links, table)
+    assert seconds == pytest.approx(7e9 / (100e9 * table.links))
+    summed = gathered._replace(kind="sum")
+    assert collective_seconds(summed, links, table) == pytest.approx(2 * seconds)
+    far = links._replace(groups=2, network=10e9)
+    network = 2 * 1e9 * (1 / 2) / (10e9 * table.links)
+    assert collective_seconds(summed, far, table) == pytest.approx(2 * seconds + network)
+
+
+def recipe(embed, mlp, layers, heads, kv_heads, head_dim, batch, family="qwen3", **train):
+    return {
+        "model": dict(
+            family=family, vocab=151_936, embed=embed, mlp=mlp, layers=layers, heads=heads,
+            kv_heads=kv_heads, head_dim=head_dim, theta=1e6, tied=True,
+        ),
+        "tokenizer": {"kind": "byte"},
+        "data": {"source": {"kind": "stories"}, "length": 1024},
+        "optim": {"kind": "adamw", "learning_rate": 1e-3},
+        "train": {"steps": 10, "batch": batch} | train,
+    }  # fmt: skip
+
+
+# Medians of three runs on one H200.
+@pytest.mark.parametrize(
+    ("shape", "options", "milliseconds"),
+    [
+        ((896, 4864, 24, 14, 2, 64), dict(batch=32, family="qwen2"), 247.5),
+        ((2048, 6144, 28, 16, 8, 128), dict(batch=16), 361.4),
+    ],
+)
+def test_a_step_takes_on_an_h200_what_it_was_measured_to(shape, options, milliseconds):
+    target = targets.find("h200")
+    found = time(traced.trace(traced.described(recipe(*shape, **options), target), target))
+    assert abs(found.seconds * 1e3 / milliseconds - 1) < found.error
+    assert found.bound == "compute"
+    assert math.isclose(sum(found.parts.values()), found.seconds)
+    assert list(found.parts) == ["products", "attention", "head", "elementwise", "optimiser"]
+
+
+def test_a_chip_without_a_peak_has_no_time():
+    with pytest.raises(UserError) as refused:
+        rates(Chip("abacus", "gpu", {}, 2**30, ("abacus",)))
+    assert str(refused.value) == (
+        "how fast a abacus is, is not in the catalogue: no time can be planned"
+    )
