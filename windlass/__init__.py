@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from windlass.calls import (
         chat,
+        compare,
         delete,
         evaluate,
         export,
@@ -14,6 +15,7 @@ if TYPE_CHECKING:
         prepare,
         prices,
         recipe,
+        report,
         runs,
         schema,
         tasks,
@@ -24,6 +26,7 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "chat",
+    "compare",
     "delete",
     "evaluate",
     "export",
@@ -32,6 +35,7 @@ __all__ = [
     "prepare",
     "prices",
     "recipe",
+    "report",
     "runs",
     "schema",
     "tasks",

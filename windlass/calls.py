@@ -22,6 +22,7 @@ from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import prices as costs
 from windlass.devices import selection
+from windlass.devices.clusters import Hosts
 from windlass.devices.prices import Prices
 from windlass.devices.selection import Device
 from windlass.errors import UserError
@@ -33,23 +34,28 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.planning import matrix, targets
+from windlass.planning import matrix, report_page, targets
+from windlass.planning.account import Account, account
+from windlass.planning.comparison import Comparison
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
+from windlass.planning.planner import Planner
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
+from windlass.telemetry.console import Report
 from windlass.training import folder as folders
-from windlass.training import origin, tuning
+from windlass.training import loop, origin, tuning
 from windlass.training import runs as standings
 from windlass.training.built import Built, describe
 from windlass.training.folder import Place
 from windlass.training.length import Length
-from windlass.training.loop import Trained, train
+from windlass.training.loop import Trained
 from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Evaluator, Session
+from windlass.training.signals import Signals
 from windlass.training.step import Frozen
 
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
@@ -59,6 +65,7 @@ __all__ = [
     "Standing",
     "Trained",
     "check_deletable",
+    "compare",
     "delete",
     "each",
     "evaluate",
@@ -73,6 +80,7 @@ __all__ = [
     "prepare",
     "prices",
     "recipe",
+    "report",
     "runs",
     "schema",
     "standing",
@@ -81,6 +89,25 @@ __all__ = [
     "train",
     "verify",
 ]
+
+
+def train(
+    recipe: AnyRecipe,
+    overrides: Sequence[str] = (),
+    *,
+    hosts: Hosts | None = None,
+    signals: Signals | None = None,
+    report: Report | None = None,
+) -> Trained:
+    """Train a recipe to its last step, from wherever an earlier call of the same left it.
+
+    What it will take of its devices is planned before, and kept beside what was measured; where
+    memory runs out, the error says what would fit. On several hosts `training.loop.train` says
+    what there is to know.
+    """
+    return loop.train(
+        recipe, overrides, hosts=hosts, signals=signals, report=report, planner=Planner()
+    )
 
 
 def prepare(
@@ -343,6 +370,22 @@ def runs(folder: str | Path = RUNS) -> list[Standing]:
 def standing(run: str | Path) -> Standing:
     """Where one run stands."""
     return standings.standing(find(run))
+
+
+def report(run: str | Path | None) -> Account:
+    """What became of a run, and what was planned for it; written to report.html in its folder."""
+    found = account(find(run), costs.load())
+    page = found.standing.folder / folders.REPORT
+    page.write_text(report_page.page(found), encoding="utf-8")
+    return found
+
+
+def compare(*names: str | Path) -> Comparison:
+    """Runs side by side: speed, memory, cost, losses after as many steps, and what differs."""
+    if len(names) < 2:
+        raise UserError("which runs? windlass compare RUN RUN puts two or more side by side")
+    known = costs.load()
+    return Comparison([account(find(name), known) for name in names])
 
 
 def delete(*names: str | Path) -> list[Path]:

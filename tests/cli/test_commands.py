@@ -19,8 +19,8 @@ from windlass.cli.commands import app
 from windlass.config import read, shipped
 from windlass.evaluation.sampling import Sampling
 
-COMMANDS = ["train", "data", "evaluate", "generate", "chat", "export", "launch"]
-COMMANDS += ["verify", "runs", "schema"]
+COMMANDS = ["train", "plan", "data", "evaluate", "generate", "chat", "export", "launch", "verify"]
+COMMANDS += ["runs", "report", "compare", "schema", "prices"]
 ALL = f"{', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
 
 

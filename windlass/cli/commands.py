@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.text import Text
 
 import windlass
-from windlass.cli import export, launch, plan, prices, training, writing
+from windlass.cli import export, launch, plan, prices, report, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
@@ -229,6 +229,10 @@ def runs(
             print(end="\n" if number else "")
             for name, value in shown.facts(one):
                 say(Text.assemble((f"{name:<13}", "bold"), value))
+
+
+app.command(cls=Command)(report.report)
+app.command(cls=Command)(report.compare)
 
 
 @app.command(cls=Command)

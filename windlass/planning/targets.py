@@ -5,12 +5,12 @@ import os
 import re
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 from windlass.config import KINDS, listing
-from windlass.devices import chips, selection, slices
+from windlass.devices import chips, mesh, selection, slices
 from windlass.devices.absent import Absent
 from windlass.devices.chips import Chip
 from windlass.devices.slices import Slice, Slices
@@ -118,16 +118,18 @@ def several(names: str | Sequence[str]) -> list[Target]:
 def here() -> Target:
     """The best devices of this machine, and of those that work together with it."""
     present = selection.present()
-    kind = next(kind for kind in KINDS if present.get(kind))
-    count = len(present[kind])
-    if kind == "cpu":
+    return of(jax.devices(next(kind for kind in KINDS if present.get(kind))))
+
+
+def of(devices: Sequence[Any]) -> Target:
+    """Devices of JAX as a target."""
+    count, first = len(devices), devices[0]
+    if first.platform == "cpu":
         return _cpu(count)
-    chip = chips.find(present[kind][0]) or _unknown(kind)
-    if kind == "gpu":
-        return Target(_times(count, chip.slug), chip, count, count, jax.process_count())
-    for one in slices.every():
-        if chips.find(one.device_kind) == chip and one.devices == count:
-            return _sliced(Slices(one))
+    chip, islands = chips.find(first.device_kind) or _unknown(first), mesh.slices(devices)
+    for one in slices.every() if first.platform == "tpu" else ():
+        if chips.find(one.device_kind) == chip and one.devices * islands == count:
+            return _sliced(Slices(one, islands))
     return Target(_times(count, chip.slug), chip, count, count, jax.process_count())
 
 
@@ -154,9 +156,9 @@ def _cpu(count: int) -> Target:
     return Target(_times(count, "cpu"), chip, count, count, 1)
 
 
-def _unknown(kind: str) -> Chip:
+def _unknown(device: Any) -> Chip:
     """A device that the catalogue has not, by what it says of itself."""
-    device = jax.devices(kind)[0]
+    kind = device.platform
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
     memory = int(limit / chips.share()) if kind == "gpu" else limit
     return Chip(device.device_kind, kind, {}, memory, (device.device_kind,))

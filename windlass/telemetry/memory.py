@@ -16,13 +16,48 @@ def memory(devices: Sequence[Any]) -> dict[str, int]:
 
     A CPU keeps no count of its own: there it is the memory of the process that counts.
     """
-    local = [device for device in devices if device.process_index == jax.process_index()]
-    counted = [stats for device in local if (stats := device.memory_stats())]
+    counted = _counted(devices)
     if not counted:
         return _resident()
     now = max(stats["bytes_in_use"] for stats in counted)
     peak = max(stats.get("peak_bytes_in_use", now) for stats in counted)
     return {"memory_bytes": now, "peak_memory_bytes": peak}
+
+
+def device_peak(devices: Sequence[Any]) -> int | None:
+    """Bytes in use at most so far on the fullest device; None where devices keep no count."""
+    return max((x.get("peak_bytes_in_use", 0) for x in _counted(devices)), default=0) or None
+
+
+def device_limit(devices: Sequence[Any]) -> int | None:
+    """Bytes that a program may use of the smallest device; None where devices do not tell."""
+    return min((x["bytes_limit"] for x in _counted(devices) if x.get("bytes_limit")), default=None)
+
+
+def program_parts(program: jax.stages.Compiled) -> dict[str, int] | None:
+    """What a compiled program needs on each device: what goes in, comes out and is between.
+
+    None where its compiler does not tell.
+    """
+    memory = program.memory_analysis()
+    if memory is None:
+        return None
+    return {
+        "arguments": memory.argument_size_in_bytes,
+        # What comes out in the place of what went in is there once.
+        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
+        "temporaries": memory.temp_size_in_bytes,
+    }
+
+
+def is_exhausted(error: Exception) -> bool:
+    """Whether a device has no room for what JAX wanted of it."""
+    return str(error).startswith("RESOURCE_EXHAUSTED")
+
+
+def _counted(devices: Sequence[Any]) -> list[dict[str, int]]:
+    local = [device for device in devices if device.process_index == jax.process_index()]
+    return [stats for device in local if (stats := device.memory_stats())]
 
 
 def _resident() -> dict[str, int]:

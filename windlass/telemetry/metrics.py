@@ -151,6 +151,7 @@ class Meter:
         self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
         self._result: Pending | None = None
         self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
+        self._readings: list[tuple[float, int]] = []  # seconds of a step, and how many took them
 
     def next(self, batches: Iterator[T]) -> T:
         """The next batch; the time it took to come, where the device had nothing else to do."""
@@ -181,6 +182,7 @@ class Meter:
         if not steps or seconds <= 0:
             return {}
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
+        self._readings.append((seconds / steps, steps))
         speeds = {
             "tokens_per_second": self._read * steps / seconds,
             "samples_per_second": self._rows * steps / seconds,
@@ -190,6 +192,22 @@ class Meter:
         if self._flops is not None and self._peak is not None:
             speeds["mfu"] = self._flops * steps / (seconds * self._peak)
         return speeds
+
+    @property
+    def median(self) -> float | None:
+        """The seconds that half of the steps took at most; the first reading is of the start."""
+        readings = sorted(self._readings[1:] or self._readings)
+        half, so_far = sum(steps for _, steps in readings) / 2, 0
+        for seconds, steps in readings:
+            so_far += steps
+            if so_far >= half:
+                return seconds
+        return None
+
+    @property
+    def tokens_per_second(self) -> float | None:
+        """That are read in such a step."""
+        return self.median and self._read / self.median
 
     def tokens(self, steps: int) -> int:
         """How many tokens so many steps train on."""

@@ -15,13 +15,15 @@ from windlass.devices import hosts, shared
 from windlass.errors import FULL, UserError
 from windlass.run import Run, Train, Weights, essential
 
-RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, LOCK = (
+RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
     "recipe.yaml",
     "metrics.jsonl",
     "compile.jsonl",
     "samples.txt",
     "tokenizer",
     "about.json",
+    "plan.json",
+    "report.html",
     "lock",
 )
 MODEL = "model"  # a folder: the small files of the published model that a run began with

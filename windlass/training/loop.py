@@ -4,9 +4,10 @@ import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
+from jax.errors import JaxRuntimeError
 from jaxtyping import Array
 from rich.console import Console
 
@@ -22,13 +23,14 @@ from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import training_flops
-from windlass.telemetry.memory import memory
+from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
-from windlass.training import adapter, origin, reference, runs
+from windlass.training import adapter, forecast, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
 from windlass.training.built import describe
 from windlass.training.clock import Clock
+from windlass.training.forecast import Forecast, Planner
 from windlass.training.length import fate
 from windlass.training.moved import moved
 from windlass.training.outcome import outcome
@@ -58,26 +60,29 @@ def train(
     hosts: Hosts | None = None,
     signals: Signals | None = None,
     report: Report | None = None,
+    planner: Planner | None = None,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     Where several processes make this call they train one run: `hosts` is the place of this one, or
-    it is found as `windlass train` finds it. JAX must not have touched a device before. Unlike a
+    it is found as `windlass train` finds it. A `planner` says what the run will take, and explains
+    it where memory runs out. JAX must not have touched a device before. Unlike a
     command, a call has no parent: SIGTERM still stops all processes after the same step, but when
     another process is lost, JAX ends this one, in its own words; and what another process refuses
     is printed here before this one ends, too.
     """
+    given: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "planner": planner}
     if signals is None:
         with Signals().listening() as signals:
-            return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
-    hosts = hosts or find(None, os.environ)
+            return train(recipe, overrides, signals=signals, report=report, **given)
+    hosts = given["hosts"]
     if report is None:
         # The run is told once: by the first process.
         is_first = hosts is None or hosts.process == 0
         with Report(None if is_first else Console(quiet=True)) as report:
-            return train(recipe, overrides, hosts=hosts, signals=signals, report=report)
+            return train(recipe, overrides, signals=signals, report=report, **given)
     with together(hosts, signals) as peers:
-        return _train(recipe, overrides, signals, report, peers)
+        return _train(recipe, overrides, signals, report, peers, planner)
 
 
 def _train(
@@ -86,6 +91,7 @@ def _train(
     signals: Signals,
     report: Report,
     peers: Peers | None,
+    planner: Planner | None,
 ) -> Trained:
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
@@ -115,17 +121,24 @@ def _train(
                 origin.check(described.run.start)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
-        return Loop(session, folder, signals, report, watch).run()
+        return Loop(session, folder, signals, report, watch, planner).run()
 
 
 class Loop:
     """One run, from where it stands to its end."""
 
     def __init__(
-        self, session: Session, folder: Path, signals: Signals, report: Report, watch: Watch
+        self,
+        session: Session,
+        folder: Path,
+        signals: Signals,
+        report: Report,
+        watch: Watch,
+        planner: Planner | None = None,
     ):
         run = session.run
-        self.watch = watch
+        self.watch, self.planner = watch, planner
+        self.forecast = Forecast(folder / folders.PLAN)
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, session.length.steps
         self.abstract = session.programs.abstract_state()
@@ -150,7 +163,11 @@ class Loop:
     def run(self) -> Trained:
         self.report.banner(banner(self.session, self.loader, self.folder))
         try:
-            with self.signals.phase("restoring"), self.report.doing("restoring"):
+            with (
+                self.signals.phase("restoring"),
+                self.report.doing("restoring"),
+                self.explains_exhaustion("while the weights were placed on the device"),
+            ):
                 state, frozen = self.restore_or_initialise()
             if self.is_finished(state):
                 return self.already_finished(state)
@@ -168,16 +185,25 @@ class Loop:
         if self.writer is not None:
             self.writer.truncate(first)
         self.watch.open(self.folder / folders.COMPILES, first)
+        if self.planner is not None:
+            with self.signals.phase("planning"), self.report.doing("planning"):
+                self.foresee(self.planner)
         with self.signals.phase("asking the first weights"):
             reference.ensure(self.session, state, frozen, self.folder, self.report.console)
         processes.barrier("compiling the step")
-        with self.signals.phase("compiling the step"):
+        with (
+            self.signals.phase("compiling the step"),
+            self.explains_exhaustion("while the step was compiled"),
+        ):
             step = self.compile()
         self.report.fact("compiled", self.watch.summary())
         if first == 0:
             self.store.save(0, state, self.session.identity)
         with self.signals.waits():
-            with self.report.doing("training", patience=BETWEEN_STEPS):
+            with (
+                self.report.doing("training", patience=BETWEEN_STEPS),
+                self.explains_exhaustion(None),
+            ):
                 state, latest = self.go(step, state, frozen, first)
             with self.report.doing("saving"):
                 self.store.wait()
@@ -221,6 +247,7 @@ class Loop:
                     if ends:
                         processes.barrier("the last save")
                     self.store.save(done, state, self.session.identity, latest)
+                    self.measure()
             if ends:
                 break
         return state, latest
@@ -233,6 +260,40 @@ class Loop:
         except Recompiled:
             self.store.save(int(state.step), state, self.session.identity)
             raise
+
+    @contextmanager
+    def explains_exhaustion(self, when: str | None) -> Iterator[None]:
+        """Memory that runs out here is told in the terms of the model, and what would fit."""
+        try:
+            yield
+        except JaxRuntimeError as error:
+            if self.planner is None or not is_exhausted(error):
+                raise
+            told = f"after step {self.watch.step}" if self.watch.has_begun else "in the first step"
+            described, folder = self.session.built.described, self.folder
+            self.store.wait()  # what is being saved is saved, and is what the run goes on from
+            self.report.close()
+            text = self.planner.explain(described, str(error), when or told, folder)
+            raise UserError(text) from error
+
+    def foresee(self, planner: Planner) -> None:
+        why = self.forecast.begin(self.session.built.described, len(self.loader.rows), planner)
+        if why is not None:
+            self.report.note(why)
+        if (told := forecast.line({**self.forecast.whole, "measured": {}})) is not None:
+            self.report.fact("plan", told)
+
+    def measure(self) -> None:
+        """Note beside the plan what the run takes, as far as it is known by now."""
+        if self.planner is None:
+            return
+        meter = self.meter
+        self.forecast.measured(
+            device_peak_bytes=device_peak(self.session.built.described.devices),
+            step_seconds=meter.median,
+            tokens_per_second=meter.tokens_per_second,
+            steps=meter.steps,
+        )
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
         abstract, frozen = self.abstract
@@ -294,7 +355,11 @@ class Loop:
     def compile(self) -> Callable:
         """The step for the shapes it will meet, before the first batch is there."""
         step = self.session.programs.step()
-        step.prepare(*self.abstract, self.session.programs.abstract_batch())
+        program = step.prepare(*self.abstract, self.session.programs.abstract_batch())
+        if self.planner is not None:
+            parts = program_parts(program)
+            whole = parts and sum(parts.values())
+            self.forecast.measured(compiler_bytes=whole, compiler_parts_bytes=parts)
         return step
 
     def make_meter(self) -> Meter:
@@ -420,6 +485,8 @@ class Loop:
             why = self.why_early(state)
             summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
         summary.append(("compiled", self.watch.summary()))
+        if (planned := forecast.line(self.forecast.whole)) is not None:
+            summary.append(("plan", planned))
         if is_finished:
             how = f'windlass generate {self.folder} "Once upon a time"'
             has_template = self.session.prepared.tokeniser.template is not None

@@ -20,10 +20,11 @@ from windlass.training import folder as folders
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
-    *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.LOCK),
+    *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.PLAN, folders.REPORT, folders.LOCK),
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
-    *("about.new", "recipe.new", f"{reference.FOLDER}.new", *(f"{name}.partial" for name in LINES)),
+    *("about.new", "plan.new", "recipe.new", f"{reference.FOLDER}.new"),
+    *(f"{name}.partial" for name in LINES),
     f"{shared.PROBE}*",
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )

@@ -1,0 +1,145 @@
+"""A run looked back at, and runs side by side."""
+
+import json
+import re
+import shutil
+from pathlib import Path
+from xml.etree import ElementTree
+
+import pytest
+
+from tests import trained
+from windlass import calls
+from windlass.cli.plot import plot
+from windlass.planning import drawing
+from windlass.planning.comparison import at
+
+
+@pytest.fixture(scope="module")
+def copies(place, tmp_path_factory) -> Path:
+    """Two runs in a folder: one as it was, and one on a rented chip that planned too little."""
+    folder = tmp_path_factory.mktemp("reported")
+    for name in ("one", "two"):
+        shutil.copytree(trained.only_run(place), folder / "runs" / name)
+    other = folder / "runs" / "two"
+    about = json.loads((other / "about.json").read_text())
+    start = about["starts"][-1] | {"began": "2026-01-01T00:00:00Z", "ended": "2026-01-01T02:00:00Z"}
+    start["chose"]["device"] = {"asked": "auto", "kind": "TPU v6 lite", "count": 8}
+    (other / "about.json").write_text(json.dumps({"starts": [start]}))
+    plan = {
+        "planned": {
+            "target": {"chips": 8},
+            "memory": {
+                "total_bytes": 3 * 2**30,
+                "limit_bytes": 4 * 2**30,
+                "parts_bytes": {"weights": 2**30, "activations": 2 * 2**30, "logits": 10},
+            },
+            "time": {"step_seconds": 0.15},
+            "notes": [],
+        },
+        "measured": {
+            "compiler_bytes": 4 * 2**30,
+            "compiler_parts_bytes": {"arguments": 2**30, "results": 0, "temporaries": 3 * 2**30},
+            "device_peak_bytes": 5 * 2**30,
+            "step_seconds": 0.1,
+            "tokens_per_second": 1000.0,
+        },
+    }
+    (other / "plan.json").write_text(json.dumps(plan))
+    recipe = other / "recipe.yaml"
+    recipe.write_text(recipe.read_text().replace("remat: saved", "remat: full"))
+    return folder
+
+
+def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
+    program("report", "two", cwd=copies)
+    page = (copies / "runs" / "two" / "report.html").read_text()
+    assert not re.search(r"https?://|<script|<link|@import|url\(", page)
+    pictures = re.findall(r"<svg.*?</svg>", page)
+    assert len(pictures) == 4
+    labels = [ElementTree.fromstring(picture).get("aria-label") for picture in pictures]
+    assert labels[:2] == ["loss, validation loss over steps", "learning rate over steps"]
+    assert labels[-1] == "memory by part"
+    parts = re.findall(r"<title>(planned|by the \w+): ([\w ]+) ([\d.]+ \w+)</title>", pictures[-1])
+    assert parts == [
+        ("planned", "weights", "1.0 GiB"),
+        ("planned", "activations", "2.0 GiB"),
+        ("planned", "all else", "10 bytes"),
+        ("by the compiler", "state", "1.0 GiB"),
+        ("by the compiler", "computing", "3.0 GiB"),
+        ("by the device", "at most", "5.0 GiB"),
+    ]
+
+
+def test_runs_are_put_side_by_side_with_what_differs(program, copies):
+    code, out, err = program("compare", "one", "two", cwd=copies)
+    assert (code, err) == (0, "")
+    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    rows = {name: values for name, *values in lines}
+    assert lines[0] == ["one", "two"]
+    assert rows["device"] == ["1 × cpu", "8 × TPU v6 lite"]
+    assert rows["train.remat"] == ["saved", "full"]
+    assert rows["a step"][1] == "100 ms" and rows["tokens a second"][1] == "1.0k"
+    assert rows["time off by"] == ["?", "+50.0%"] and rows["memory off by"][1] == "-40.0%"
+    assert rows["by the device"] == ["?", "5.0 GiB"]
+    assert rows["at step 4"][0] == rows["at step 4"][1]
+    # Two hours of eight chips at 2.70 USD, and 8 × 2.70 USD / 3600 s for a thousand tokens.
+    assert rows["chip-hours"] == ["?", "16"] and rows["on demand"] == ["?", "$43.20"]
+    assert rows["a million tokens"] == ["?", "$6.00"]
+
+
+def test_report_and_compare_are_there_for_programs_too(program, copies):
+    found = json.loads(program("report", "two", "--json", cwd=copies).out)
+    assert found["plan_errors"] == pytest.approx(
+        {"memory": -0.4, "compiler": -0.25, "device": -0.4, "time": 0.5}
+    )
+    assert [step for step, _ in found["curves"]["loss"]] == [1, 2, 4]
+    both = json.loads(program("compare", "one", "two", "--json", cwd=copies).out)
+    assert both["settings"] == {"train.remat": ["saved", "full"]}
+    assert both["loss_at"]["4"][0] == found["loss"]
+    assert [one["run"] for one in both["runs"]] == ["runs/one", "runs/two"]
+
+
+def test_one_run_is_not_compared(program, copies):
+    said = "which runs? windlass compare RUN RUN puts two or more side by side\n"
+    assert program("compare", "one", cwd=copies) == (2, "", said)
+
+
+def test_a_run_without_a_plan_is_reported_all_the_same(copies, monkeypatch):
+    monkeypatch.chdir(copies)
+    bare = shutil.copytree("runs/one", "runs/bare")
+    for name in ("plan.json", "about.json", "metrics.jsonl"):
+        (Path(bare) / name).unlink()
+    found = calls.report("bare")
+    assert found.errors == {} and found.cost is None and found.curves["loss"] == []
+    assert "<svg" not in (Path(bare) / "report.html").read_text()
+
+
+def test_a_curve_is_a_line_between_its_points():
+    curve = [(1, 4.0), (3, 2.0), (7, 6.0)]
+    assert [at(curve, step) for step in (0, 1, 2, 3, 4, 7, 8)] == [
+        *(None, 4.0, 3.0, 2.0, 3.0, 6.0, None)
+    ]
+
+
+def test_a_falling_curve_falls_on_a_terminal_from_corner_to_corner():
+    lines = [line.plain for line in plot([([(1, 9.0), (5, 1.0)], "")], width=4, height=2)]
+    assert lines == ["9.0000 ┤⠑⢄⠀⠀", "1.0000 ┤⠀⠀⠑⢄", "       └────", "        1  5"]
+    assert plot([([], "")], width=4) == []
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "marks"),
+    [(0.1, 3.9, [0, 1, 2, 3, 4]), (5.0, 5.0, [2, 4, 6, 8]), (0.0, 0.008, None)],
+)
+def test_ticks_are_round_and_hold_all_values(low, high, marks):
+    found = drawing.ticks(low, high)
+    assert found[0] <= low and high <= found[-1] and 3 <= len(found) <= 7
+    assert marks is None or found == marks
+
+
+def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends():
+    curve = [(step, float(step)) for step in range(5000)]
+    picture = drawing.chart([drawing.Line("loss", curve, 0)], str)
+    titles = re.findall(r"<title>step ([\d,]+): loss", picture)
+    assert (len(titles), titles[0], titles[-1]) == (drawing.MOST, "0", "4,999")

@@ -1,0 +1,121 @@
+"""The plan of a run beside what was measured."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from tests.training.campaign import RECIPE
+from windlass.devices import hosts
+from windlass.errors import UserError
+from windlass.training import forecast
+from windlass.training.built import Described, describe
+from windlass.training.forecast import Forecast
+
+GIB = 2**30
+
+
+class Stub:
+    """A planner that says how often it was asked, or why it cannot answer."""
+
+    def __init__(self, error: Exception | None = None):
+        self.asked, self.error = 0, error
+
+    def plan(self, described: Described, rows: int) -> dict:
+        self.asked += 1
+        if self.error is not None:
+            raise self.error
+        return {"memory": {"total_bytes": 1000 * self.asked}, "time": None}
+
+    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
+        return "no"
+
+
+@pytest.fixture(scope="module")
+def described() -> Described:
+    return describe(RECIPE)
+
+
+def whole(**measured) -> dict:
+    planned = {"memory": {"total_bytes": 9.3 * GIB}, "time": {"step_seconds": 0.214}}
+    return {"planned": planned, "measured": measured}
+
+
+def test_the_plan_and_what_became_of_it_are_told_in_a_line():
+    found = whole(device_peak_bytes=9.5 * GIB, compiler_bytes=9.4 * GIB, step_seconds=0.221)
+    assert forecast.line(found) == (
+        "9.3 GiB and 214 ms a step predicted, 9.5 GiB and 221 ms measured (-2%, -3%)"
+    )
+    assert forecast.line(whole()) == "9.3 GiB and 214 ms a step predicted"
+    assert forecast.errors(found) == pytest.approx(
+        {
+            "memory": 9.3 / 9.5 - 1,
+            "compiler": 9.3 / 9.4 - 1,
+            "device": 9.3 / 9.5 - 1,
+            "time": 0.214 / 0.221 - 1,
+        }
+    )
+
+
+def test_where_no_time_was_planned_none_is_told():
+    found = {
+        "planned": {"memory": {"total_bytes": GIB}, "time": None},
+        "measured": {"compiler_bytes": 2 * GIB, "device_peak_bytes": None, "step_seconds": 0.1},
+    }
+    assert forecast.line(found) == "1.0 GiB predicted, 2.0 GiB measured (-50%)"
+    assert forecast.line({"planned": None, "measured": {"step_seconds": 0.1}}) is None
+
+
+def test_a_run_that_goes_on_keeps_its_plan_unless_its_devices_hold_something_else(
+    described, tmp_path
+):
+    planner, file = Stub(), tmp_path / "plan.json"
+    assert Forecast(file).begin(described, 10, planner) is None
+    first = Forecast(file)
+    first.begin(described, 10, planner)
+    first.measured(step_seconds=0.5)
+    again = Forecast(file)
+    again.begin(describe(RECIPE, ["train.steps=70", "run.dir=elsewhere"]), 10, planner)
+    assert planner.asked == 2 and again.whole["measured"] == {}
+    kept = Forecast(file)
+    kept.begin(describe(RECIPE, ["train.steps=70"]), 10, planner)
+    assert planner.asked == 2
+    kept.begin(describe(RECIPE, ["train.steps=70", "train.remat=full"]), 10, planner)
+    assert planner.asked == 3
+    kept.begin(describe(RECIPE, ["train.steps=70", "device.count=4"]), 10, planner)
+    assert planner.asked == 4
+
+
+def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
+    file = tmp_path / "plan.json"
+    why = Forecast(file).begin(described, 10, Stub(KeyError("scan")))
+    assert why == "no plan is made of this run: KeyError: 'scan'"
+    assert Forecast(file).begin(described, 10, Stub(UserError("it is odd\nvery"))) == (
+        "no plan is made of this run: it is odd"
+    )
+    found = Forecast(file)
+    found.begin(described, 10, Stub(KeyError("scan")))
+    found.measured(step_seconds=0.5)
+    assert forecast.read(file) == found.whole
+    assert found.whole["planned"] is None and found.whole["measured"] == {"step_seconds": 0.5}
+
+
+def test_one_process_plans_and_writes(described, tmp_path, monkeypatch):
+    monkeypatch.setattr(hosts, "is_first", lambda: False)
+    planner, file = Stub(), tmp_path / "plan.json"
+    found = Forecast(file)
+    assert found.begin(described, 10, planner) is None
+    found.measured(step_seconds=0.5)
+    assert planner.asked == 0 and not file.exists()
+
+
+def test_a_file_that_somebody_spoilt_is_refused_to_readers_and_replaced_by_runs(
+    described, tmp_path
+):
+    file = tmp_path / "plan.json"
+    file.write_text(json.dumps({"planned": None}))
+    with pytest.raises(UserError) as refused:
+        forecast.read(file)
+    assert str(refused.value) == f"{file} is not as it was written: 'measured'; remove it"
+    Forecast(file).begin(described, 10, Stub())
+    assert forecast.read(file) is not None

@@ -1,0 +1,120 @@
+"""The commands that look back: a run and its plan, and runs side by side."""
+
+import json
+from collections.abc import Iterator, Sequence
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from windlass.cli.options import RunName
+
+WIDEST = 100  # columns of a plot
+NAME = 13  # columns of the names of facts
+Json = Annotated[bool, typer.Option("--json", help="print JSON, for a program")]
+
+
+def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> None:
+    """Show what became of a run: its loss and speed, and its plan beside what was measured.
+
+    A page with the curves and with memory by part is written to report.html in the run's folder.
+
+    windlass report quickstart
+    windlass report runs/mine-1a2b3c4d --json
+    """
+    with ctx.obj.phase("looking at the run"):
+        from windlass.calls import report as call
+
+        found = call(run)
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        return
+    console = Console(highlight=False)
+    console.soft_wrap = not console.is_terminal
+    for line in _shown(found, min(console.width, WIDEST)):
+        console.print(line)
+
+
+def compare(
+    ctx: typer.Context,
+    names: Annotated[
+        list[str] | None, typer.Argument(metavar="RUN RUN [RUN ...]", help="two runs or more")
+    ] = None,
+    as_json: Json = False,
+) -> None:
+    """Put runs side by side: speed, memory, cost, loss after as many steps, and what differs.
+
+    windlass compare runs/mine-1a2b3c4d runs/mine-5e6f7a8b
+    windlass compare mine-1a2b3c4d mine-5e6f7a8b other --json
+    """
+    with ctx.obj.phase("looking at the runs"):
+        from windlass.calls import compare as call
+
+        found = call(*names or ())
+    if as_json:
+        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        return
+    from windlass.planning.columns import rows
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = 1000
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("")
+    for one in found.runs:
+        shown.add_column(Text(one.name), justify="right", overflow="fold")
+    for title, group in rows(found):
+        shown.add_row(Text(title, "bold"))
+        for name, values in group:
+            shown.add_row(Text(f"  {name}"), *map(Text, values))
+    console.print(shown)
+
+
+def _shown(run: Any, width: int) -> Iterator[Text | Table]:
+    from windlass.cli.plot import plot
+    from windlass.planning.columns import facts, predictions
+    from windlass.telemetry.console import quantity
+
+    for name, value in facts(run):
+        yield Text.assemble((f"{name:<{NAME}}", "bold"), value)
+    curves = run.curves
+    drawn = [(curves["loss"], "cyan"), (curves["validation_loss"], "yellow")]
+    if lines := plot(drawn, width=width - 12):
+        both = [("\nloss", "bold cyan")] + [("  validation", "bold yellow")] * bool(drawn[1][0])
+        yield Text.assemble(*both)
+        yield from lines
+    speeds = [(curves["tokens_per_second"][1:], "green")]
+    if lines := plot(speeds, width=width - 12, height=4, label=quantity, base=0.0):
+        yield Text("\ntokens a second", "bold green")
+        yield from lines
+    if found := predictions(run):
+        yield Text("")
+        yield _table(found)
+    for note in (run.plan.get("planned") or {}).get("notes", ()):
+        yield Text(note, "dim")
+    yield from _parts(run, width)
+
+
+def _table(found: Sequence[tuple[str, str, str, str]]) -> Table:
+    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    shown.add_column("plan")
+    for name in ("predicted", "measured", "off by"):
+        shown.add_column(name, justify="right")
+    for line in found:
+        shown.add_row(*map(Text, line))
+    return shown
+
+
+def _parts(run: Any, width: int) -> Iterator[Text]:
+    """What was to fill a device, as bars."""
+    from windlass.telemetry.console import size
+
+    parts = ((run.plan.get("planned") or {}).get("memory") or {}).get("parts_bytes") or {}
+    whole = max(parts.values(), default=0)
+    if whole:
+        yield Text("\nmemory, as planned", "bold")
+    for name, held in parts.items():
+        bar = "█" * max(1, round((width - 30) * held / whole))
+        yield Text.assemble(f"  {name:<{NAME}}{size(held):>10}  ", (bar, "magenta"))

@@ -1,0 +1,195 @@
+"""What a run was: its facts, its curves, and what was planned for it beside what it took."""
+
+import time
+from calendar import timegm
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+from windlass.devices import chips
+from windlass.devices.prices import Prices, cheapest
+from windlass.telemetry import about, metrics
+from windlass.training import folder as folders
+from windlass.training import forecast, runs
+from windlass.training.runs import Standing
+
+# What is drawn over the steps, and what it is called to a reader.
+CURVES = {
+    "loss": "loss",
+    "validation_loss": "validation loss",
+    "learning_rate": "learning rate",
+    "tokens_per_second": "tokens a second",
+}
+
+Number = int | float
+Curve = list[tuple[int, Number]]
+
+
+class Cost(NamedTuple):
+    """What the time of a run costs where that is cheapest; None is not known."""
+
+    chip_hours: Number  # from each start to its end
+    on_demand_usd: float | None
+    on_demand_place: str | None
+    spot_usd: float | None
+    spot_place: str | None
+    million_tokens_usd: float | None  # on demand, while steps are taken
+    prices_date: str
+
+
+@dataclass(frozen=True)
+class Account:
+    """A run as its folder tells of it, from its first step to where it is now."""
+
+    standing: Standing
+    start: dict[str, Any]  # the newest: versions, devices, what was chosen
+    settings: dict[str, Any]  # the recipe, resolved
+    curves: dict[str, Curve]
+    speed: dict[str, Number | None]
+    training_seconds: Number
+    wall_seconds: Number
+    plan: dict[str, Any]  # planned and measured, as `plan.json` has them
+    cost: Cost | None  # None: what it ran on is not for rent, as far as is known
+
+    @property
+    def name(self) -> str:
+        return self.standing.folder.name
+
+    @property
+    def errors(self) -> dict[str, float]:
+        """By how much each prediction is too high."""
+        return forecast.errors(self.plan)
+
+    @property
+    def memory_bytes(self) -> Number | None:
+        """What the run took of a device at most."""
+        return forecast.measured_bytes(self.plan)
+
+    @property
+    def best(self) -> tuple[int, Number] | None:
+        """The step of the lowest validation loss, and that loss."""
+        return min(self.curves["validation_loss"], key=lambda point: point[1], default=None)
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program: units are in the names."""
+        standing = self.standing
+        chose = self.start.get("chose", {})
+        return {
+            "run": str(standing.folder),
+            "recipe": standing.recipe,
+            "state": standing.state,
+            "step": standing.step,
+            "steps": standing.steps,
+            "loss": metrics.plain(standing.loss),
+            "validation_loss": metrics.plain(standing.validation_loss),
+            "best": None
+            if self.best is None
+            else dict(zip(("step", "loss"), self.best, strict=True)),
+            "chose": chose,
+            "training_seconds": self.training_seconds,
+            "wall_seconds": self.wall_seconds,
+            "speed": self.speed,
+            "cost": self.cost and self.cost._asdict(),
+            "plan": {name: self.plan.get(name) for name in ("planned", "measured")},
+            "plan_errors": self.errors,
+            "curves": {
+                name: [[step, metrics.plain(value)] for step, value in curve]
+                for name, curve in self.curves.items()
+            },
+        }
+
+
+def account(folder: Path, prices: Prices) -> Account:
+    """All that a run's folder tells, and what its time would cost to rent."""
+    file = folder / folders.METRICS
+    records = metrics.read(file) if file.exists() else []
+    starts = about.read(folder / folders.ABOUT)
+    plan = forecast.read(folder / folders.PLAN) or {}
+    timed = [record for record in records if "step_ms" in record]
+    wall = sum(_walls(starts, records))
+    speed = _speed(timed, plan)
+    return Account(
+        standing=runs.standing(folder),
+        start=starts[-1] if starts else {},
+        settings=folders.stored(folder),
+        curves={name: _curve(records, name) for name in CURVES},
+        speed=speed,
+        training_seconds=_training(timed),
+        wall_seconds=wall,
+        plan=plan,
+        cost=_cost(starts[-1], plan, wall, speed, prices) if starts else None,
+    )
+
+
+def _curve(records: Iterable[dict[str, Any]], name: str) -> Curve:
+    return [(record["step"], record[name]) for record in records if name in record]
+
+
+def _speed(timed: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Number | None]:
+    """Medians over the readings of a run; the first is of its start."""
+    usual = timed[1:] or timed
+    found: dict[str, Number | None] = {
+        name: median(values) if (values := [x[name] for x in usual if name in x]) else None
+        for name in ("tokens_per_second", "samples_per_second", "step_ms", "data_wait_ms", "mfu")
+    }
+    measured = plan.get("measured") or {}
+    if measured.get("step_seconds"):  # each reading counted by its steps
+        found["step_ms"] = 1000 * measured["step_seconds"]
+        found["tokens_per_second"] = measured["tokens_per_second"]
+    return found
+
+
+def _cost(
+    start: dict[str, Any],
+    plan: dict[str, Any],
+    seconds: Number,
+    speed: dict[str, Number | None],
+    prices: Prices,
+) -> Cost | None:
+    chose = start["chose"]
+    chip = chips.find(chose["device"]["kind"])
+    if chip is None:
+        return None
+    target = (plan.get("planned") or {}).get("target") or {}
+    count = target.get("chips", chose["device"]["count"])
+    found = prices.find(chip.slug, hosts=chose["processes"])
+    on_demand, spot = cheapest(found, "on_demand"), cheapest(found, "spot")
+    hours = count * seconds / 3600
+    rate, tokens = on_demand and on_demand.on_demand, speed["tokens_per_second"]
+    return Cost(
+        chip_hours=hours,
+        on_demand_usd=rate and hours * rate,
+        on_demand_place=on_demand and on_demand.place,
+        spot_usd=hours * spot.spot if spot and spot.spot else None,
+        spot_place=spot and spot.place,
+        million_tokens_usd=1e6 / tokens / 3600 * count * rate if rate and tokens else None,
+        prices_date=prices.date,
+    )
+
+
+def _training(timed: Iterable[dict[str, Any]]) -> Number:
+    """Seconds in which steps were taken: no evaluation, no saving, no compiling."""
+    total, before = 0.0, 0
+    for record in timed:
+        total += (record["step"] - before) * record["step_ms"] / 1000
+        before = record["step"]
+    return total
+
+
+def _walls(starts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> Iterator[Number]:
+    """Seconds from each start to its end; of one that was killed, to the last it wrote down."""
+    for number, start in enumerate(starts):
+        began = _seconds(start["began"])
+        if "ended" in start:
+            yield _seconds(start["ended"]) - began
+            continue
+        after = starts[number + 1]["began"] if number + 1 < len(starts) else None
+        until = time.time() if after is None else _seconds(after)
+        written = [one["time"] for one in records if began <= one["time"] <= until]
+        yield max(written, default=began) - began
+
+
+def _seconds(moment: str) -> int:
+    return timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ"))

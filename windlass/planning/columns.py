@@ -1,0 +1,163 @@
+"""A run in words, and runs side by side, for a terminal and a page alike."""
+
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from windlass.planning.account import Account, Cost
+from windlass.planning.comparison import Comparison
+from windlass.planning.figures import dollars
+from windlass.telemetry.console import duration, number, quantity, size
+from windlass.training.forecast import milliseconds
+
+UNKNOWN = "?"
+Rows = list[tuple[str, list[str]]]
+
+
+def facts(run: Account) -> Iterator[tuple[str, str]]:
+    """What a run is and what came of it, a fact in a line."""
+    standing, start = run.standing, run.start
+    yield "run", str(standing.folder)
+    steps = UNKNOWN if standing.steps is None else standing.steps
+    yield "state", f"{standing.state} at step {standing.step} of {steps}"
+    if start:
+        chose = start["chose"]
+        yield "device", device(run)
+        yield "mesh", " × ".join(f"{name} {size}" for name, size in chose["mesh"].items())
+        yield "batch", batch(run)
+    if run.best is not None:
+        step, loss = run.best
+        yield (
+            "validation",
+            f"{number(standing.validation_loss or loss)}, at best {number(loss)} at step {step}",
+        )
+    if standing.loss is not None:
+        yield "loss", number(standing.loss)
+    if run.speed["step_ms"]:
+        yield "speed", ", ".join(_speeds(run))
+    if run.wall_seconds:
+        yield (
+            "time",
+            f"{duration(run.wall_seconds)}, {duration(run.training_seconds)} of it in steps",
+        )
+    if run.cost is not None:
+        yield "cost", ", ".join(_costs(run.cost))
+
+
+def _costs(cost: Cost) -> Iterator[str]:
+    yield f"{cost.chip_hours:.3g} chip-hours"
+    kinds = (
+        ("on demand", cost.on_demand_usd, cost.on_demand_place),
+        ("spot", cost.spot_usd, cost.spot_place),
+    )
+    for name, usd, place in kinds:
+        known = usd is not None and f"{dollars(usd)} {name} ({place})"
+        yield known or f"no price {name} is known"
+    yield f"by prices of {cost.prices_date}"
+
+
+def predictions(run: Account) -> list[tuple[str, str, str, str]]:
+    """What was predicted and measured, and by how much the prediction was off."""
+    planned, measured = run.plan.get("planned") or {}, run.plan.get("measured") or {}
+    memory, time = planned.get("memory") or {}, planned.get("time") or {}
+    wrong = run.errors
+    held, taken = memory.get("total_bytes"), time.get("step_seconds")
+    found = [
+        ("memory, by the compiler", size, held, measured.get("compiler_bytes"), "compiler"),
+        ("memory, by the device", size, held, measured.get("device_peak_bytes"), "device"),
+        ("a step", milliseconds, taken, measured.get("step_seconds"), "time"),
+    ]
+    return [
+        (name, _or(shown, before), _or(shown, after), _or("{:+.1%}".format, wrong.get(key)))
+        for name, shown, before, after, key in found
+        if after
+    ]
+
+
+def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
+    """Runs side by side, in groups of lines; a value for each run."""
+    runs = comparison.runs
+
+    def each(name: str, value: Callable[[Account], Any], shown: Callable[[Any], str]):
+        values = [value(run) for run in runs]
+        return [] if all(x is None for x in values) else [(name, [_or(shown, x) for x in values])]
+
+    speed: Rows = [
+        *each("tokens a second", lambda run: run.speed["tokens_per_second"], quantity),
+        *each("a step", lambda run: run.speed["step_ms"], lambda x: milliseconds(x / 1000)),
+        *each("MFU", lambda run: run.speed["mfu"], "{:.1%}".format),
+        *each("training", lambda run: run.training_seconds or None, duration),
+        *each("in all", lambda run: run.wall_seconds or None, duration),
+    ]
+    memory: Rows = [
+        *each("by the compiler", lambda run: _measured(run, "compiler_bytes"), size),
+        *each("by the device", lambda run: _measured(run, "device_peak_bytes"), size),
+    ]
+    losses: Rows = [
+        (f"at step {step}", [_or(number, x) for x in values])
+        for step, values in comparison.losses().items()
+    ]
+    losses += each("validation, last", lambda run: run.standing.validation_loss, number)
+    losses += each("validation, best", lambda run: run.best and run.best[1], number)
+    plan: Rows = [
+        *each("memory off by", lambda run: run.errors.get("memory"), "{:+.1%}".format),
+        *each("time off by", lambda run: run.errors.get("time"), "{:+.1%}".format),
+    ]
+    about: Rows = [
+        *each("recipe", lambda run: run.standing.recipe, str),
+        *each("state", lambda run: f"{run.standing.state}, step {run.standing.step}", str),
+        *each("device", lambda run: device(run) if run.start else None, str),
+    ]
+    settings: Rows = [
+        (key, ["absent" if x is None else str(x) for x in values])
+        for key, values in comparison.settings.items()
+    ]
+    cost: Rows = [
+        *each("chip-hours", lambda run: run.cost and run.cost.chip_hours, "{:.3g}".format),
+        *each("on demand", lambda run: run.cost and run.cost.on_demand_usd, dollars),
+        *each("spot", lambda run: run.cost and run.cost.spot_usd, dollars),
+        *each("a million tokens", lambda run: run.cost and run.cost.million_tokens_usd, dollars),
+    ]
+    groups = {
+        "run": about,
+        "speed": speed,
+        "memory": memory,
+        "cost": cost,
+        "loss": losses,
+        "plan": plan,
+    }
+    groups |= {"settings": settings}
+    return [(title, group) for title, group in groups.items() if group]
+
+
+def device(run: Account) -> str:
+    of = run.start["chose"]["device"]
+    return f"{of['count']} × {of['kind']}"
+
+
+def batch(run: Account) -> str:
+    of = run.start["chose"]["batch"]
+    rows = of["per_device"] * of["accumulation"] * of["shards"]
+    return (
+        f"{rows} = {of['per_device']} a device × {of['accumulation']} accumulation × "
+        f"{of['shards']} shards"
+    )
+
+
+def _speeds(run: Account) -> Iterator[str]:
+    speed, step = run.speed, run.speed["step_ms"]
+    if speed["tokens_per_second"]:
+        yield f"{quantity(speed['tokens_per_second'])} tokens a second"
+    if step:
+        yield f"{milliseconds(step / 1000)} a step"
+    if speed["mfu"]:
+        yield f"{speed['mfu']:.1%} MFU"
+    if step and speed["data_wait_ms"]:
+        yield f"{speed['data_wait_ms'] / step:.0%} of it waiting for data"
+
+
+def _measured(run: Account, name: str) -> Any:
+    return (run.plan.get("measured") or {}).get(name)
+
+
+def _or(shown: Callable[[Any], str], value: Any) -> str:
+    return UNKNOWN if value is None else shown(value)

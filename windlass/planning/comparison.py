@@ -1,0 +1,76 @@
+"""Runs side by side: speed, memory, cost, the loss after as many steps, and what was set apart."""
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from windlass.config.sections import flat
+from windlass.planning.account import Account, Curve, Number
+from windlass.telemetry.metrics import plain
+
+LOOKS = 4  # steps at which losses are held against each other
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """Two or more runs, in the order in which they were named."""
+
+    runs: Sequence[Account]
+
+    @property
+    def settings(self) -> dict[str, list[Any]]:
+        """The keys on which recipes differ, with the value of each; absent is None."""
+        every = [_set(run.settings) for run in self.runs]
+        keys = dict.fromkeys(key for one in every for key in one)
+        found = {key: [one.get(key) for one in every] for key in keys}
+        return {key: values for key, values in found.items() if any(x != values[0] for x in values)}
+
+    @property
+    def steps(self) -> list[int]:
+        """The steps at which all runs have a loss, evenly over those that all have done."""
+        if not all(run.curves["loss"] for run in self.runs):
+            return []
+        last = min(run.curves["loss"][-1][0] for run in self.runs)
+        first = max(run.curves["loss"][0][0] for run in self.runs)
+        found = [round(last * part / LOOKS) for part in range(1, LOOKS + 1)]
+        return [step for step in dict.fromkeys(found) if step >= first]
+
+    def losses(self, name: str = "loss") -> dict[int, list[Number | None]]:
+        """The losses of all runs at the same steps."""
+        return {step: [at(run.curves[name], step) for run in self.runs] for step in self.steps}
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program."""
+        hidden = ("curves", "plan")
+        every = [run.as_dict() for run in self.runs]
+        return {
+            "runs": [
+                {key: x for key, x in one.items() if key not in hidden}
+                | {"memory_bytes": run.memory_bytes, "measured": one["plan"]["measured"]}
+                for run, one in zip(self.runs, every, strict=True)
+            ],
+            "loss_at": _plain(self.losses()),
+            "validation_loss_at": _plain(self.losses("validation_loss")),
+            "settings": self.settings,
+        }
+
+
+def at(curve: Curve, step: Number) -> Number | None:
+    """The value of a curve at a step, on a line between those before and after it."""
+    after = bisect_left(curve, step, key=lambda point: point[0])
+    if after < len(curve) and curve[after][0] == step:
+        return curve[after][1]
+    if after in (0, len(curve)):
+        return None
+    (first, low), (last, high) = curve[after - 1 : after + 1]
+    return low + (step - first) / (last - first) * (high - low)
+
+
+def _set(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The keys of a recipe; where it is stored is no setting."""
+    return flat({name: keys for name, keys in recipe.items() if name != "run"})
+
+
+def _plain(losses: dict[int, list[Number | None]]) -> dict[str, list[Any]]:
+    return {str(step): [plain(x) for x in values] for step, values in losses.items()}

@@ -1,0 +1,131 @@
+"""Memory that ran out, in the terms of the model: what filled it, and what would fit."""
+
+import re
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.devices import hosts
+from windlass.planning.changes import Tried, foreseen_time, several
+from windlass.planning.memory import Memory
+from windlass.planning.traced import Traced
+from windlass.telemetry.console import size
+
+LARGEST = 4  # parts that are named
+UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
+_SIZE = r"([\d.]+)\s*([KMGT]?)(?:i?B|\b)"
+# Of the compiler for TPUs, in its two wordings: how much would have been needed at least.
+NEEDED = (rf"required for HLO temporaries \({_SIZE}\)", rf"Used {_SIZE} of ")
+WANTED = rf"(?:allocate|allocating) {_SIZE}"  # of GPUs: by the one allocation that failed
+
+
+class Told(NamedTuple):
+    """What an error says of memory, in bytes."""
+
+    needed: float | None
+    wanted: float | None
+
+
+def told(error: str) -> Told:
+    """The sizes in the words of XLA's compilers and allocators."""
+    needed = [found for one in NEEDED if (found := re.search(one, error))]
+    wanted = re.search(WANTED, error)
+    return Told(_bytes(needed[0]) if needed else None, None if wanted is None else _bytes(wanted))
+
+
+def explain(traced: Traced, memory: Memory, error: str, when: str, folder: Path) -> str:
+    """Why a run had too little memory, what was the most of it, and two or three ways out."""
+    said = told(error)
+    lines = [f"out of memory {when}: {_lacking(traced, memory, said)}", _largest(traced, memory)]
+    is_found = False
+    if hosts.is_first():  # the others would wait for its answers, and it may go on without them
+        least = max(memory.total, said.needed or 0.0, memory.limit)
+        tried = several(traced, memory, too_low=least / memory.total)
+        is_found = bool(tried.changes)
+        lines += list(_offered(traced, tried))
+    return "\n".join([*lines, _left(folder, is_found)])
+
+
+def bare(error: str, fault: Exception, when: str, folder: Path) -> str:
+    """The same where no more is known than what JAX says."""
+    first = error.partition("\n")[0]
+    why = f"what fills it is not known ({type(fault).__name__}: {fault})"
+    return f"out of memory {when}: {first}\n{why}\n{_left(folder, is_found=False)}"
+
+
+def _lacking(traced: Traced, memory: Memory, said: Told) -> str:
+    limit, needed = size(memory.limit), max(memory.total, said.needed or 0.0)
+    what = f"on each {traced.target.chip.name}, of which a program may use {limit}"
+    if needed > memory.limit:
+        return f"a step needs about {size(needed)} {what}: {size(needed - memory.limit)} too much"
+    wanted = "more" if said.wanted is None else f"{size(said.wanted)} more"
+    return (
+        f"a step needs about {size(memory.total)} {what}, and {wanted} could not be had: "
+        "something else holds memory there, or this estimate is too low"
+    )
+
+
+def _largest(traced: Traced, memory: Memory) -> str:
+    parts = sorted(memory.parts.items(), key=lambda part: -part[1])
+    words = _words(traced)
+    named = [
+        f"{name} {size(held)}" + (f" ({words[name]})" if name in words else "")
+        for name, held in parts[:LARGEST]
+    ]
+    rest = sum(held for _, held in parts[LARGEST:])
+    return f"the most of it: {', '.join(named)}" + (f"; all else {size(rest)}" if rest else "")
+
+
+def _words(traced: Traced) -> dict[str, str]:
+    """What in the recipe a part comes from."""
+    run, batches = traced.described.run, traced.batches
+    rows = f"{batches.per_device} row{'s' * (batches.per_device != 1)} of {run.data.length} tokens"
+    optimiser = type(run.optim).__module__.rpartition(".")[2]
+    return {
+        "activations": f"of {rows} at a time, train.remat={run.train.remat}",
+        "attention": f"of {rows} at a time",
+        "logits": f"of {rows} over {run.model.vocab:,} words",
+        "optimiser": optimiser,
+        "average": f"train.ema={run.train.ema}",
+    }
+
+
+def _offered(traced: Traced, tried: Tried) -> Iterable[str]:
+    if not tried.changes:
+        if tried.least is not None:
+            keys, held = tried.least.keys, size(tried.least.memory.total)
+            yield f"nothing that was tried would fit; the least is {held}, by {keys}"
+        return
+    now = foreseen_time(traced)
+    width = max(len(one.keys) for one in tried.changes)
+    yield "what would fit:"
+    for one in tried.changes:
+        speed = (
+            ""
+            if now is None or one.time is None
+            else f", {_slower(one.time.seconds / now.seconds)}"
+        )
+        remark = f"; {one.remark}" if one.remark else ""
+        yield f"  {one.keys:<{width}}  {size(one.memory.total)}{speed}{remark}"
+
+
+def _slower(ratio: float) -> str:
+    if round(100 * (ratio - 1)) == 0:
+        return "a step as fast"
+    return f"a step {abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'}"
+
+
+def _left(folder: Path, is_found: bool) -> str:
+    how = "the same command with one of these" if is_found else "the same command"
+    steps: Sequence[int] = steps_in(folder_of(folder))
+    if not steps:
+        return f"Nothing was trained yet: {how} begins again"
+    return (
+        f"Nothing up to step {steps[-1]}, the newest checkpoint in {folder}, is lost: {how} goes "
+        "on from there"
+    )
+
+
+def _bytes(found: re.Match) -> float:
+    return float(found[1]) * UNITS[found[2]]

@@ -1,0 +1,48 @@
+"""What a run asks of planning: what it will take, and what to change where that is too much."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from windlass.devices import prices
+from windlass.planning import exhausted, targets
+from windlass.planning import memory as memories
+from windlass.planning import plan as plans
+from windlass.planning.memory import Memory
+from windlass.planning.plan import Asked
+from windlass.planning.targets import Target
+from windlass.planning.traced import trace
+from windlass.telemetry.memory import device_limit
+from windlass.training.built import Described
+
+
+class Planner:
+    """Plans runs on the devices that they have, from shapes alone: nothing is compiled for it."""
+
+    def plan(self, described: Described, rows: int) -> dict[str, Any]:
+        """What a run will take, in the time in which a step is traced."""
+        there, target = _absent(described)
+        found = plans.planned(there, target, prices.load(), Asked(rows=rows))
+        return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
+
+    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
+        """Why memory ran out, and what would fit."""
+        try:
+            traced = trace(*_absent(described))
+            memory = _limited(memories.memory(traced), described)
+            return exhausted.explain(traced, memory, error, when, folder)
+        # A fault in the telling must not hide that memory ran out.
+        except Exception as fault:
+            return exhausted.bare(error, fault, when, folder)
+
+
+def _absent(described: Described) -> tuple[Described, Target]:
+    """A run on stand-ins for its devices, on which nothing is computed."""
+    target = targets.of(described.devices)
+    return dataclasses.replace(described, devices=target.absent), target
+
+
+def _limited(memory: Memory, described: Described) -> Memory:
+    """With what the devices themselves say that a program may use, where they do."""
+    limit = device_limit(described.devices)
+    return memory if limit is None else memory._replace(limit=limit)

@@ -1,0 +1,148 @@
+"""What a run was expected to take of its devices, beside what it took: `plan.json`."""
+
+import hashlib
+import json
+import os
+from pathlib import Path
+from typing import Any, Protocol, runtime_checkable
+
+from windlass.config import tree
+from windlass.devices import hosts
+from windlass.errors import UserError
+from windlass.telemetry.console import size
+from windlass.training.built import Described
+
+# Sections of a recipe that change nothing a device holds or computes.
+IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
+
+
+@runtime_checkable
+class Planner(Protocol):
+    """What knows before a run what it will take, and what to change where that is too much."""
+
+    def plan(self, described: Described, rows: int) -> dict[str, Any]:
+        """What the run is expected to take, as JSON has it; `rows` are those of an epoch."""
+        ...
+
+    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
+        """Why memory ran out, by what JAX says, and what would fit."""
+        ...
+
+
+class Forecast:
+    """The file of a run's plan and of what was measured; of several processes the first writes.
+
+    A run that goes on keeps its plan, unless its devices or what they hold have changed.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self.whole: dict[str, Any] = {}
+
+    def begin(self, described: Described, rows: int, planner: Planner) -> str | None:
+        """Make or keep the plan; gives why there is none, where it cannot be made."""
+        if not hosts.is_first():
+            return None
+        of = _fingerprint(described)
+        try:
+            self.whole = read(self.path) or {}
+        except UserError:  # somebody spoilt it, and it is no reason not to train
+            self.whole = {}
+        if self.whole.get("of") == of and self.whole.get("planned"):
+            return None
+        planned, why = None, None
+        try:
+            planned = planner.plan(described, rows)
+        # Whatever is wrong with a forecast, the run does not need it.
+        except Exception as error:
+            why = f"no plan is made of this run: {_told(error)}"
+        self.whole = {"of": of, "planned": planned, "measured": {}}
+        self._store()
+        return why
+
+    def measured(self, **figures: Any) -> None:
+        """Note what was measured; what is not known is None."""
+        if hosts.is_first():
+            self.whole["measured"] = {**self.whole.get("measured", {}), **figures}
+            self._store()
+
+    def _store(self) -> None:
+        new = self.path.with_suffix(".new")
+        new.write_text(json.dumps(self.whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(new, self.path)
+
+
+def read(path: Path) -> dict[str, Any] | None:
+    """What a run planned and measured; None where it has noted neither."""
+    if not path.exists():
+        return None
+    try:
+        whole = json.loads(path.read_bytes())
+        return {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
+    except (ValueError, KeyError, AttributeError) as error:  # it is replaced whole
+        raise UserError(f"{path} is not as it was written: {error}; remove it") from None
+
+
+def errors(whole: dict[str, Any]) -> dict[str, float]:
+    """By how much of what was measured each prediction is too high; too low is below 0."""
+    planned, measured = _planned(whole), whole.get("measured") or {}
+    pairs = {
+        "memory": (planned.get("memory"), measured_bytes(whole)),
+        "compiler": (planned.get("memory"), measured.get("compiler_bytes")),
+        "device": (planned.get("memory"), measured.get("device_peak_bytes")),
+        "time": (planned.get("time"), measured.get("step_seconds")),
+    }
+    return {name: told / found - 1 for name, (told, found) in pairs.items() if told and found}
+
+
+def measured_bytes(whole: dict[str, Any]) -> int | float | None:
+    """What the run took of a device at most: as the device tells it, or else as its compiler."""
+    measured = whole.get("measured") or {}
+    return measured.get("device_peak_bytes") or measured.get("compiler_bytes")
+
+
+def line(whole: dict[str, Any]) -> str | None:
+    """The plan and what became of it, in a line; None where nothing was planned."""
+    planned, wrong = _planned(whole), errors(whole)
+    seconds = (whole.get("measured") or {}).get("step_seconds")
+    found = {"memory": measured_bytes(whole), "time": seconds}
+    if not planned:
+        return None
+    before = " and ".join(_figure(name, value) for name, value in planned.items())
+    before += " a step" if "time" in planned else ""
+    after = " and ".join(_figure(name, found[name]) for name in planned if found[name])
+    if not after:
+        return f"{before} predicted"
+    off = ", ".join(f"{wrong[name]:+.0%}" for name in planned if name in wrong)
+    return f"{before} predicted, {after} measured ({off})"
+
+
+def _planned(whole: dict[str, Any]) -> dict[str, int | float]:
+    """The totals that were predicted, of those that were."""
+    planned = whole.get("planned") or {}
+    memory, time = planned.get("memory") or {}, planned.get("time") or {}
+    totals = {"memory": memory.get("total_bytes"), "time": time.get("step_seconds")}
+    return {name: value for name, value in totals.items() if value}
+
+
+def _figure(name: str, value: int | float) -> str:
+    return size(value) if name == "memory" else milliseconds(value)
+
+
+def milliseconds(seconds: int | float) -> str:
+    """A time of a step: 4.25 ms, 214 ms, 3,120 ms."""
+    return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f} ms"
+
+
+def _fingerprint(described: Described) -> str:
+    """What two starts have in common that one plan is for."""
+    sections = {name: x for name, x in tree(described.run).items() if name not in IDLE}
+    text = json.dumps([sections, described.facts["chose"]], sort_keys=True, default=str)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _told(error: Exception) -> str:
+    first = str(error).partition("\n")[0]
+    return (
+        first if isinstance(error, UserError) else f"{type(error).__name__}: {first}".rstrip(": ")
+    )
