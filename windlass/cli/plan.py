@@ -66,8 +66,24 @@ def plan(
 ) -> int:
     """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
 
+    From shapes alone, in a second or two for each target: no weight is made, nothing is compiled,
+    and the devices need not be here. The table has a line for each target: memory on a device at
+    its fullest and at most, of what a program may use; the time of a step, tokens a second of full
+    rows, and the share of the peak; the time of the run and what it costs, on demand and on spot
+    machines. ± is how far off each may be. Below it: what fills the memory, what a step waits for,
+    why the mesh is as it is, and the prices with their dates.
+
+    Without --on: this machine, and v5e-1, v5e-8, v6e-1, v6e-8, a100 and h100. Several recipes, or
+    several values of a key by --each, come in one table, with what a chip does beside one of the
+    first target; and of the values of the last key the fastest that fits. The exit code is 1 where
+    a recipe fits nowhere for certain, which it says, with by how much.
+
     windlass plan quickstart
-    windlass plan mine.yaml --on v5e-8,v6e-1,v6e-8,h100,h200
+    windlass plan mine.yaml --on v5e-8,v6e-1,v6e-8,h100,h200 --html plan.html
+    windlass plan mine.yaml --on v5e-8 train.batch=64 train.remat=full
+    windlass plan mine.yaml,other.yaml --on v3-8,v4-8,a100 --rows 50000
+    windlass plan mine.yaml --on v6e-1,v6e-8 --each train.batch_per_device=4,8,16
+    windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1 checkpoint.every=15min
     """
     asked = options(Planned, rows=rows, preemptions=preemptions)
     if recipe is None:

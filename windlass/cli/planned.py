@@ -9,7 +9,7 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.planning import figures, reasons
-from windlass.planning.matrix import best
+from windlass.planning.matrix import best, misfits
 from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
@@ -34,6 +34,8 @@ def print_plans(found: Sequence[Plan | Refused]) -> None:
     with console.capture() as captured:
         for one in _one(found, console) if _is_one(found) else _several(found, console):
             console.print(one)
+        for said in misfits(found):
+            console.print(Text(f"\n{said}", "bold red"))
     # Tables fill their lines up with blanks.
     print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 

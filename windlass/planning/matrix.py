@@ -11,6 +11,7 @@ from windlass.devices import prices
 from windlass.errors import UserError
 from windlass.planning import targets
 from windlass.planning import traced as tracing
+from windlass.planning.figures import gib
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
 from windlass.planning.targets import Target
 from windlass.training import origin
@@ -34,8 +35,8 @@ def plans(
     these, and for every combination where there are several keys. A recipe that can be laid out on
     none of the targets is refused.
     """
-    known = prices.load()
     variants = list(itertools.product(*[_values(key) for key in each]))
+    known = prices.load()
     loaded = [
         (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
     ]
@@ -66,6 +67,26 @@ def best(found: Iterable[Plan | Refused]) -> list[Plan]:
         if known is None or (known.tokens_per_second or 0) < one.tokens_per_second:
             fastest[of] = one
     return list(fastest.values())
+
+
+def misfits(found: Sequence[Plan | Refused]) -> list[str]:
+    """Of each recipe that fits nowhere for certain, by how much it does not."""
+    said = []
+    for recipe in dict.fromkeys(one.recipe for one in found):
+        plans = [one for one in found if isinstance(one, Plan) and one.recipe == recipe]
+        if not plans or any(one.fits == "yes" for one in plans):
+            continue
+        nearest = min(plans, key=lambda one: one.memory.total / one.memory.limit)
+        memory, keys = nearest.memory, "".join(f" {key}" for key in nearest.keys)
+        where = f"the nearest is {nearest.target.name}{keys and f' with{keys}'}, where it takes"
+        held, limit = gib(memory.total), f"{gib(memory.limit)} GiB a device"
+        if nearest.fits == "tight":
+            most = gib(memory.total * (1 + memory.error))
+            said.append(f"{recipe} fits nowhere for certain: {where} {held} to {most} of {limit}")
+        else:
+            more = f"{gib(nearest.lacks)} too many"
+            said.append(f"{recipe} fits nowhere: {where} {held} of {limit}, {more}")
+    return said
 
 
 def usual() -> list[Target]:

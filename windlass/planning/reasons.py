@@ -8,6 +8,7 @@ from windlass.planning import figures
 from windlass.planning.cost import Bill, Span
 from windlass.planning.plan import Plan
 from windlass.planning.targets import Target
+from windlass.telemetry.console import duration
 
 UNKNOWN = "?"
 HARDLY = 0.05  # restarts that are expected, below which they are not worth a word
@@ -92,11 +93,11 @@ def money(plan: Plan) -> Iterator[tuple[str, str]]:
 
 def _assumed(inputs: dict[str, Any]) -> str:
     """What a bill follows from beside the step and the prices."""
-    start = f"{figures.seconds(inputs['boot_seconds'])} to start a machine"
-    start += f", {figures.seconds(inputs['compile_seconds'])} to compile"
+    start = f"{duration(inputs['boot_seconds'])} to start a machine"
+    start += f", {duration(inputs['compile_seconds'])} to compile"
     if (between := inputs["seconds_between_saves"]) is not None:
         start += f", a save of {figures.seconds(inputs['save_seconds'])} every "
-        start += figures.seconds(between)
+        start += duration(between)
     rate = inputs["preemptions_per_hour"]
     return start if rate is None else f"{start}, {rate:g} preemptions an hour of spot machines"
 

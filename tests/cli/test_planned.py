@@ -1,0 +1,127 @@
+"""Plans on a terminal and in a pipe, from made-up figures."""
+
+import dataclasses
+
+import pytest
+
+from tests.planning.plans import made, without_time
+from windlass.cli.planned import print_plans
+from windlass.planning.plan import Refused
+from windlass.planning.targets import find
+
+ONE = """\
+target  fits       GiB a device         step  tokens/s     MFU         run     on demand         spot
+v5e-8   yes     8.0–8.8 of 15.8  500 ±100 ms  131 ±26k  40 ±8%  64 ±12 min  $10.24 ±1.92  $2.56 ±0.48
+h100    no    80.0–88.0 of 74.5  500 ±100 ms  131 ±26k  40 ±8%  64 ±12 min   $2.13 ±0.40            ?
+v5e-4   no
+
+v5e-8  8 × TPU v5e
+  batch    64 rows of 1,024 tokens: 8 a device × 1 accumulation × 8 shards; bfloat16, splash attention, remat saved
+  mesh     data 1 × fsdp 8 × tensor 1 (in pieces)
+  memory   8.0 of 15.8 GiB a device, or up to 10% more
+           weights         2.0 GiB  █████▏
+           activations     4.0 GiB  ██████████▏
+           other           2.0 GiB  █████▏
+           free            7.8 GiB  ░░░░░░░░░░░░░░░░░░░
+  step     500 ±100 ms, waits for compute most
+           products         400 ms  ████████████████████████████████
+           attention        100 ms  ████████
+  run      64 ±12 min; $10.24 ±1.92 on demand; $2.56 ±0.48 spot
+  epoch    6 ±1 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
+  prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, of a chip and hour
+  assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
+  note     spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
+
+h100  1 × H100
+  batch    64 rows of 1,024 tokens: 64 a device × 1 accumulation × 1 shard; bfloat16, splash attention, remat saved
+  mesh     data 1 × fsdp 1 × tensor 1 (in pieces)
+  memory   80.0 of 74.5 GiB a device, or up to 10% more: 5.5 GiB too many
+           weights        20.0 GiB  ██████████
+           activations    40.0 GiB  ████████████████████
+           other          20.0 GiB  ██████████
+  step     500 ±100 ms, waits for compute most
+           products         400 ms  ████████████████████████████████
+           attention        100 ms  ████████
+  run      64 ±12 min; $2.13 ±0.40 on demand; ? spot
+  epoch    6 ±1 min; $0.20 ±0.04 on demand; ? spot
+  prices   $2.000 (lambda, 2999-01-01) on demand, of a chip and hour
+  assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
+  note     no price of h100 spot is known; `windlass prices --update FILE` takes one
+
+v5e-4  4 × TPU v5e
+it cannot be laid out
+"""  # noqa: E501
+SEVERAL = """\
+recipe    target  fits  batch  it/s       GiB a device  tokens/s  per chip         run     on demand         spot  epoch on demand   epoch spot
+mine a=1  v5e-8   yes      64  2.00    8.0–8.8 of 15.8  131 ±26k     1.00×  64 ±12 min  $10.24 ±1.92  $2.56 ±0.48      $0.96 ±0.19  $0.24 ±0.05
+mine a=1  h100    no       64  2.00  80.0–88.0 of 74.5  131 ±26k     8.00×  64 ±12 min   $2.13 ±0.40            ?      $0.20 ±0.04            ?
+mine a=2  v5e-8   yes      64  2.50    8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min   $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
+mine a=2  h100    no
+
+the fastest that fits
+recipe    target  fits  batch  it/s     GiB a device  tokens/s  per chip         run    on demand         spot  epoch on demand   epoch spot
+mine a=2  v5e-8   yes      64  2.50  8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min  $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
+
+note  v5e-8: spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
+note  h100: no price of h100 spot is known; `windlass prices --update FILE` takes one
+note  h100: mine a=2: it cannot be laid out
+"""  # noqa: E501
+
+
+def test_one_recipe_is_a_table_of_targets_and_what_is_behind_each(capsys):
+    refused = Refused("mine", find("v5e-4"), "it cannot be laid out")
+    print_plans([made("v5e-8"), made("h100", gib=80), refused])
+    assert capsys.readouterr().out == ONE
+
+
+def test_several_are_one_table_with_what_a_chip_does_beside_one_of_the_first_target(capsys):
+    first, second = ("a=1",), ("a=2",)
+    refused = Refused("mine", find("h100"), "it cannot be laid out", second)
+    faster = made("v5e-8", keys=second, seconds=0.4)
+    print_plans([made("v5e-8", keys=first), made("h100", gib=80, keys=first), faster, refused])
+    assert capsys.readouterr().out == SEVERAL
+
+
+def test_a_narrow_terminal_breaks_tables_in_two_and_lines_at_words(capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setenv("FORCE_COLOR", "1")
+    monkeypatch.setenv("NO_COLOR", "1")
+    print_plans([made("v5e-8"), made("h100")])
+    lines = capsys.readouterr().out.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
+    assert max(map(len, lines)) <= 80
+    assert sum(line.startswith("target") for line in lines) == 2
+    assert "…" not in "".join(lines)
+
+
+def test_what_is_said_of_every_target_is_said_once(capsys):
+    plans = [dataclasses.replace(made(on), notes=["both", on]) for on in ("v5e-8", "v5e-1")]
+    print_plans(plans)
+    lines = capsys.readouterr().out.splitlines()
+    notes = [line.split() for line in lines if line.strip().startswith("note")]
+    assert notes == [["note", "v5e-8"], ["note", "v5e-1"], ["note", "both"]]
+
+
+def test_a_device_whose_speed_is_not_known_has_question_marks(capsys):
+    print_plans([without_time(made("v5e-8"))])
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split() == "v5e-8 yes 8.0–8.8 of 15.8 ? ? ? ? ? ?".split()
+
+
+@pytest.mark.parametrize(
+    "gib, said",
+    [
+        (
+            20,
+            "mine fits nowhere: the nearest is v6e-8, where it takes 40.0 of 31.2 GiB a device, "
+            "8.8 too many",
+        ),
+        (
+            15,
+            "mine fits nowhere for certain: the nearest is v6e-8, where it takes 30.0 to 33.0 of "
+            "31.2 GiB a device",
+        ),
+    ],
+)
+def test_a_recipe_that_fits_nowhere_says_by_how_much(capsys, gib, said):
+    print_plans([made("v5e-8", gib=gib + 5), made("v6e-8", gib=2 * gib)])
+    assert capsys.readouterr().out.splitlines()[-1] == said

@@ -1,0 +1,100 @@
+"""The page of plans: what is drawn, against the figures it is drawn from."""
+
+import dataclasses
+import re
+from html.parser import HTMLParser
+
+import pytest
+
+from tests.planning.plans import made, without_time
+from windlass.planning.page import page
+from windlass.planning.plan import Plan, Refused
+from windlass.planning.targets import find
+
+VOID = {"meta", "line", "rect", "circle", "br"}
+
+
+class Checked(HTMLParser):
+    """A page whose elements must all be closed; keeps them with what they say of themselves."""
+
+    def __init__(self, text: str):
+        super().__init__()
+        self.open: list[str] = []
+        self.found: list[tuple[str, dict[str, str | None]]] = []
+        self.said: list[str] = []
+        self.feed(text)
+        assert self.open == []
+
+    def handle_starttag(self, tag, attrs):
+        self.found.append((tag, dict(attrs)))
+        if tag not in VOID:
+            self.open.append(tag)
+
+    def handle_endtag(self, tag):
+        if tag not in VOID:
+            assert self.open.pop() == tag
+
+    def handle_data(self, data):
+        self.said.append(data)
+
+    def every(self, tag: str, of: str) -> list[dict[str, str | None]]:
+        return [
+            attrs for name, attrs in self.found if name == tag and of in (attrs.get("class") or "")
+        ]
+
+
+def percent(text: str | None) -> float:
+    return float((text or "").rstrip("%"))
+
+
+def drawn(*found: Plan | Refused) -> Checked:
+    return Checked(page(found, "windlass plan mine --on v5e-8"))
+
+
+def test_a_page_asks_nobody_for_anything():
+    text = page([made("v5e-8"), made("h100", gib=80)], "windlass plan mine")
+    assert not re.search(r"https?:|//|<script|<link|<img|@import|url\(", text)
+
+
+def test_the_pieces_of_a_bar_are_as_long_as_the_parts_of_the_memory_beside_its_limit():
+    plan = made("v5e-8", gib=8)
+    (limit,) = drawn(plan).every("rect", "back")
+    parts = drawn(plan).every("rect", "part")[:3]
+    shares = [percent(one["width"]) / percent(limit["width"]) for one in parts]
+    assert shares == pytest.approx([2 / 15.75, 4 / 15.75, 2 / 15.75], rel=1e-3)
+    ends = [percent(one["x"]) + percent(one["width"]) for one in parts]
+    assert [percent(one["x"]) for one in parts] == pytest.approx([0, *ends[:-1]], abs=1e-2)
+
+
+def test_points_stand_in_the_order_of_hours_and_of_money_and_inside_the_picture():
+    plans = [made("v5e-8", seconds=0.1), made("v5e-1", seconds=0.6), made("h100", seconds=0.3)]
+    found = drawn(*plans)
+    circles = found.every("circle", "")
+    # On demand and spot of each, but for the H100, which has no price of spot.
+    assert len(circles) == 5
+    on_demand = [circles[0], circles[2], circles[4]]
+    bills = [plan.cost.run for plan in plans if plan.cost and plan.cost.run]
+
+    def order(values) -> list[int]:
+        return sorted(range(3), key=[float(value) for value in values].__getitem__)
+
+    assert order(one["cx"] for one in on_demand) == order(bill.hours.expected for bill in bills)
+    dollars = [-bill.on_demand.expected for bill in bills if bill.on_demand]  # up is less
+    assert order(one["cy"] for one in on_demand) == order(dollars)
+    assert all(84 <= float(one["cx"] or 0) <= 876 for one in circles)
+    assert all(20 <= float(one["cy"] or 0) <= 384 for one in circles)
+
+
+def test_what_a_recipe_is_called_is_text_and_no_markup():
+    plan = dataclasses.replace(made(), recipe="<b>mine</b>", notes=["a < b & c"])
+    found = drawn(plan)
+    assert "<b>mine</b>" in found.said and "a < b & c" in found.said
+
+
+def test_what_is_not_known_or_cannot_be_laid_out_is_on_the_page_all_the_same():
+    found = drawn(
+        without_time(made("v5e-1")), Refused("mine", find("v5e-8"), "7 rows on 8 devices")
+    )
+    assert "7 rows on 8 devices" in found.said
+    assert "What fills the memory" in found.said
+    assert "Cost against time" not in found.said and "What a step waits for" not in found.said
