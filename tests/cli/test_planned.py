@@ -6,6 +6,7 @@ import pytest
 
 from tests.planning.plans import made, without_time
 from windlass.cli.planned import print_plans
+from windlass.planning.changes import Change, Tried
 from windlass.planning.plan import Refused
 from windlass.planning.targets import find
 
@@ -125,3 +126,14 @@ def test_a_device_whose_speed_is_not_known_has_question_marks(capsys):
 def test_a_recipe_that_fits_nowhere_says_by_how_much(capsys, gib, said):
     print_plans([made("v5e-8", gib=gib + 5), made("v6e-8", gib=2 * gib)])
     assert capsys.readouterr().out.splitlines()[-1] == said
+
+
+def test_changes_that_make_it_fit_are_said_with_what_they_do_to_a_step(capsys):
+    plan, smaller = made("v5e-8", gib=20), made("v5e-8", gib=12, seconds=0.6)
+    change = Change("train.remat=full", smaller.memory, smaller.time, "another run")
+    print_plans([dataclasses.replace(plan, tried=Tried([change], None))])
+    out = capsys.readouterr().out
+    assert "  to fit   train.remat=full: 12.0 of 15.8 GiB, a step 20% slower; another run\n" in out
+    print_plans([dataclasses.replace(plan, tried=Tried([], change))])
+    nearest = "nothing that was tried would do; the nearest is train.remat=full: 12.0 of 15.8 GiB"
+    assert f"  to fit   {nearest}\n" in capsys.readouterr().out

@@ -158,6 +158,8 @@ def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
             yield "", _bar(name, figures.seconds(value), value / plan.time.seconds, colour)
     for name, said in reasons.money(plan):
         yield name, Text(said)
+    for name, said in reasons.changes(plan):
+        yield name, Text(said, "cyan")
 
 
 def _bar(name: str, said: str, share: float, colour: str, block: str = "█") -> Text:

@@ -102,15 +102,14 @@ def _offered(traced: Traced, tried: Tried) -> Iterable[str]:
     yield "what would fit:"
     for one in tried.changes:
         speed = (
-            ""
-            if now is None or one.time is None
-            else f", {_slower(one.time.seconds / now.seconds)}"
+            "" if now is None or one.time is None else f", {slower(one.time.seconds / now.seconds)}"
         )
         remark = f"; {one.remark}" if one.remark else ""
         yield f"  {one.keys:<{width}}  {size(one.memory.total)}{speed}{remark}"
 
 
-def _slower(ratio: float) -> str:
+def slower(ratio: float) -> str:
+    """How long a step takes beside another."""
     if round(100 * (ratio - 1)) == 0:
         return "a step as fast"
     return f"a step {abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'}"

@@ -172,6 +172,7 @@ def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     if said := reasons.step(plan):
         yield "step", said
     yield from reasons.money(plan)
+    yield from reasons.changes(plan)
     yield from (("note", note) for note in plan.notes)
 
 

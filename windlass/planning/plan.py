@@ -8,10 +8,12 @@ from rich.console import Console
 from windlass import run as runs
 from windlass.devices import alignment, precision
 from windlass.devices.prices import Prices
+from windlass.planning import changes
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
+from windlass.planning.changes import Change, Tried
 from windlass.planning.cost import Assumed, Cost
 from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
@@ -36,6 +38,7 @@ class Plan:
     mesh_reason: str | None = None
     notes: list[str] = field(default_factory=list)
     keys: tuple[str, ...] = ()  # of those that several plans differ in
+    tried: Tried | None = None  # what would make it fit, where it does not for certain
 
     @property
     def name(self) -> str:
@@ -105,6 +108,7 @@ class Plan:
                 "steps_per_epoch": self.extent.epoch_steps,
             },
             "cost": self.cost and self.cost.as_dict(),
+            "changes": [_plain(one) for one in self.tried.changes] if self.tried else [],
             "notes": self.notes,
         }
 
@@ -133,6 +137,7 @@ class Asked(NamedTuple):
     rows: int | None = None  # of an epoch, where the data cannot tell
     region: str | None = None  # or provider, whose prices count; None: the cheapest anywhere
     assumed: Assumed = Assumed()
+    tries: bool = False  # what would make it fit, where it does not: some seconds more
 
 
 PLAIN = Asked()
@@ -175,7 +180,14 @@ def planned(
         cost=cost,
         mesh_reason=described.layout.why,
         notes=notes,
+        tried=changes.several(traced, memory) if asked.tries and not memory.fits else None,
     )
+
+
+def _plain(change: Change) -> dict[str, Any]:
+    seconds = change.time and change.time.seconds
+    total = round(change.memory.total)
+    return {"keys": change.keys, "total_bytes": total, "step_seconds": seconds}
 
 
 def settings(described: Described) -> dict[str, Any]:

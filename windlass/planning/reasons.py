@@ -6,6 +6,7 @@ from typing import Any
 from windlass.devices.prices import Price
 from windlass.planning import figures
 from windlass.planning.cost import Bill, Span
+from windlass.planning.exhausted import slower
 from windlass.planning.plan import Plan
 from windlass.planning.targets import Target
 from windlass.telemetry.console import duration
@@ -72,6 +73,20 @@ def step(plan: Plan) -> str | None:
         return None
     whole = figures.seconds(plan.time.seconds, plan.time.error)
     return f"{whole}, waits for {plan.time.bound} most"
+
+
+def changes(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What would make it fit, and what that does to a step."""
+    if plan.tried is None:
+        return
+    for one in plan.tried.changes:
+        said = f"{one.keys}: {figures.gib(one.memory.total)} of {figures.gib(one.memory.limit)} GiB"
+        if one.time is not None and plan.time is not None:
+            said += f", {slower(one.time.seconds / plan.time.seconds)}"
+        yield "to fit", f"{said}; {one.remark}" if one.remark else said
+    if (least := plan.tried.least) is not None:
+        held = f"{figures.gib(least.memory.total)} of {figures.gib(least.memory.limit)} GiB"
+        yield "to fit", f"nothing that was tried would do; the nearest is {least.keys}: {held}"
 
 
 def money(plan: Plan) -> Iterator[tuple[str, str]]:
