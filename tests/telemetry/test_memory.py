@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 
-from windlass.telemetry.memory import memory
+from windlass.telemetry.memory import device_limit, device_peak, memory, program_parts
 
 
 class Device(NamedTuple):
@@ -24,6 +24,26 @@ def test_of_several_devices_the_fullest_of_this_process_counts():
     fuller = Device({"bytes_in_use": 7, "peak_bytes_in_use": 8})
     elsewhere = Device({"bytes_in_use": 70, "peak_bytes_in_use": 80}, process_index=1)
     assert memory([here, fuller, elsewhere]) == {"memory_bytes": 7, "peak_memory_bytes": 9}
+
+
+def test_what_devices_count_is_told_of_the_fullest_and_what_they_have_of_the_smallest():
+    one = Device({"bytes_in_use": 5, "peak_bytes_in_use": 9, "bytes_limit": 30})
+    other = Device({"bytes_in_use": 7, "peak_bytes_in_use": 8, "bytes_limit": 20})
+    elsewhere = Device({"bytes_in_use": 7, "peak_bytes_in_use": 80, "bytes_limit": 2}, 1)
+    assert device_peak([one, other, elsewhere]) == 9
+    assert device_limit([one, other, elsewhere]) == 20
+    assert device_peak([Device(None)]) is None and device_limit([Device(None)]) is None
+
+
+def test_a_program_needs_what_goes_in_comes_out_and_is_between():
+    def doubled(x):
+        return x + x, (x @ x).sum()
+
+    given = jax.ShapeDtypeStruct((64, 64), np.float32)
+    parts = program_parts(jax.jit(doubled, donate_argnums=0).lower(given).compile())
+    assert parts is not None and parts["arguments"] == 4 * 64 * 64
+    assert parts["results"] < 64  # the sum; the other is in the place of what went in
+    assert parts["temporaries"] >= 4 * 64 * 64
 
 
 def test_a_device_that_keeps_no_peak_has_its_present_use_for_one():

@@ -145,6 +145,19 @@ def test_speed_is_counted_between_readings():
     assert masked.tokens(10) == 10_000
 
 
+def test_the_usual_step_is_the_median_of_steps_and_the_start_is_none_of_them():
+    clock = Clock()
+    speeds = meter(clock, read_per_step=4000)
+    assert speeds.median is None and speeds.tokens_per_second is None
+    steps_of(9, steps=1, clock=clock, meter=speeds)
+    speeds.read()
+    assert speeds.median == 9  # all there is
+    for seconds, steps in ((0.5, 10), (0.4, 2), (2, 3), (1, 2)):
+        steps_of(seconds, steps=steps, clock=clock, meter=speeds)
+        speeds.read()
+    assert (speeds.median, speeds.tokens_per_second) == (0.5, 8000)
+
+
 def test_a_pause_is_not_counted():
     clock = Clock()
     speeds = meter(clock)
