@@ -11,7 +11,7 @@ import pytest
 from tests import trained
 from windlass import calls
 from windlass.cli.plot import plot
-from windlass.planning import drawing
+from windlass.planning import curves
 from windlass.planning.comparison import at
 
 
@@ -34,7 +34,7 @@ def copies(place, tmp_path_factory) -> Path:
                 "limit_bytes": 4 * 2**30,
                 "parts_bytes": {"weights": 2**30, "activations": 2 * 2**30, "logits": 10},
             },
-            "time": {"step_seconds": 0.15},
+            "time": {"step_seconds": 0.15, "parts_seconds": {"products": 0.1, "optimiser": 0.05}},
             "notes": [],
         },
         "measured": {
@@ -56,18 +56,20 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
     page = (copies / "runs" / "two" / "report.html").read_text()
     assert not re.search(r"https?://|<script|<link|@import|url\(", page)
     pictures = re.findall(r"<svg.*?</svg>", page)
-    assert len(pictures) == 4
     labels = [ElementTree.fromstring(picture).get("aria-label") for picture in pictures]
     assert labels[:2] == ["loss, validation loss over steps", "learning rate over steps"]
-    assert labels[-1] == "memory by part"
-    parts = re.findall(r"<title>(planned|by the \w+): ([\w ]+) ([\d.]+ \w+)</title>", pictures[-1])
-    assert parts == [
+    assert labels[2:] == ["tokens a second over steps", *[None] * 5]
+    told = re.findall(r"<title>([a-z ]+): ([a-z ]+) ([\d.]+ \w+)</title>", "".join(pictures[3:]))
+    assert told == [
         ("planned", "weights", "1.0 GiB"),
         ("planned", "activations", "2.0 GiB"),
-        ("planned", "all else", "10 bytes"),
+        ("planned", "logits", "10 bytes"),
         ("by the compiler", "state", "1.0 GiB"),
         ("by the compiler", "computing", "3.0 GiB"),
         ("by the device", "at most", "5.0 GiB"),
+        ("planned", "products", "100 ms"),
+        ("planned", "optimiser", "50.0 ms"),
+        ("measured", "a step", "100 ms"),
     ]
 
 
@@ -133,13 +135,13 @@ def test_a_falling_curve_falls_on_a_terminal_from_corner_to_corner():
     [(0.1, 3.9, [0, 1, 2, 3, 4]), (5.0, 5.0, [2, 4, 6, 8]), (0.0, 0.008, None)],
 )
 def test_ticks_are_round_and_hold_all_values(low, high, marks):
-    found = drawing.ticks(low, high)
+    found = curves.ticks(low, high)
     assert found[0] <= low and high <= found[-1] and 3 <= len(found) <= 7
     assert marks is None or found == marks
 
 
 def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends():
     curve = [(step, float(step)) for step in range(5000)]
-    picture = drawing.chart([drawing.Line("loss", curve, 0)], str)
+    picture = curves.chart([curves.Line("loss", curve, "first")], str)
     titles = re.findall(r"<title>step ([\d,]+): loss", picture)
-    assert (len(titles), titles[0], titles[-1]) == (drawing.MOST, "0", "4,999")
+    assert (len(titles), titles[0], titles[-1]) == (curves.MOST, "0", "4,999")

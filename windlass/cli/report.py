@@ -92,7 +92,7 @@ def _shown(run: Any, width: int) -> Iterator[Text | Table]:
     if found := predictions(run):
         yield Text("")
         yield _table(found)
-    for note in (run.plan.get("planned") or {}).get("notes", ()):
+    for note in run.planned.get("notes", ()):
         yield Text(note, "dim")
     yield from _parts(run, width)
 
@@ -111,7 +111,7 @@ def _parts(run: Any, width: int) -> Iterator[Text]:
     """What was to fill a device, as bars."""
     from windlass.telemetry.console import size
 
-    parts = ((run.plan.get("planned") or {}).get("memory") or {}).get("parts_bytes") or {}
+    parts = (run.planned.get("memory") or {}).get("parts_bytes") or {}
     whole = max(parts.values(), default=0)
     if whole:
         yield Text("\nmemory, as planned", "bold")

@@ -58,6 +58,15 @@ class Account:
         return self.standing.folder.name
 
     @property
+    def planned(self) -> dict[str, Any]:
+        """What was planned, as a plan tells it; empty where nothing was."""
+        return self.plan.get("planned") or {}
+
+    @property
+    def measured(self) -> dict[str, Any]:
+        return self.plan.get("measured") or {}
+
+    @property
     def errors(self) -> dict[str, float]:
         """By how much each prediction is too high."""
         return forecast.errors(self.plan)

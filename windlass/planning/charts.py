@@ -55,7 +55,7 @@ def bar(pieces: Iterable[Piece], *, most: float, limit: float | None = None) -> 
         if piece.size <= 0:
             continue
         drawn.append(
-            f'<rect class="part {_class(piece.name)}" x="{at:.3%}" y="4" width="{piece.size:.3%}" '
+            f'<rect class="part {style(piece.name)}" x="{at:.3%}" y="4" width="{piece.size:.3%}" '
             f'height="22"><title>{escape(piece.said)}</title></rect>'
         )
         at += piece.size
@@ -160,5 +160,6 @@ def _beside(
     return x + dx, y + dy, "start" if dx > 0 else "end"
 
 
-def _class(name: str) -> str:
+def style(name: str) -> str:
+    """The name of a part in the page's style sheet."""
     return "".join(letter if letter.isalnum() else "-" for letter in name.lower())

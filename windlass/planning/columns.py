@@ -57,7 +57,7 @@ def _costs(cost: Cost) -> Iterator[str]:
 
 def predictions(run: Account) -> list[tuple[str, str, str, str]]:
     """What was predicted and measured, and by how much the prediction was off."""
-    planned, measured = run.plan.get("planned") or {}, run.plan.get("measured") or {}
+    planned, measured = run.planned, run.measured
     memory, time = planned.get("memory") or {}, planned.get("time") or {}
     wrong = run.errors
     held, taken = memory.get("total_bytes"), time.get("step_seconds")
@@ -89,8 +89,8 @@ def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
         *each("in all", lambda run: run.wall_seconds or None, duration),
     ]
     memory: Rows = [
-        *each("by the compiler", lambda run: _measured(run, "compiler_bytes"), size),
-        *each("by the device", lambda run: _measured(run, "device_peak_bytes"), size),
+        *each("by the compiler", lambda run: run.measured.get("compiler_bytes"), size),
+        *each("by the device", lambda run: run.measured.get("device_peak_bytes"), size),
     ]
     losses: Rows = [
         (f"at step {step}", [_or(number, x) for x in values])
@@ -153,10 +153,6 @@ def _speeds(run: Account) -> Iterator[str]:
         yield f"{speed['mfu']:.1%} MFU"
     if step and speed["data_wait_ms"]:
         yield f"{speed['data_wait_ms'] / step:.0%} of it waiting for data"
-
-
-def _measured(run: Account, name: str) -> Any:
-    return (run.plan.get("measured") or {}).get(name)
 
 
 def _or(shown: Callable[[Any], str], value: Any) -> str:
