@@ -1,8 +1,32 @@
 """What a step holds in a device's memory at its worst moment, by what it is for."""
 
-from typing import NamedTuple
+import math
+from collections.abc import Iterator
+from typing import Any, NamedTuple
 
+import equinox as eqx
+import jax
+from jaxtyping import PyTree
+
+from windlass.devices.axes import About, annotate
+from windlass.devices.chips import Chip, usable
+from windlass.planning import heap
+from windlass.planning.heap import Array, Habits
 from windlass.planning.traced import Traced
+
+LANES = 128  # a TPU's registers are so wide
+# In the order in which they are told.
+PARTS = (
+    "weights frozen adapters optimiser average gradients copies activations layer logits "
+    "vocabulary gathered rows other".split()
+)
+# By benchmarks/plan_accuracy.md: how far a step took more than was said, at most.
+ERROR = {"tpu": 0.10, "gpu": 0.05}
+KERNELS = 60 * 2**20  # bytes, that a TPU's compiler counts besides
+DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
+# Where nothing is rematerialised, a TPU's compiler makes two loops of the layers, and holds most
+# that one of them leaves for the backward pass a second time for the other.
+TWICE = 0.75
 
 
 class Memory(NamedTuple):
@@ -23,4 +47,103 @@ class Memory(NamedTuple):
 
 
 def memory(traced: Traced) -> Memory:
-    raise NotImplementedError
+    """What each device of a target holds, without compiling anything."""
+    chip = traced.described.chip or traced.target.chip
+    parts: dict[str, float] = {part: 0.0 for part in PARTS}
+    for part, size in _stored(traced):
+        parts[part] += size
+    kinds = _Kinds(traced)
+    for array in heap.largest(traced.program, _habits(traced, chip)):
+        parts[kinds.part(array)] += array.bytes
+    for part, size in _besides(traced, chip, parts["activations"]):
+        parts[part] += size
+    found = {part: size for part, size in parts.items() if size}
+    return Memory(found, usable(chip), ERROR.get(chip.kind, ERROR["gpu"]))
+
+
+def _stored(traced: Traced) -> Iterator[tuple[str, int]]:
+    """What the step is given, each array once: its results lie in the same places."""
+    state, frozen = traced.state, traced.frozen
+    is_adapted = traced.described.run.adapter is not None
+    yield "adapters" if is_adapted else "weights", _bytes(state.weights)
+    yield "frozen", _bytes(frozen)
+    yield "optimiser", _bytes(state.moments)
+    yield "average", _bytes(state.ema)
+    yield "rows", _bytes(traced.batch)
+    yield "other", _bytes((state.step, state.key, state.carry, state.progress, state.loss_scale))
+
+
+def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[str, float]]:
+    """What only the compiled program shows."""
+    if chip.kind == "gpu":
+        yield "other", DRIVER
+    if chip.kind != "tpu":
+        return
+    train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
+    yield "other", KERNELS
+    if train.layers_per_loop < layers:
+        if train.remat == "none":
+            yield "activations", TWICE * activations
+        # What the layers of a round leave is put together only at its end.
+        yield "layer", (train.layers_per_loop - 1) * activations / layers
+    if traced.split["fsdp"] == 1:
+        # The maps to heads are laid out anew for the loop, where nothing else does it on the way.
+        relaid = annotate(traced.frozen.model, _is_map_to_heads)
+        arrays = eqx.filter(traced.frozen.model, relaid)
+        yield "copies", _bytes(arrays)
+
+
+def _is_map_to_heads(x: Any, about: About) -> bool:
+    return about.reads == 1 and len(about.axes) == 3
+
+
+def _habits(traced: Traced, chip: Chip) -> Habits:
+    is_tpu = chip.kind == "tpu"
+    head = traced.described.run.model.sizes.get("head_dim")
+
+    def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
+        if is_tpu and len(shape) > 3 and shape[-1] == head:
+            # The kernel wants a head to be what is next to each other, in whole registers.
+            shape = (*shape[:-1], -(-shape[-1] // LANES) * LANES)
+        return math.prod(shape) * itemsize
+
+    return Habits(
+        adds_to_products=is_tpu,
+        reuses=is_tpu,
+        lingers=is_tpu and chip.slug != "v6e",
+        bytes_of=bytes_of,
+    )
+
+
+class _Kinds:
+    """What the arrays of a step are for, by their shapes."""
+
+    def __init__(self, traced: Traced):
+        sizes, tensor = traced.described.run.model.sizes, traced.split["tensor"]
+        self.vocab = {sizes["vocab"], -(-sizes["vocab"] // tensor)}
+        self.embed = sizes.get("embed")
+        self.depth = int(traced.batches.accumulation > 1)  # of what is whole in a microbatch
+        self.weights = {_there(x) for x in jax.tree.leaves(traced.state.weights)}
+
+    def part(self, array: Array) -> str:
+        if self.vocab & set(array.shape):
+            is_matrix = math.prod(array.shape) in self._matrices()
+            return "vocabulary" if is_matrix else "logits"
+        if array.maker == "reshard":
+            return "gathered"
+        if array.depth > self.depth:
+            return "layer"
+        if array.shape in self.weights:
+            return "copies" if array.maker == "convert_element_type" else "gradients"
+        return "activations"
+
+    def _matrices(self) -> set[int]:
+        return {size * (self.embed or 0) for size in self.vocab}
+
+
+def _bytes(tree: PyTree) -> int:
+    return sum(math.prod(_there(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+
+
+def _there(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+    return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import Chosen
@@ -59,5 +60,7 @@ def trace(described: Described, target: Target) -> Traced:
         programs = Programs(Built(described), STEPS)
         state, frozen = programs.abstract_state()
         batch = programs.abstract_batch()
-        program = jax.make_jaxpr(programs.step().function)(state, frozen, batch)
-    return Traced(target, described, state, frozen, batch, program.jaxpr)
+        whole = jax.make_jaxpr(programs.step().function)(state, frozen, batch).jaxpr
+    # What nothing depends on, a compiler leaves out.
+    program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
+    return Traced(target, described, state, frozen, batch, program)

@@ -1,0 +1,244 @@
+"""The arrays of a program as a compiler holds them, at the moment when there are most.
+
+A compiler computes most operations where their results are used, and holds only what goes into or
+comes out of the others: matrix products, loops, kernels, collectives. So a program that is merely
+traced says nearly all about what the compiled one will hold, and when.
+"""
+
+import math
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cached_property
+from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr
+
+from windlass.planning.local import shape_there
+from windlass.planning.straight import Operation, Straight
+from windlass.telemetry.flops import carries, programs
+
+# Computed where it is used.
+_FUSED = frozenset(
+    "abs add add_any and atan2 bitcast_convert_type broadcast_in_dim ceil clamp clz concatenate "
+    "convert_element_type cos div dynamic_slice eq erf erf_inv exp exp2 expm1 floor gather ge gt "
+    "integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad "
+    "population_count pow random_bits random_fold_in random_unwrap random_wrap real rem rev round "
+    "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin slice split "
+    "sqrt square sub tan tanh threefry2x32 transpose xor".split()
+)
+_REDUCED = frozenset("argmax cumsum reduce_and reduce_max reduce_min reduce_or reduce_sum".split())
+# The same array under another name.
+_RENAMED = frozenset(
+    "copy expand_dims name optimization_barrier reshape squeeze stop_gradient".split()
+)
+_LAID_OUT = frozenset("reshard sharding_constraint mesh_cast".split())
+_IN_PLACE = _FUSED | {"scatter-add", "scatter", "dynamic_update_slice"}
+_LOOPS = frozenset("scan while cond".split())
+
+
+class Array(NamedTuple):
+    """An array on one device."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    bytes: int
+    maker: str  # the operation that made it
+    depth: int = 0  # the loops that it is made in one round of
+
+
+class Habits(NamedTuple):
+    """What some compilers do and others do not."""
+
+    adds_to_products: bool  # what is added to a product is added while it is made
+    reuses: bool  # a result may lie where something it was computed from lay, however indirectly
+    lingers: bool  # what was gathered for a product stays until the next one is done
+    bytes_of: Callable[[tuple[int, ...], int], int]  # of an array of a shape and an item size
+
+
+def largest(program: Jaxpr, habits: Habits) -> list[Array]:
+    """The arrays that a program makes for itself, at the moment when they are largest together.
+
+    Arguments are not among them, nor are results, which are put in the place of arguments.
+    """
+    return _Heap(Straight(program), habits).largest()
+
+
+class _Heap:
+    def __init__(self, straight: Straight, habits: Habits):
+        self.operations, self.habits = straight.operations, habits
+        self.variables, self.inputs = straight.variables, set(straight.inputs)
+        self.results = set(straight.outputs)
+        self.readers: dict[int, list[int]] = defaultdict(list)
+        self.maker: dict[int, int] = {}
+        for i, operation in enumerate(self.operations):
+            for value in operation.reads:
+                self.readers[value].append(i)
+            self.maker |= dict.fromkeys(operation.writes, i)
+        self.wanted: dict[int, bool] = {}
+        self.behind: dict[int, frozenset[int]] = {}
+        self.used: dict[int, int] = {}  # where what is computed on the way is used at last
+
+    def largest(self) -> list[Array]:
+        ends: dict[int, set[int]] = defaultdict(set)
+        for value, i in self.ends.items():
+            ends[i].add(value)
+        held: dict[int, int] = {}
+        most, found = 0, []
+        for i, operation in enumerate(self.operations):
+            for value in operation.writes:
+                if not self.is_held(value):
+                    continue
+                taken = self.place(operation, value, held, ends[i])
+                if taken is not None:
+                    ends[i].remove(taken)
+                    del held[taken]
+                held[value] = 0 if value in self.results else self.bytes_of(value)
+            inner = self.inner(operation)
+            total = sum(held.values()) + sum(array.bytes for array in inner)
+            if total > most:
+                own = [self.array(value, size) for value, size in held.items() if size]
+                most, found = total, own + inner
+            for value in ends[i]:
+                held.pop(value, None)
+        return found
+
+    def inner(self, operation: Operation) -> list[Array]:
+        """What a round of a loop makes for itself."""
+        if operation.name not in _LOOPS:
+            return []
+        bodies = [largest(body, self.habits) for body in programs(operation.equation.params)]
+        most = max(bodies, key=lambda arrays: sum(array.bytes for array in arrays), default=[])
+        return [array._replace(depth=array.depth + 1) for array in most]
+
+    def place(
+        self, operation: Operation, value: int, held: dict[int, int], ending: set[int]
+    ) -> int | None:
+        """What is no longer needed and as large, so that the value can lie there."""
+        if operation.name in _IN_PLACE:
+            reads = operation.reads
+        elif (carried := _carried(operation, value)) is not None:
+            reads = [carried]
+        else:
+            return None
+        size = self.bytes_of(value)
+        for read in reads:
+            near = self.sources(read) if self.habits.reuses else {read}
+            for source in near & held.keys() & ending:
+                if held[source] == size:
+                    return source
+        return None
+
+    @cached_property
+    def ends(self) -> dict[int, int]:
+        """The last operation that needs each value that is held."""
+        used = self.used
+        for i in reversed(range(len(self.operations))):
+            for value in self.operations[i].writes:
+                used[value] = max([i, *(self.met(j) for j in self.readers[value])])
+        ends = {value: i for value, i in self.maker.items() if self.is_held(value)}
+        for value, i in used.items():
+            if not self.is_held(value):
+                for source in self.sources(value):
+                    ends[source] = max(ends[source], i)
+        for i, operation in enumerate(self.operations):
+            for source in frozenset().union(*map(self.sources, operation.reads)):
+                ends[source] = max(ends[source], self.lingering(i, source))
+        for value in self.results:
+            ends |= dict.fromkeys(self.sources(value), len(self.operations))
+        return ends
+
+    def met(self, i: int) -> int:
+        """When an operation is computed: in its turn, or where its result is used."""
+        writes = self.operations[i].writes
+        return i if not writes or self.is_held(writes[0]) else self.used[writes[0]]
+
+    def lingering(self, i: int, source: int) -> int:
+        if not (self.habits.lingers and self.operations[self.maker[source]].name in _LAID_OUT):
+            return i
+        later = range(i + 1, len(self.operations))
+        heavy = _LOOPS | {"dot_general"}
+        following = next((j for j in later if self.operations[j].name in heavy), i)
+        return i if self.operations[following].name in _LOOPS else self.met(following)
+
+    def is_held(self, value: int) -> bool:
+        i = self.maker.get(value)
+        if i is None or self.is_renamed(i):
+            return False
+        if self.is_fused(i) and self.operations[i].name not in _REDUCED:
+            return self.is_wanted(value)
+        return not self.is_added_to(i)
+
+    def is_fused(self, i: int) -> bool:
+        return self.operations[i].name in _FUSED | _REDUCED or self.is_cut(i)
+
+    def is_renamed(self, i: int) -> bool:
+        operation = self.operations[i]
+        if operation.name in _LAID_OUT and operation.reads:
+            return self.shape(operation.reads[0]) == self.shape(operation.writes[0])
+        return operation.name in _RENAMED
+
+    def is_cut(self, i: int) -> bool:
+        """Whether only a piece of an array stays on each device: sums over devices wait for it."""
+        operation = self.operations[i]
+        if operation.name != "reshard" or not operation.reads:
+            return False
+        before, after = self.shape(operation.reads[0]), self.shape(operation.writes[0])
+        return math.prod(before) > math.prod(after)
+
+    def is_added_to(self, i: int) -> bool:
+        """Whether a product only goes into a sum or another precision, which is made at once."""
+        operation = self.operations[i]
+        if operation.name != "dot_general" or not self.habits.adds_to_products:
+            return False
+        (value,) = operation.writes
+        readers = [self.operations[j].name for j in self.readers[value]]
+        goes_on = readers in (["add"], ["add_any"], ["convert_element_type"])
+        return goes_on and value not in self.results
+
+    def is_wanted(self, value: int) -> bool:
+        """Whether something reads the value that can only read what is in memory."""
+        if value not in self.wanted:
+            self.wanted[value] = value in self.results or any(
+                self.is_wanted(self.operations[i].writes[0])
+                if self.is_renamed(i)
+                else not self.is_fused(i)
+                for i in self.readers[value]
+            )
+        return self.wanted[value]
+
+    def sources(self, value: int) -> frozenset[int]:
+        """The values in memory that one is computed from: itself, if it is there."""
+        if value not in self.behind:
+            if value in self.inputs or value not in self.maker:
+                found = frozenset[int]()
+            elif self.is_held(value):
+                found = frozenset([value])
+            else:
+                reads = self.operations[self.maker[value]].reads
+                found = frozenset[int]().union(*map(self.sources, reads))
+            self.behind[value] = found
+        return self.behind[value]
+
+    def shape(self, value: int) -> tuple[int, ...]:
+        return shape_there(self.variables[value])
+
+    def bytes_of(self, value: int) -> int:
+        return self.habits.bytes_of(self.shape(value), _itemsize(self.variables[value]))
+
+    def array(self, value: int, size: int) -> Array:
+        maker = self.operations[self.maker[value]].name
+        return Array(self.shape(value), str(self.variables[value].aval.dtype), size, maker)
+
+
+def _carried(operation: Operation, value: int) -> int | None:
+    """What a loop begins with in the place of what it ends with."""
+    if operation.name != "scan":
+        return None
+    (body,) = programs(operation.equation.params)
+    carried = carries(body, operation.equation)
+    i = operation.writes.index(value)
+    return operation.arguments[carried[i]] if i < len(carried) else None
+
+
+def _itemsize(variable: Any) -> int:
+    return getattr(variable.aval.dtype, "itemsize", 4)

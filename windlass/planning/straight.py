@@ -1,0 +1,76 @@
+"""A program as operations in a row: what it calls stands in the place of the calls."""
+
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+from jax.extend.core import Jaxpr, JaxprEqn, Literal
+
+from windlass.layers.kernels import GRADIENT, NAME
+from windlass.telemetry.flops import programs
+
+_CALLS = frozenset(
+    "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
+    "custom_vjp_call_jaxpr shard_map".split()
+)
+_ATTENTION = (NAME, GRADIENT)
+
+
+class Operation(NamedTuple):
+    """One operation; values are numbers, in the order in which they are made."""
+
+    name: str  # of the primitive, or of attention
+    arguments: list[int | None]  # None: a number in the program itself
+    writes: list[int]
+    equation: JaxprEqn
+
+    @property
+    def reads(self) -> list[int]:
+        return [value for value in self.arguments if value is not None]
+
+
+class Straight:
+    """The operations of a program, and the variable behind every value."""
+
+    def __init__(self, program: Jaxpr):
+        self.operations: list[Operation] = []
+        self.variables: list[Any] = []
+        self.inputs = [self._value(variable) for variable in program.invars]
+        self.outputs = [out for out in self._follow(program, self.inputs) if out is not None]
+
+    def _value(self, variable: Any) -> int:
+        self.variables.append(variable)
+        return len(self.variables) - 1
+
+    def _follow(self, program: Jaxpr, inputs: Sequence[int | None]) -> list[int | None]:
+        known: dict[Any, int | None] = dict(zip(program.invars, inputs, strict=True))
+        known |= {variable: self._value(variable) for variable in program.constvars}
+
+        def number(variable: Any) -> int | None:
+            return None if isinstance(variable, Literal) else known[variable]
+
+        for equation in program.eqns:
+            reads = [number(variable) for variable in equation.invars]
+            writes = self._called(equation, reads)
+            if writes is None:
+                writes = [self._value(variable) for variable in equation.outvars]
+                made = Operation(_name(equation), reads, [*writes], equation)
+                self.operations.append(made)
+            known.update(zip(equation.outvars, writes, strict=True))
+        return [number(variable) for variable in program.outvars]
+
+    def _called(self, equation: JaxprEqn, reads: list[int | None]) -> list[int | None] | None:
+        """What a call gives, or None where the equation is an operation of its own."""
+        name, bodies = equation.primitive.name, list(programs(equation.params))
+        if len(bodies) != 1 or len(bodies[0].invars) != len(reads):
+            return None
+        # A loop of one round is none to a compiler.
+        is_once = name == "scan" and equation.params["length"] == 1
+        is_called = name in _CALLS and not _name(equation).startswith(_ATTENTION)
+        return self._follow(bodies[0], reads) if is_once or is_called else None
+
+
+def _name(equation: JaxprEqn) -> str:
+    called = equation.params.get("name")
+    if isinstance(called, str) and called.startswith(_ATTENTION):
+        return called
+    return equation.primitive.name
