@@ -17,6 +17,7 @@ from windlass.planning.targets import Target
 from windlass.training import origin
 from windlass.training.built import Described
 
+AS_FAST = 0.99  # of the fastest, which is no difference
 USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
 
 
@@ -58,16 +59,22 @@ def _values(key: str) -> list[str]:
 
 
 def best(found: Iterable[Plan | Refused]) -> list[Plan]:
-    """Of plans that differ in their last key alone, on each target the fastest that fits."""
-    fastest: dict[tuple, Plan] = {}
+    """Of plans that differ in their last key alone, on each target the fastest that fits.
+
+    Of those that are as fast, but for what no estimate can tell, the one that takes least memory.
+    """
+    alike: dict[tuple, list[tuple[float, Plan]]] = {}
     for one in found:
-        if isinstance(one, Refused) or one.fits != "yes" or one.tokens_per_second is None:
-            continue
-        of = (one.recipe, one.keys[:-1], one.target.name)
-        known = fastest.get(of)
-        if known is None or (known.tokens_per_second or 0) < one.tokens_per_second:
-            fastest[of] = one
-    return list(fastest.values())
+        if isinstance(one, Plan) and one.fits == "yes" and one.tokens_per_second is not None:
+            of = (one.recipe, one.keys[:-1], one.target.name)
+            alike.setdefault(of, []).append((one.tokens_per_second, one))
+    return [_fastest(plans) for plans in alike.values()]
+
+
+def _fastest(plans: list[tuple[float, Plan]]) -> Plan:
+    most = max(speed for speed, _ in plans)
+    fast = [plan for speed, plan in plans if speed >= AS_FAST * most]
+    return min(fast, key=lambda plan: plan.memory.total)
 
 
 def misfits(found: Sequence[Plan | Refused]) -> list[str]:
