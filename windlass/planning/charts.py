@@ -10,6 +10,7 @@ from windlass.planning.cost import Span
 WIDTH, HEIGHT = 900, 440  # of a picture of points
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 20, 56
 FINE = (1, 1.5, 2, 3, 4, 5, 6, 8)  # ticks of a tenfold, where there is little more than one
+END = 0.975  # where a bar ends that is cut
 TEXT = 7.2  # the width of a letter, about
 
 
@@ -47,19 +48,24 @@ class Axis(NamedTuple):
 
 
 def bar(pieces: Iterable[Piece], *, most: float, limit: float | None = None) -> str:
-    """A bar in pieces, as wide as there is room, with a whisker to `most`; up to a `limit`."""
+    """A bar in pieces with a whisker to `most`, up to a `limit`; cut where there is no room."""
     at, drawn = 0.0, []
+    pieces = list(pieces)
+    is_cut, most = sum(piece.size for piece in pieces) > END, min(most, 1.0)
     if limit is not None:
         drawn.append(f'<rect class="back" x="0" y="4" width="{limit:.3%}" height="22"/>')
     for piece in pieces:
-        if piece.size <= 0:
+        wide = min(piece.size, END - at) if is_cut else piece.size
+        if wide <= 0:
             continue
         drawn.append(
-            f'<rect class="part {style(piece.name)}" x="{at:.3%}" y="4" width="{piece.size:.3%}" '
+            f'<rect class="part {style(piece.name)}" x="{at:.3%}" y="4" width="{wide:.3%}" '
             f'height="22"><title>{escape(piece.said)}</title></rect>'
         )
-        at += piece.size
-    if most > at:
+        at += wide
+    if is_cut:
+        drawn.append(f'<text class="cut" x="{END + 0.005:.1%}" y="20">▸</text>')
+    elif most > at:
         drawn.append(
             f'<line class="whisker" x1="{at:.3%}" x2="{most:.3%}" y1="15" y2="15"/>'
             f'<line class="whisker" x1="{most:.3%}" x2="{most:.3%}" y1="10" y2="20"/>'

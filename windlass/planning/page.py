@@ -11,6 +11,7 @@ from windlass.telemetry.console import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
 COLUMNS = ("GiB a device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
+MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
 
@@ -60,12 +61,15 @@ def _card(one: Plan | Refused, names: Sequence[str]) -> str:
         return f"{top}<p>{escape(one.why)}</p></div>\n"
     cells = reasons.cells(one)
     names = [name for name in COLUMNS if cells[name] != reasons.UNKNOWN]
-    listed = "".join(f"<dt>{name}</dt><dd>{escape(cells[name])}</dd>" for name in names)
+    listed = "".join(
+        f"<dt>{name.split(' a ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in names
+    )
     return f"{top}<dl>{listed}</dl></div>\n"
 
 
 def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    scale = max(max(1.0, one.memory.total / one.memory.limit) for one in plans) / ROOM
+    fullest = max(one.memory.total / one.memory.limit for one in plans)
+    scale = min(max(1.0, fullest), MOST) / ROOM
     drawn = []
     for one in plans:
         memory = one.memory
