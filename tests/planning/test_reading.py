@@ -55,7 +55,7 @@ def test_products_are_those_that_a_model_needs_and_what_is_computed_twice():
 def test_the_operations_of_a_step_are_those_that_a_run_counts_but_for_attention_backwards():
     found = work_of("h200", remat="none")
     attention = sum(one.flops * one.times for one in found.attention)
-    needed = model_flops(trace_of("h200", remat="none"))
+    needed = model_flops(trace_of("h200", remat="none").described)
     # A kernel computes the scores again, which no count of what a model needs has.
     assert found.flops - attention / 7 == pytest.approx(needed, rel=1e-6)
 

@@ -1,4 +1,4 @@
-"""`make docs`: the schema, and a reference of every key and command, from the source."""
+"""`make docs`: the schema, a reference of every key and command, and a page of claims."""
 
 import dataclasses
 import html
@@ -18,6 +18,7 @@ from windlass.cli.words import explanation
 from windlass.config import KINDS, comments, listing, tree
 from windlass.config.reading import describe
 from windlass.config.sections import Open, default, dotted, fields, holds
+from windlass.planning import claims
 from windlass.run import Run
 from windlass.telemetry.metrics import MEANINGS
 
@@ -55,6 +56,7 @@ def pages() -> dict[str, str]:
     for name, (_, annotation) in fields(Run).items():
         lines += _section(name, annotation, "##")
     return {
+        "claims.md": claims.page(),
         "recipe.schema.json": json.dumps(schema(), indent=2) + "\n",
         "reference.md": "\n".join([*lines, *_metrics(), *_commands()]),
     }

@@ -14,10 +14,12 @@ from windlass.planning.efficiency import (
 )
 from windlass.planning.fusion import Amount
 from windlass.planning.topology import Reach, reaches
-from windlass.planning.traced import Traced
+from windlass.planning.traced import STEPS, Traced
 from windlass.planning.work import Collective, Work
 from windlass.telemetry.flops import training_flops
-from windlass.training.built import Built
+from windlass.training.built import Built, Described
+from windlass.training.programs import Programs
+from windlass.training.step import Frozen
 
 PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
@@ -64,7 +66,7 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     parts["host"] = waits["data"] = max(0.0, DISPATCH - sum(parts.values()))
     told = {name: seconds for name, seconds in parts.items() if seconds}
     bound = max(waits, key=waits.__getitem__)
-    return Time(told, rates.efficiency.error, bound, model_flops(traced))
+    return Time(told, rates.efficiency.error, bound, model_flops(traced.described))
 
 
 def exposed(
@@ -98,9 +100,11 @@ def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) ->
     return seconds
 
 
-def model_flops(traced: Traced) -> Amount:
+def model_flops(described: Described) -> Amount:
     """What the loss and its gradient take, without recomputation: the same count as a run's own."""
-    described = traced.described
     with described.scope(), sketched():
-        evaluate = make_evaluation(Built(described).model, described.run.objective)
-        return training_flops(evaluate, traced.state.weights, traced.frozen, traced.batch)
+        built = Built(described)
+        weights, frozen = built.parted(built.abstract)
+        batch = Programs(built, STEPS).abstract_batch()
+        evaluate = make_evaluation(built.model, described.run.objective)
+        return training_flops(evaluate, weights, Frozen(frozen, {}), batch)
