@@ -95,7 +95,7 @@ class Anchor(NamedTuple):
     @property
     def predicted(self) -> float:
         target = targets.find(self.on)
-        step = time.time(traced.trace(traced.described(self.recipe, target), target))
+        step = time.by_table(traced.trace(traced.described(self.recipe, target), target))
         batch = self.recipe["train"]["batch"]
         return batch * self.length / step.seconds / target.chips
 

@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windlass.calls import (
+        calibrate,
         chat,
         compare,
         delete,
@@ -25,6 +26,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "calibrate",
     "chat",
     "compare",
     "delete",

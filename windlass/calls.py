@@ -34,8 +34,9 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.planning import matrix, report_page, targets
+from windlass.planning import calibration, matrix, report_page, targets
 from windlass.planning.account import Account, account
+from windlass.planning.calibration import Fitted
 from windlass.planning.comparison import Comparison
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
@@ -166,6 +167,11 @@ def plans(
     asked = Asked(rows, region, Assumed(preemptions=preemptions))
     where = matrix.usual() if on is None else targets.several(on)
     return matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
+
+
+def calibrate(*names: str | Path) -> list[Fitted]:
+    """Put the times of plans right by what runs measured: these, or all in `runs`."""
+    return calibration.calibrate([find(name) for name in names] or standings.within(RUNS))
 
 
 def recipe(

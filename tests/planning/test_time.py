@@ -8,7 +8,7 @@ from windlass.devices.chips import Chip
 from windlass.errors import UserError
 from windlass.planning import efficiency, targets, traced
 from windlass.planning.efficiency import attention_seconds, product_seconds, rates
-from windlass.planning.time import collective_seconds, time
+from windlass.planning.time import by_table, collective_seconds
 from windlass.planning.topology import Reach
 from windlass.planning.work import Attention, Collective, Product
 
@@ -120,7 +120,7 @@ def recipe(embed, mlp, layers, heads, kv_heads, head_dim, batch, family="qwen3",
 )
 def test_a_step_takes_on_an_h200_what_it_was_measured_to(shape, options, milliseconds):
     target = targets.find("h200")
-    found = time(traced.trace(traced.described(recipe(*shape, **options), target), target))
+    found = by_table(traced.trace(traced.described(recipe(*shape, **options), target), target))
     assert abs(found.seconds * 1e3 / milliseconds - 1) < found.error
     assert found.bound == "compute"
     assert math.isclose(sum(found.parts.values()), found.seconds)

@@ -62,6 +62,12 @@ def plan(
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="write a page with pictures there, too")
     ] = None,
+    calibrate: Annotated[
+        bool,
+        typer.Option(
+            "--calibrate", help="put times right by runs that have ended: all, or RUN RUN"
+        ),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
 ) -> int:
     """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
@@ -84,7 +90,10 @@ def plan(
     windlass plan mine.yaml,other.yaml --on v3-8,v4-8,a100 --rows 50000
     windlass plan mine.yaml --on v6e-1,v6e-8 --each train.batch_per_device=4,8,16
     windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1 checkpoint.every=15min
+    windlass plan --calibrate
     """
+    if calibrate:
+        return _calibrate([name for name in (recipe, *ctx.args) if name])
     asked = options(Planned, rows=rows, preemptions=preemptions)
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
@@ -109,6 +118,18 @@ def plan(
         else:
             print_plans(found)
     return 0 if _fit(found) else 1
+
+
+def _calibrate(runs: list[str]) -> int:
+    from windlass import calls
+    from windlass.planning import calibration
+
+    for one in calls.calibrate(*runs):
+        factors = ", ".join(f"{name} {x:.2f}x" for name, x in one.factors.items())
+        print(f"{one.chip}, by {len(one.runs)} runs: {factors} of the time by its table")
+        print(f"  plans were off by {one.before:.1%}, and are by {one.after:.1%} (medians)")
+    print(f"plans use this from now on; without {calibration.file()} they no longer do")
+    return 0
 
 
 def _fit(found: list[Any]) -> bool:

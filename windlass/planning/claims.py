@@ -8,7 +8,7 @@ from windlass.devices import prices
 from windlass.planning import targets, traced
 from windlass.planning.fusion import Amount
 from windlass.planning.targets import Target
-from windlass.planning.time import model_flops, time
+from windlass.planning.time import by_table, model_flops
 
 REGION = "us-central1"
 ROWS = 64  # of a step, where the claim does not say or it changes nothing
@@ -63,7 +63,7 @@ def _row_flops(of: str) -> Amount:
 
 def planned(of: dict[str, Any], target: Target) -> Amount:
     """Rows a second, as a plan has them."""
-    step = time(traced.trace(traced.described(of, target), target))
+    step = by_table(traced.trace(traced.described(of, target), target))
     return of["train"]["batch"] / step.seconds
 
 

@@ -101,6 +101,7 @@ class Plan:
                 "steps_per_second": 1 / time.seconds,
                 "tokens_per_second": self.tokens_per_second,
                 "mfu": self.mfu,
+                "factors": time.fitted and time.fitted.factors,
             },
             "length": {
                 "tokens_per_step": self.extent.tokens,
@@ -169,6 +170,7 @@ def planned(
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
     notes += alignment.warnings(runs.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
+    notes += [time.fitted.note] if time and time.fitted else []
     notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
     return Plan(
         recipe=described.name,

@@ -4,7 +4,8 @@ from typing import NamedTuple
 
 from windlass.evaluation.loss import make_evaluation
 from windlass.layers.kernels import sketched
-from windlass.planning import efficiency, reading
+from windlass.planning import calibration, efficiency, reading
+from windlass.planning.calibration import Fitted
 from windlass.planning.efficiency import (
     Efficiency,
     Rates,
@@ -33,6 +34,7 @@ class Time(NamedTuple):
     error: Amount  # the share by which `seconds` may be wrong, either way
     bound: str  # what the step waits for most: compute, memory, communication or data
     flops: Amount  # that the model needs for the step, on all devices together
+    fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
 
     @property
     def seconds(self) -> Amount:
@@ -40,6 +42,15 @@ class Time(NamedTuple):
 
 
 def time(traced: Traced) -> Time:
+    """The time of a traced step, put right by the user's own runs where there are any."""
+    found, fitted = by_table(traced), calibration.find(traced.target.chip.name)
+    if fitted is None:
+        return found
+    parts = calibration.scaled(found.parts, fitted.factors)
+    return found._replace(parts=parts, error=fitted.error, fitted=fitted)
+
+
+def by_table(traced: Traced) -> Time:
     """The time of a traced step, by a roofline of what its devices can do."""
     return estimate(traced, reading.read(traced), efficiency.rates(traced.target.chip))
 

@@ -1,0 +1,152 @@
+"""What runs took beside what was planned for them, and the tables of chips that follow from it."""
+
+import datetime
+import json
+import statistics
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from windlass.config import listing, own
+from windlass.errors import UserError
+from windlass.planning.fusion import Amount
+from windlass.training import folder as folders
+from windlass.training import forecast
+
+# Parts of a step that are as fast as one thing of a chip is.
+GROUPS = {
+    "compute": ("products", "attention", "head"),
+    "memory": ("elementwise", "optimiser"),
+    "communication": ("communication",),
+}
+LEAST = 3  # runs of a chip, or what is fitted is their noise
+# How much a run counts against a factor that is not 1: what few runs do not tell stays as it was.
+DOUBT = 0.3
+SURE = 0.05  # of a step's time; no plan is more exact than that
+
+
+class Fitted(NamedTuple):
+    """How much longer the parts of steps take on a chip than its table says, by runs of a user."""
+
+    chip: str
+    factors: dict[str, Amount]  # by group
+    error: Amount  # the largest that was left
+    before: Amount  # median error of the plans as the table makes them
+    after: Amount
+    runs: list[str]
+    date: str
+
+    @property
+    def note(self) -> str:
+        count = f"{len(self.runs)} runs on {self.chip}"
+        return f"times are calibrated by {count} ({self.date}), and were off by {self.after:.0%}"
+
+
+class _Run(NamedTuple):
+    name: str
+    chip: str
+    parts: dict[str, Amount]  # as the table makes them
+    measured: Amount
+
+
+def find(chip: str) -> Fitted | None:
+    """What the user's own runs say of a chip."""
+    entry = _stored().get(chip)
+    return entry and Fitted(chip=chip, **entry)
+
+
+def calibrate(places: Iterable[Path]) -> list[Fitted]:
+    """Fit the tables of all chips that enough of these runs were on, and keep them."""
+    runs = [run for place in places if (run := _read(place)) is not None]
+    by_chip: dict[str, list[_Run]] = {}
+    for run in runs:
+        by_chip.setdefault(run.chip, []).append(run)
+    found = [_fit(chip, some) for chip, some in by_chip.items() if len(some) >= LEAST]
+    if not found:
+        counts = [f"{len(some)} on {chip}" for chip, some in by_chip.items()]
+        there = f"there are {listing(counts, 'and')}" if counts else "there is none"
+        raise UserError(
+            f"{LEAST} runs on the same chip are needed, each with a plan and a measured step; "
+            f"{there}. A run has both when it has ended: windlass plan --calibrate RUN RUN RUN"
+        )
+    _store({one.chip: _plain(one) for one in found})
+    return found
+
+
+def file() -> Path:
+    return own.folder() / "efficiency.json"
+
+
+def _read(place: Path) -> _Run | None:
+    whole = forecast.read(place / folders.PLAN) or {}
+    planned, measured = whole.get("planned") or {}, whole.get("measured") or {}
+    time, seconds = planned.get("time") or {}, measured.get("step_seconds")
+    if not time or not seconds:
+        return None
+    factors = time.get("factors") or {}
+    parts = {
+        name: value / factors.get(_group(name), 1.0)
+        for name, value in time["parts_seconds"].items()
+    }
+    return _Run(str(place), planned["target"]["chip"], parts, seconds)
+
+
+def _group(part: str) -> str | None:
+    return next((name for name, parts in GROUPS.items() if part in parts), None)
+
+
+def scaled(parts: dict[str, Amount], factors: dict[str, Amount]) -> dict[str, Amount]:
+    """The parts of a step with what runs say of each."""
+    return {name: value * factors.get(_group(name) or "", 1.0) for name, value in parts.items()}
+
+
+def _fit(chip: str, runs: Sequence[_Run]) -> Fitted:
+    """Least squares of relative errors, drawn to the table where runs do not tell."""
+    groups = [name for name in GROUPS if any(_sum(run, name) for run in runs)]
+    rows = [[_sum(run, name) / run.measured for name in groups] for run in runs]
+    rest = [1 - sum(v for n, v in r.parts.items() if _group(n) is None) / r.measured for r in runs]
+    drawn = DOUBT * np.eye(len(groups))
+    known = np.vstack([np.array(rows), drawn])
+    wanted = np.concatenate([np.array(rest), drawn.sum(axis=1)])
+    solved = np.linalg.lstsq(known, wanted, rcond=None)[0]
+    factors = {name: float(max(0.1, x)) for name, x in zip(groups, solved, strict=True)}
+    before, after = ([_error(run, by) for run in runs] for by in ({}, factors))
+    worst = max(SURE, max(after))
+    today = datetime.date.today().isoformat()
+    names = [run.name for run in runs]
+    usual, left = statistics.median(before), statistics.median(after)
+    return Fitted(chip, factors, worst, usual, left, names, today)
+
+
+def _sum(run: _Run, group: str) -> Amount:
+    return sum(run.parts.get(part, 0.0) for part in GROUPS[group])
+
+
+def _error(run: _Run, factors: dict[str, Amount]) -> Amount:
+    return abs(sum(scaled(run.parts, factors).values()) / run.measured - 1)
+
+
+def _plain(one: Fitted) -> dict[str, Any]:
+    return {name: value for name, value in one._asdict().items() if name != "chip"}
+
+
+def _stored() -> dict[str, Any]:
+    if not file().is_file():
+        return {}
+    try:
+        return json.loads(file().read_bytes())
+    except ValueError as error:
+        raise UserError(f"{file()} is not as it was written: {error}; remove it") from None
+
+
+def _store(new: dict[str, Any]) -> None:
+    whole, place = _stored() | new, file()
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+        beside = place.with_suffix(".new")
+        beside.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
+        beside.replace(place)
+    except OSError as error:
+        raise UserError(f"{place} cannot be written: {error.strerror}") from None
