@@ -13,6 +13,8 @@ from windlass import calls
 from windlass.cli.plot import plot
 from windlass.planning import curves
 from windlass.planning.comparison import at
+from windlass.telemetry import metrics
+from windlass.training import forecast
 
 
 @pytest.fixture(scope="module")
@@ -49,6 +51,40 @@ def copies(place, tmp_path_factory) -> Path:
     recipe = other / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("remat: saved", "remat: full"))
     return folder
+
+
+def test_a_run_keeps_its_plan_beside_what_it_measured(place):
+    run = trained.only_run(place)
+    found = forecast.read(run / "plan.json")
+    assert found is not None
+    planned, measured = found["planned"], found["measured"]
+    assert planned["target"]["name"] == "cpu" and planned["settings"]["batch"] == 16
+    assert planned["time"] is None
+    assert "how fast a CPU is is not in the catalogue" in planned["notes"]
+    records = metrics.read(run / "metrics.jsonl")
+    steps = [record["step_ms"] / 1000 for record in records if "step_ms" in record]
+    assert min(steps[1:]) <= measured["step_seconds"] <= max(steps[1:])
+    assert measured["device_peak_bytes"] is None and measured["steps"] == 4
+    parts = measured["compiler_parts_bytes"]
+    assert measured["compiler_bytes"] == sum(parts.values())
+    state = planned["memory"]["parts_bytes"]
+    held = sum(state[name] for name in ("weights", "optimiser"))
+    batch = 16 * 90 * 4 * 5  # rows × tokens × bytes × columns
+    assert parts["arguments"] == pytest.approx(held + batch, rel=1e-3)
+    (told,) = re.findall(r"^plan +(.* measured .*)$", (place / trained.OUTPUT).read_text(), re.M)
+    assert told == forecast.line(found)
+
+
+def test_a_run_is_reported_with_its_curves_and_its_plan(program, copies):
+    code, out, err = program("report", "one", cwd=copies)
+    assert (code, err) == (0, "")
+    facts = dict(re.findall(r"^(\w+) {2,}(.+)$", out, re.MULTILINE))
+    assert facts["run"] == "runs/one" and facts["device"] == "1 × cpu"
+    assert facts["state"] == "finished at step 4 of 4"
+    assert re.search(r"^plan +predicted +measured +off by$", out, re.MULTILINE)
+    assert re.search(r"^memory, by the compiler +\S+ \wiB +\S+ \wiB +[+-]\S+%$", out, re.MULTILINE)
+    assert "how fast a CPU is is not in the catalogue\n" in out
+    assert len(re.findall(r"┤[⠀-⣿]+$", out, re.MULTILINE)) == 14
 
 
 def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):

@@ -20,7 +20,7 @@ from windlass.planning.traced import Traced, laid_out, trace
 
 ENOUGH = 3  # changes that are offered
 HALVINGS = 6  # of the rows that a device computes at a time
-LARGER = 2  # other places that are tried
+LARGER = 3  # slices that are tried
 REMAT = ("none", "saved", "full")  # ever more is computed again, and less is held
 Keys = dict[str, dict[str, Any]]
 
@@ -148,13 +148,14 @@ def _larger(target: Target) -> Iterator[Target]:
         larger = sorted((one for one in same if one.devices > target.devices), key=_devices)
         yield from (targets.find(one.name) for one in larger[:LARGER])
     elif target.chip.kind == "gpu":
-        now = chips.usable(target.chip)
-        more = [one for one in chips.every() if one.kind == "gpu" and chips.usable(one) > now]
-        more = sorted((one for one in more if one.axes), key=chips.usable)
-        if target.devices == 1:
-            yield from (targets.find(one.slug) for one in more[:LARGER])
-        if 2 * target.devices <= target.chip.per_host:
-            yield targets.find(f"{2 * target.devices}x{target.chip.slug}")
+        chip, count = target.chip, 2 * target.devices
+        joined = [one for one in chips.every() if one.kind == "gpu" and one.axes]
+        larger = [one for one in joined if chips.usable(one) > chips.usable(chip)]
+        if target.devices == 1 and larger:
+            yield targets.find(min(larger, key=chips.usable).slug)
+        while count <= chip.per_host:
+            yield targets.find(f"{count}x{chip.slug}")
+            count *= 2
 
 
 def _devices(one: slices.Slice) -> int:

@@ -84,7 +84,8 @@ def _words(traced: Traced) -> dict[str, str]:
     optimiser = type(run.optim).__module__.rpartition(".")[2]
     return {
         "activations": f"of {rows} at a time, train.remat={run.train.remat}",
-        "attention": f"of {rows} at a time",
+        "layer": f"what a layer computes of {rows}",
+        "copies": f"of weights in {traced.described.compute}",
         "logits": f"of {rows} over {run.model.vocab:,} words",
         "optimiser": optimiser,
         "average": f"train.ema={run.train.ema}",
