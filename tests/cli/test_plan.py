@@ -1,6 +1,30 @@
 """`windlass plan`: what it says, and what it refuses."""
 
+import json
+import math
+from pathlib import Path
+
+import equinox as eqx
+import jax
 import pytest
+import yaml
+
+from tests import tiny, trained
+from windlass.config import read
+from windlass.devices.prices import load
+from windlass.errors import UserError
+from windlass.models.qwen3 import Config
+from windlass.planning import matrix
+from windlass.training import origin
+
+
+@pytest.fixture(scope="module")
+def recipe(tmp_path_factory) -> Path:
+    """The tiny recipe in a file, with documents that nobody tokenised."""
+    folder = tmp_path_factory.mktemp("planned")
+    written = trained.recipe(train={"steps": 3600, "batch": 8}) | {"by_device": {}}
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(written))
+    return folder / "tiny.yaml"
 
 
 @pytest.mark.parametrize(
@@ -17,6 +41,14 @@ import pytest
         (
             ["plan", "quickstart", "--on", "v5e-8", "--rows", "0"],
             "--rows is 0; it must be 1 or more",
+        ),
+        (
+            ["plan", "quickstart", "--on", "v5e-8", "--preemptions", "-1"],
+            "--preemptions is -1; it must be 0 or more",
+        ),
+        (
+            ["plan", "quickstart", "--on", "v5e-8", "--each", "train.batch"],
+            "--each is train.batch; it must be a key and its values, as train.batch=8,16",
         ),
         (
             ["plan", "quickstart,quickstat", "--on", "v5e-8"],
@@ -41,3 +73,67 @@ import pytest
 def test_what_is_wrong_is_said_in_one_message(program, words, message):
     done = program(*words)
     assert (done.code, done.out, done.err) == (2, "", f"{message}\n")
+
+
+def test_a_plan_for_a_program_has_every_figure_and_ends_with_1_where_a_recipe_fits_nowhere(
+    program, recipe
+):
+    rows = 4_194_304
+    words = ("--each", f"train.batch={rows}", "--rows", str(10 * rows), "--region", "gcp")
+    asked = ("plan", "tiny.yaml", "--on", "v5e-1", *words, "--json", "--html", "p.html")
+    done = program(*asked, cwd=recipe.parent)
+    assert (done.code, done.err) == (1, "")
+    (plan,) = json.loads(done.out)
+    assert plan["target"]["name"] == "v5e-1" and plan["keys"] == [f"train.batch={rows}"]
+    assert plan["settings"]["batch"] == rows and plan["fits"] == "no"
+    length = {"tokens_per_step": rows * 90, "steps": 3600, "steps_per_epoch": 10}
+    assert plan["length"] == length
+
+    config = read(Config, {"vocab": 300, **tiny.WIDTHS}, origin="the test")
+    shapes = eqx.filter_eval_shape(lambda: config.init(jax.random.key(0)))
+    count = sum(math.prod(x.shape) for x in jax.tree.leaves(shapes))
+    parts = plan["memory"]["parts_bytes"]
+    assert parts["weights"] == 4 * count
+    assert 8 * count <= parts["optimiser"] < 8 * count + 64  # two moments, and a counter
+    assert plan["memory"]["total_bytes"] == pytest.approx(sum(parts.values()), abs=len(parts))
+
+    step, hours = plan["time"]["step_seconds"], plan["cost"]["run"]["hours"]
+    assert step == pytest.approx(sum(plan["time"]["parts_seconds"].values()))
+    assert hours["low"] < hours["expected"] < hours["high"]
+    assert hours["expected"] > 3600 * step / 3600 + 4 / 60  # with a start and a compilation
+    there = [price for price in load().find("v5e") if price.provider == "gcp" and price.on_demand]
+    assert plan["cost"]["on_demand"]["on_demand"] == min(price.on_demand or 0 for price in there)
+
+    page = (recipe.parent / "p.html").read_text()
+    assert f"windlass {' '.join(asked)}</pre>" in page
+
+
+def test_without_a_target_it_is_this_machine_and_what_help_says(program):
+    here, *others = matrix.usual()
+    assert here.chip.kind == "cpu"
+    assert [target.name for target in others] == [
+        "v5e-1",
+        "v5e-8",
+        "v6e-1",
+        "v6e-8",
+        "a100-40gb",
+        "h100",
+    ]
+    said = " ".join(program("plan", "--help").out.split())
+    assert "this machine, and v5e-1, v5e-8, v6e-1, v6e-8, a100 and h100." in said
+
+
+def test_a_model_that_cannot_be_reached_is_said_as_it_is_to_train(program, monkeypatch, tmp_path):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
+    with pytest.raises(UserError) as refusal:
+        origin.load("legal-cot-sft")
+    assert str(refusal.value).startswith("model.hub is Qwen/Qwen2.5-0.5B; the hub is not asked")
+    done = program("plan", "legal-cot-sft", "--on", "v5e-1")
+    assert (done.code, done.out, done.err) == (2, "", f"{refusal.value}\n")
+
+
+def test_a_page_that_cannot_be_written_is_said_before_anything_is_planned(program):
+    done = program("plan", "tiny.yaml", "--on", "v5e-1", "--html", "no/p.html")
+    message = "--html is no/p.html; there is no folder no\n"
+    assert (done.code, done.out, done.err) == (2, "", message)

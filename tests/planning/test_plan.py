@@ -5,7 +5,6 @@ import json
 import pytest
 
 from tests.planning.plans import GIB, made, without_time
-from windlass.errors import UserError
 from windlass.planning import matrix
 from windlass.planning.plan import Refused
 from windlass.planning.targets import find
@@ -59,12 +58,3 @@ def test_the_best_is_the_fastest_that_fits_for_each_target_and_of_the_last_key_a
         Refused("mine", find("v5e-8"), "it is odd", ("rank=16", "batch=7")),
     ]
     assert matrix.best(found) == [found[1], found[3], found[5]]
-
-
-@pytest.mark.parametrize("key", ["train.batch", "train.batch=", "train.batch=,"])
-def test_a_key_without_values_is_refused(key):
-    with pytest.raises(UserError) as refusal:
-        matrix.plans(["quickstart"], [find("v5e-8")], each=[key])
-    assert str(refusal.value) == (
-        f"--each is {key}; it must be a key and its values, as train.batch=8,16"
-    )

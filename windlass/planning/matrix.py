@@ -41,7 +41,7 @@ def plans(
     loaded = [
         (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
     ]
-    asked = asked._replace(tries=len(loaded) == 1)  # in a table of many there is no room for it
+    asked = asked._replace(tries=len(loaded) == 1 and not each)  # a table has no room for it
     return [
         dataclasses.replace(one, keys=keys)
         for keys, layers in loaded
