@@ -11,7 +11,7 @@ from windlass.layers.kernels import GRADIENT
 from windlass.planning import local
 from windlass.planning.fusion import Amount, Node, Value
 from windlass.planning.work import Attention, Collective, Product
-from windlass.telemetry.flops import CAUSAL, programs
+from windlass.telemetry.flops import CAUSAL, constants_and_carried, programs
 
 _GRADIENT = re.compile(rf"{GRADIENT}(?:_(\d+))?")
 # What gives its argument another shape or name. A product takes axes in any order, so that one
@@ -205,8 +205,9 @@ class Region:
 
     def loop(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         (body,) = programs(equation.params)
-        length, carried = equation.params["length"], equation.params["num_carry"]
-        first = equation.params["num_consts"] + carried  # of what each round has of its own
+        length = equation.params["length"]
+        constants, carried = constants_and_carried(body, equation)
+        first = constants + carried  # of what each round has of its own
         inner = "elementwise" if part == "optimiser" else part
         if length == 1:  # no loop is left of it
             return self.follow(body, reads, inner)

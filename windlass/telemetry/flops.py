@@ -140,6 +140,16 @@ def carries(body: Jaxpr, scan: JaxprEqn) -> range:
     return range(first, first + carried)
 
 
+def constants_and_carried(body: Jaxpr, equation: JaxprEqn) -> tuple[int, int]:
+    """How many arguments of a scan are the same in all rounds, and how many go on to the next.
+
+    They come in this order, and then what each round has of its own.
+    """
+    # What each round has of its own has an axis less inside.
+    carried = sum(map(_is_alike, body.outvars, equation.outvars))
+    return sum(map(_is_alike, body.invars, equation.invars)) - carried, carried
+
+
 def _is_alike(inside: Any, outside: Any) -> bool:
     return _shape(inside) == _shape(outside)
 
