@@ -273,7 +273,8 @@ class Loop:
             described, folder = self.session.built.described, self.folder
             self.store.wait()  # what is being saved is saved, and is what the run goes on from
             self.report.close()
-            text = self.planner.explain(described, str(error), when or told, folder)
+            with self.report.doing("looking for what would fit"):
+                text = self.planner.explain(described, str(error), when or told, folder)
             raise UserError(text) from error
 
     def foresee(self, planner: Planner) -> None:
