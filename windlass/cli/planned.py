@@ -22,7 +22,6 @@ COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
     *("bright_green", "bright_yellow", "bright_cyan", "red", "bright_red", "white"),
 )
-SMALL = 0.0005  # of the whole: parts below are in JSON alone
 BAR = 40  # columns of a bar that is full
 EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
@@ -150,15 +149,13 @@ def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
     memory = plan.memory
     scale = max(memory.limit, memory.total)
     for (name, held), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
-        if held > SMALL * memory.total:
-            yield "", _bar(name, size(held), held / scale, colour)
+        yield "", _bar(name, size(held), held / scale, colour)
     if (free := memory.limit - memory.total) > 0:
         yield "", _bar("free", size(free), free / scale, "dim", "░")
     if plan.time is not None:
         yield "step", Text(reasons.step(plan) or "")
         for (name, value), colour in zip(plan.time.parts.items(), cycle(COLOURS), strict=False):
-            if value > SMALL * plan.time.seconds:
-                yield "", _bar(name, figures.seconds(value), value / plan.time.seconds, colour)
+            yield "", _bar(name, figures.seconds(value), value / plan.time.seconds, colour)
     for name, said in reasons.money(plan):
         yield name, Text(said)
     for name, said in reasons.changes(plan):
