@@ -49,9 +49,10 @@ def _tiles(run: Account) -> Iterator[str]:
         yield _tile(f"{speed['mfu']:.1%}", "of the peak FLOP/s went into the model")
     if run.memory_bytes:
         yield _tile(size(run.memory_bytes), "of each device's memory")
-    for name, what in (("memory", "memory"), ("time", "the time of a step")):
-        if name in wrong:
-            yield _tile(f"{wrong[name]:+.1%}", f"how far the plan was off, in {what}")
+    kinds = [kind for kind in ("memory", "time") if kind in wrong]
+    if kinds:
+        off = ", ".join(f"{wrong[kind]:+.1%}" for kind in kinds)
+        yield _tile(off, f"how far the plan was off, in {' and '.join(kinds)}")
 
 
 def _tile(value: str, what: str) -> str:
@@ -134,7 +135,8 @@ def _bars(
         rows.append(
             f'<div class="label">{name}</div>{bar}<div class="said"><b>{shown(total)}</b></div>'
         )
-    legend = _legend({part: charts.style(part) for parts in found.values() for part in parts})
+    several = [parts for parts in found.values() if len(parts) > 1]
+    legend = _legend({part: charts.style(part) for parts in several for part in parts})
     inside = f'<div class="bars">{"".join(rows)}</div>{legend}'
     return _section(title, f'<p class="hint">{hint}</p>{inside}' if hint else inside)
 
