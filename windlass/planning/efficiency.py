@@ -23,7 +23,7 @@ class Efficiency:
     attention: "Flash"
     units: int | None = None  # of a GPU, that each compute a tile of a product
     error: Amount = 0.25  # the share by which a step may take longer or shorter
-    source: str = ""
+    source: str = ""  # of these numbers
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,7 +50,7 @@ _GPU = Efficiency(
     vector=30e12,
     attention=Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380),
     units=132,
-    source="measured on other GPUs",
+    source="measured on an H200, a GPU of another kind",
 )
 # Products by 827 of 918 TFLOP/s for 8192 rows and columns on a v6e and a copy there at 1.36 of 1.64
 # TB/s (Google's microbenchmarks); the time to start by what 1024 rows and columns cost an Ironwood.

@@ -34,6 +34,7 @@ class Time(NamedTuple):
     error: Amount  # the share by which `seconds` may be wrong, either way
     bound: str  # what the step waits for most: compute, memory, communication or data
     flops: Amount  # that the model needs for the step, on all devices together
+    source: str = ""  # of the table of the chip
     fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
 
     @property
@@ -77,7 +78,8 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     parts["host"] = waits["data"] = max(0.0, DISPATCH - sum(parts.values()))
     told = {name: seconds for name, seconds in parts.items() if seconds}
     bound = max(waits, key=waits.__getitem__)
-    return Time(told, rates.efficiency.error, bound, model_flops(traced.described))
+    flops, table = model_flops(traced.described), rates.efficiency
+    return Time(told, table.error, bound, flops, table.source)
 
 
 def exposed(
