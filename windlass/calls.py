@@ -157,14 +157,16 @@ def plans(
     rows: int | None = None,
     region: str | None = None,
     preemptions: float | None = None,
+    compiles: bool = False,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
     """Every recipe on every target, and `each` of the values of some keys: `["train.batch=8,16"]`.
 
     `rows` are those of an epoch, where the data is not here to tell; `region` is where prices are
-    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away.
+    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away. With
+    `compiles` the compiler of each target is asked, where it is here.
     """
-    asked = Asked(rows, region, Assumed(preemptions=preemptions))
+    asked = Asked(rows, region, Assumed(preemptions=preemptions), compiles)
     where = matrix.usual() if on is None else targets.several(on)
     return matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
 

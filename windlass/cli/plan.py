@@ -68,6 +68,10 @@ def plan(
             "--calibrate", help="put times right by runs that have ended: all, or RUN RUN"
         ),
     ] = False,
+    compiles: Annotated[
+        bool,
+        typer.Option("--compile", help="ask the target's own compiler; no such device is needed"),
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
 ) -> int:
     """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
@@ -78,6 +82,11 @@ def plan(
     rows, and the share of the peak; the time of the run and what it costs, on demand and on spot
     machines. ± is how far off each may be. Below it: what fills the memory, what a step waits for,
     why the mesh is as it is, and the prices with their dates.
+
+    With --compile the step is lowered and compiled for the target from shapes alone, and memory is
+    what its compiler says: for TPUs by libtpu on an x86-64 host, for the GPU or CPU that is here,
+    and for other GPUs by JAX's CUDA plugin. It takes some seconds to a minute for each target; what
+    was found is kept, by program, flags and compiler. Where there is no compiler, it is said.
 
     Without --on: this machine, and v5e-1, v5e-8, v6e-1, v6e-8, a100 and h100. Several recipes, or
     several values of a key by --each, come in one table, with what a chip does beside one of the
@@ -90,6 +99,7 @@ def plan(
     windlass plan mine.yaml,other.yaml --on v3-8,v4-8,a100 --rows 50000
     windlass plan mine.yaml --on v6e-1,v6e-8 --each train.batch_per_device=4,8,16
     windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1 checkpoint.every=15min
+    windlass plan mine.yaml --on v5e-8 --compile
     windlass plan --calibrate
     """
     if calibrate:
@@ -103,7 +113,7 @@ def plan(
     with ctx.obj.phase("planning"):
         import jax
 
-        if on is not None and "here" not in on.lower():
+        if on is not None and "here" not in on.lower() and not compiles:
             # An accelerator is not needed, and so not taken from whoever else may use it.
             jax.config.update("jax_platforms", "cpu")
         from windlass import calls
@@ -111,7 +121,8 @@ def plan(
         from windlass.planning.page import page
 
         with waiting("planning"):
-            asking = {"each": each or (), "region": region, "console": Console(stderr=True)}
+            asking = {"each": each or (), "region": region, "compiles": compiles}
+            asking |= {"console": Console(stderr=True)}
             found = calls.plans(names, on, ctx.args, **asking, **vars(asked))
         if html is not None:
             _write(html, page(found, shlex.join(["windlass", "plan", *_words(ctx)])))
@@ -149,7 +160,7 @@ def _words(ctx: typer.Context) -> list[str]:
     said = {name: value for name, value in ctx.params.items() if value}
     recipe, options = said.pop("recipe"), []
     for name, value in said.items():
-        option = "--json" if name == "as_json" else f"--{name}"
+        option = {"as_json": "--json", "compiles": "--compile"}.get(name, f"--{name}")
         values = value if isinstance(value, list | tuple) else [value]
         options += [word for one in values for word in (option, *([] if one is True else [one]))]
     return [recipe, *options, *ctx.args]

@@ -145,6 +145,8 @@ def details(plan: Plan, without: Sequence[str] = ()) -> Table:
 def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
     for name, said in reasons.layout(plan):
         yield name, Text(said)
+    for name, said in reasons.compiled(plan):
+        yield name, Text(said)
     yield "memory", Text(reasons.memory(plan), STYLES[plan.fits])
     memory = plan.memory
     scale = max(memory.limit, memory.total)

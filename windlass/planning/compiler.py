@@ -1,22 +1,42 @@
 """The step of a run, compiled for devices that need not be here."""
 
+import dataclasses
+import hashlib
+import json
+import os
+import platform
+import re
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from importlib.metadata import version
 from importlib.util import find_spec
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
+from jax.errors import JaxRuntimeError
 
-from windlass.config import AnyRecipe
+from windlass.config import AnyRecipe, Layers
+from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
+from windlass.planning import gpus
+from windlass.planning.hlo import Text, flags
+from windlass.planning.targets import Target
 from windlass.telemetry.kept import setting
 from windlass.training import origin
 from windlass.training.built import Built, Described, read_for
 from windlass.training.programs import Programs
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
+NO_LIBTPU = (
+    "libtpu is missing, the compiler for TPUs; on an x86-64 host "
+    "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
+)
+# A TPU's compiler says how much it would have needed, and of how much.
+_TOO_LARGE = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)")
+_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 class Compiled(NamedTuple):
@@ -30,9 +50,32 @@ class Compiled(NamedTuple):
         """On each device at most: what goes in, what comes out, and what is needed between."""
         memory = self.program.memory_analysis()
         assert memory is not None
+        (device, *_) = self.program.input_shardings[0][0].step.device_set
+        if device.platform == "tpu":
+            # Its temporaries are counted with room that is never held at once.
+            return memory.peak_memory_in_bytes
         # What comes out in the place of what went in is there once.
         ends = memory.argument_size_in_bytes + memory.output_size_in_bytes
         return ends - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+
+
+@dataclasses.dataclass(frozen=True)
+class Found:
+    """What the compiler of a target made of a step, on each device."""
+
+    compiler: str  # with its version, and what it compiled for
+    peak_bytes: int  # that the step holds; where it does not fit, that it would
+    fits: bool  # by the compiler, which may refuse a program, or by what is there
+    argument_bytes: int | None  # of the state and the rows; None where it was refused
+    flops: int | None  # of matrix products, loops counted as often as they run
+    moved_bytes: int | None  # to and from the device's memory
+    seconds: float  # to compile
+
+
+class Absent(NamedTuple):
+    """Why there is no compiler for a target here."""
+
+    why: str
 
 
 def topology(name: str, slices: int = 1) -> list:
@@ -40,31 +83,112 @@ def topology(name: str, slices: int = 1) -> list:
     from jax.experimental import topologies
 
     if find_spec("libtpu") is None:
-        raise UserError(
-            "libtpu is missing, the compiler for TPUs; on an x86-64 host "
-            "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
-        )
+        raise UserError(NO_LIBTPU)
     # A chip alone on its host, where the compiler would look for four.
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith(":1x1") else {}
+    alone = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith((":1x1", ":1x1x1")) else {}
     several = {"num_slices": slices} if slices > 1 else {}
     return list(topologies.get_topology_desc(name, "tpu", **alone, **several).devices)
 
 
 def described(recipe: AnyRecipe, devices: list, overrides: Sequence[str] = ()) -> Described:
     """A recipe read for the devices of a TPU slice."""
-    chosen = Chosen("tpu", len(devices), "tpu", [], [])
-    return read_for(origin.load(recipe, overrides), chosen, devices)
+    return _laid_out(origin.load(recipe, overrides), "tpu", devices)
 
 
 def compiled(described: Described) -> Compiled:
     """The step that a described run takes, from shapes alone: no weight is made, no data read."""
     with described.scope():
-        programs = Programs(Built(described), STEPS)
         began = time.monotonic()
-        shapes = (*programs.abstract_state(), programs.abstract_batch())
+        lowered = _lowered(described)
         with _unkept():
-            program = programs.step().lower(*shapes).compile()
+            program = lowered.compile()
         return Compiled(program, time.monotonic() - began)
+
+
+def find(layers: Layers, target: Target) -> Found | Absent:
+    """What the compiler of a target makes of a recipe's step; what it found before is kept."""
+    devices = _devices(target)
+    if isinstance(devices, Absent):
+        return devices
+    laid_out = _laid_out(layers, target.chip.kind, devices)
+    by = _compiler(target)
+    with laid_out.scope():
+        lowered = _lowered(laid_out)
+    file = _file(lowered, by)
+    if file.is_file():
+        return Found(**json.loads(file.read_text(encoding="utf-8")))
+    limit = laid_out.chip.memory_bytes if laid_out.chip else None
+    with laid_out.scope(), _unkept():
+        found = _found(lowered, by, limit)
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+    return found
+
+
+def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
+    began = time.monotonic()
+    try:
+        program = Compiled(lowered.compile(), time.monotonic() - began)
+    except JaxRuntimeError as error:
+        said = _TOO_LARGE.search(str(error))
+        if said is None:
+            raise
+        peak = round(float(said[1]) * _UNITS[said[2]])
+        return Found(by, peak, False, None, None, None, time.monotonic() - began)
+    memory, text = program.program.memory_analysis(), Text(program.program.as_text() or "")
+    assert memory is not None
+    peak = program.peak_bytes
+    return Found(
+        compiler=by,
+        peak_bytes=peak,
+        fits=limit is None or peak <= limit,
+        argument_bytes=memory.argument_size_in_bytes,
+        flops=text.flops,
+        moved_bytes=text.moved_bytes,
+        seconds=time.monotonic() - began,
+    )
+
+
+def _devices(target: Target) -> list | Absent:
+    """The devices of a target, here or as its compiler knows them."""
+    kind = target.chip.kind
+    present = selection.present().get(kind, [])
+    if set(present) & set(target.chip.device_kinds) and len(present) >= target.devices:
+        return jax.devices(kind)[: target.devices]
+    if target.slices is not None:
+        if find_spec("libtpu") is None:
+            here = platform.machine()
+            no_wheel = f", and has no wheel for {here}" if here not in ("x86_64", "AMD64") else ""
+            return Absent(f"libtpu is missing, the compiler for TPUs{no_wheel}")
+        each, count = target.slices.each, target.slices.count
+        generation = {"7x": "tpu7x"}.get(each.generation, each.generation)
+        return topology(f"{generation}:{each.topology}", count)
+    if kind == "gpu":
+        return gpus.topology(target.chip, target.devices) or Absent(gpus.why_not(target.chip))
+    return Absent(f"a {target.chip.name} is not here, and nothing compiles for one from afar")
+
+
+def _compiler(target: Target) -> str:
+    kind = target.chip.kind
+    ours = {"tpu": ("libtpu",), "gpu": gpus.PLUGINS}.get(kind, ())
+    named = [f"{name} {version(name)}" for name in ours if find_spec(name.replace("-", "_"))]
+    return ", ".join([*named, f"JAX {jax.__version__}", f"for {target.name}"])
+
+
+def _file(lowered: jax.stages.Lowered, by: str) -> Path:
+    """Where it is kept what a compiler made of a program, with these flags."""
+    place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
+    known = "\n".join([by, flags(os.environ), lowered.as_text()])
+    return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
+
+
+def _laid_out(layers: Layers, kind: str, devices: list) -> Described:
+    return read_for(layers, Chosen(kind, len(devices), kind, [], []), devices)
+
+
+def _lowered(described: Described) -> jax.stages.Lowered:
+    programs = Programs(Built(described), STEPS)
+    return programs.step().lower(*programs.abstract_state(), programs.abstract_batch())
 
 
 @contextmanager

@@ -15,7 +15,7 @@ from jax.extend.core import Jaxpr
 
 from windlass.planning.local import shape_there
 from windlass.planning.straight import Operation, Straight
-from windlass.telemetry.flops import carries, programs
+from windlass.telemetry.flops import constants_and_carried, programs
 
 # Computed where it is used.
 _FUSED = frozenset(
@@ -235,9 +235,9 @@ def _carried(operation: Operation, value: int) -> int | None:
     if operation.name != "scan":
         return None
     (body,) = programs(operation.equation.params)
-    carried = carries(body, operation.equation)
+    first, carried = constants_and_carried(body, operation.equation)
     i = operation.writes.index(value)
-    return operation.arguments[carried[i]] if i < len(carried) else None
+    return operation.arguments[first + i] if i < carried else None
 
 
 def _itemsize(variable: Any) -> int:

@@ -20,6 +20,7 @@ PARTS = (
     "weights frozen adapters optimiser average gradients copies activations layer logits "
     "vocabulary gathered rows other".split()
 )
+STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # known to the byte
 # By benchmarks/plan_accuracy.md: how far a step took more than was said, at most.
 ERROR = {"tpu": 0.10, "gpu": 0.05}
 KERNELS = 60 * 2**20  # bytes, that a TPU's compiler counts besides
@@ -27,6 +28,7 @@ DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator 
 # Where nothing is rematerialised, a TPU's compiler makes two loops of the layers, and holds most
 # that one of them leaves for the backward pass a second time for the other.
 TWICE = 0.75
+TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
 class Memory(NamedTuple):
@@ -45,6 +47,14 @@ class Memory(NamedTuple):
         """Whether it fits for certain: also if the estimate is as much too low as it ever was."""
         return self.total * (1 + self.error) <= self.limit
 
+    def as_found(self, peak: float) -> "Memory":
+        """The same where a compiler has said what it is in all: stored parts are as they are."""
+        stored = {name: size for name, size in self.parts.items() if name in STORED}
+        rest = {name: size for name, size in self.parts.items() if name not in STORED}
+        factor = (peak - sum(stored.values())) / sum(rest.values())
+        parts = {name: stored.get(name, factor * size) for name, size in self.parts.items()}
+        return Memory(parts, self.limit, 0.0)
+
 
 def memory(traced: Traced) -> Memory:
     """What each device of a target holds, without compiling anything."""
@@ -57,7 +67,11 @@ def memory(traced: Traced) -> Memory:
         parts[kinds.part(array)] += array.bytes
     for part, size in _besides(traced, chip, parts["activations"]):
         parts[part] += size
-    found = {part: size for part, size in parts.items() if size}
+    told = TRIFLE * sum(parts.values())
+    kept = (*STORED, "other")
+    small = {part: size for part, size in parts.items() if size < told and part not in kept}
+    parts["other"] += sum(small.values())
+    found = {part: size for part, size in parts.items() if size and part not in small}
     return Memory(found, usable(chip), ERROR.get(chip.kind, ERROR["gpu"]))
 
 

@@ -1,6 +1,6 @@
 """What a run would be on devices that need not be here: does it fit, how fast, how much."""
 
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
@@ -8,12 +8,13 @@ from rich.console import Console
 from windlass import run as runs
 from windlass.devices import alignment, precision
 from windlass.devices.prices import Prices
-from windlass.planning import changes
+from windlass.planning import changes, compiler
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
 from windlass.planning.changes import Change, Tried
+from windlass.planning.compiler import Found
 from windlass.planning.cost import Assumed, Cost
 from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
@@ -25,8 +26,25 @@ Fits = Literal["yes", "tight", "no"]
 
 
 @dataclass(frozen=True)
+class Compiled:
+    """What the target's compiler made of the step, and how near the estimate was."""
+
+    found: Found
+    estimated: float  # bytes, before the compiler was asked
+
+    @property
+    def error(self) -> float:
+        """Of the estimate, as a share of what the compiler found."""
+        return self.estimated / self.found.peak_bytes - 1
+
+    def as_dict(self) -> dict[str, Any]:
+        estimate = {"estimated_bytes": round(self.estimated), "estimate_error": self.error}
+        return asdict(self.found) | estimate
+
+
+@dataclass(frozen=True)
 class Plan:
-    """What a recipe would be on a target, before a device is rented or anything is compiled."""
+    """What a recipe would be on a target, before a device is rented."""
 
     recipe: str
     target: Target
@@ -39,6 +57,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     keys: tuple[str, ...] = ()  # of those that several plans differ in
     tried: Tried | None = None  # what would make it fit, where it does not for certain
+    compiled: Compiled | None = None  # where the target's own compiler was asked
 
     @property
     def name(self) -> str:
@@ -47,6 +66,8 @@ class Plan:
     @property
     def fits(self) -> Fits:
         """`tight`: it fits if the estimate is right, and not if it is as wrong as it may be."""
+        if self.compiled is not None:
+            return "yes" if self.compiled.found.fits else "no"
         if self.memory.fits:
             return "yes"
         return "tight" if self.memory.total <= self.memory.limit else "no"
@@ -91,6 +112,7 @@ class Plan:
                 "error_share": memory.error,
                 "parts_bytes": {name: round(size) for name, size in memory.parts.items()},
             },
+            "compiled": self.compiled and self.compiled.as_dict(),
             "time": time
             and {
                 "step_seconds": time.seconds,
@@ -138,6 +160,7 @@ class Asked(NamedTuple):
     rows: int | None = None  # of an epoch, where the data cannot tell
     region: str | None = None  # or provider, whose prices count; None: the cheapest anywhere
     assumed: Assumed = Assumed()
+    compiles: bool = False  # ask the target's compiler, where it is here
     tries: bool = False  # what would make it fit, where it does not: some seconds more
 
 
@@ -155,7 +178,10 @@ def planned(
     traced = tracing.trace(described, target)
     length = extent(described, asked.rows, console)
     run, chip = described.run, target.chip
-    memory = memories.memory(traced)
+    memory = estimate = memories.memory(traced)
+    found = compiler.find(described.layers, target) if asked.compiles else None
+    if isinstance(found, Found):
+        memory = memory.as_found(found.peak_bytes)
     time = times.time(traced) if chip.peak else None
     cost = time and costs.cost(
         time,
@@ -170,6 +196,8 @@ def planned(
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
     notes += alignment.warnings(runs.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
+    if isinstance(found, compiler.Absent):
+        notes.append(f"not compiled: {found.why}")
     notes += [time.fitted.note] if time and time.fitted else []
     notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
     return Plan(
@@ -183,6 +211,7 @@ def planned(
         mesh_reason=described.layout.why,
         notes=notes,
         tried=changes.several(traced, memory) if asked.tries and not memory.fits else None,
+        compiled=Compiled(found, estimate.total) if isinstance(found, Found) else None,
     )
 
 

@@ -43,6 +43,18 @@ def heading(target: Target) -> str:
     return f"{target.devices} × {target.chip.name}{hosts}"
 
 
+def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
+    """What the target's compiler said."""
+    if plan.compiled is None:
+        return
+    found = plan.compiled.found
+    estimate = f"estimated {figures.gib(plan.compiled.estimated)}, {plan.compiled.error:+.1%}"
+    said = f"{figures.gib(found.peak_bytes)} GiB a device ({estimate})"
+    if found.flops is not None and found.moved_bytes is not None:
+        said += f"; {found.flops:.3g} FLOP and {found.moved_bytes:.3g} bytes moved a device"
+    yield "compiled", f"{said}; {found.compiler}, in {duration(found.seconds)}"
+
+
 def layout(plan: Plan) -> Iterator[tuple[str, str]]:
     """How a run is laid out, as its recipe says or as it was chosen."""
     chosen = plan.settings

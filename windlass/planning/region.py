@@ -12,6 +12,7 @@ from windlass.planning import local
 from windlass.planning.fusion import Amount, Node, Value
 from windlass.planning.work import Attention, Collective, Product
 from windlass.telemetry.flops import CAUSAL, constants_and_carried, programs
+from windlass.training.step import MICROBATCH
 
 _GRADIENT = re.compile(rf"{GRADIENT}(?:_(\d+))?")
 # What gives its argument another shape or name. A product takes axes in any order, so that one
@@ -86,7 +87,8 @@ class Region:
             return self.add(equation, reads, part, is_apart=True, record=flash, is_product=True)
         bodies = list(programs(params))
         if name in _CALLED and bodies:
-            return self.follow(bodies[0], reads[-len(bodies[0].invars) or len(reads) :], part)
+            given = reads[-len(bodies[0].invars) or len(reads) :]
+            return self.follow(bodies[0], given, "elementwise" if called == MICROBATCH else part)
         if name == "dot_general":
             return self.product(equation, reads, part)
         if name == "reshard":

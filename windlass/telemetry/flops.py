@@ -120,24 +120,16 @@ def _inner(body: Jaxpr, moved: list[bool]) -> Work:
 
 def _repeated(body: Jaxpr, moved: list[bool], equation: JaxprEqn) -> Work:
     """The rounds of a scan; what one of them moves is moved in the next."""
-    carried = carries(body, equation)
+    first, carried = constants_and_carried(body, equation)
     while True:
         found = _work(body, moved)
         new = list(moved)
-        for i, argument in enumerate(carried):
-            new[argument] |= found.moved[i]
+        for i in range(carried):
+            new[first + i] |= found.moved[i]
         if new == moved:
             length = equation.params["length"]
             return Work(length * found.forward, length * found.training, found.moved)
         moved = new
-
-
-def carries(body: Jaxpr, scan: JaxprEqn) -> range:
-    """The arguments of a scan that a round hands to the next, in the order of its results."""
-    # What each round has of its own has an axis less inside; what is left is carried, or constant.
-    carried = sum(map(_is_alike, body.outvars, scan.outvars))
-    first = sum(map(_is_alike, body.invars, scan.invars)) - carried
-    return range(first, first + carried)
 
 
 def constants_and_carried(body: Jaxpr, equation: JaxprEqn) -> tuple[int, int]:

@@ -56,6 +56,8 @@ class Frozen(NamedTuple):
     helpers: dict[str, Any]
 
 
+MICROBATCH = "microbatch"  # what its part is called in the program of a step without a loop
+
 Batch = dict[str, Array]
 Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
 
@@ -195,7 +197,7 @@ def accumulate(
     With a loss scale, each gradient is taken of the mean loss times it, and undone in float32.
     """
 
-    def one(rows, sums):
+    def microbatch(rows, sums):
         number, own, carried = rows
 
         def scaled(weights):
@@ -213,15 +215,20 @@ def accumulate(
             gradient = jax.tree.map(lambda g: g / factor, gradient)
         return tally, new, gradient
 
+    if microbatches == 1:
+        # No loop of one round: for a single chip the TPU compiler makes two of it, and computes
+        # most of the step twice. In a part of its own, which a plan knows by its name.
+        return jax.jit(microbatch)((jnp.int32(0), batch, carry.rows), carry.sums)
+
     def add(so_far, rows):
         tally, sums, gradient = so_far
-        more, new, further = one(rows, sums)
+        more, new, further = microbatch(rows, sums)
         return (tally + more, new.sums, jax.tree.map(jnp.add, gradient, further)), new.rows
 
     split = jax.tree.map(lambda x: _split(x, microbatches), (batch, carry.rows))
     split = (jnp.arange(microbatches), *split)
     first = jax.tree.map(lambda x: x[0], split)
-    tally, _, gradient = jax.eval_shape(one, first, carry.sums)
+    tally, _, gradient = jax.eval_shape(microbatch, first, carry.sums)
     # The first tally to add to: nothing, and no maximum.
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
     none = none._replace(extremes=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), none[3]))

@@ -1,0 +1,251 @@
+"""The text of a compiled program: what it computes and moves, loops counted as often as they run.
+
+A compiler's own count has every loop once. Here a loop counts as often as it runs, where that is
+known; a kernel that is written elsewhere counts nothing, as its text says nothing about it.
+"""
+
+import itertools
+import json
+import math
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterator, Mapping
+from functools import cached_property
+from typing import NamedTuple
+
+WIDTHS = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "token": 0}  # others say their bits
+
+_COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
+_OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
+_NAME = re.compile(r"^(.*?) ([a-z][\w\-]*)\(")
+_CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
+_TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
+_ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](\{[^}]*\})?")
+_ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # a memory that is not the device's large one
+# What moves nothing: it names what is there.
+_NAMES = frozenset(
+    "parameter constant tuple get-tuple-element bitcast while call conditional after-all "
+    "opt-barrier copy-done async-start async-done all-gather-done all-reduce-done".split()
+)
+
+
+class Operation(NamedTuple):
+    """A line of a computation."""
+
+    name: str
+    shape: str
+    kind: str
+    operands: list[str]
+    text: str
+
+
+class Text:
+    """The computations of a compiled program, and how often each runs."""
+
+    def __init__(self, text: str):
+        self.computations: dict[str, list[Operation]] = {}
+        self.entry = here = ""
+        for line in text.splitlines():
+            if opened := _COMPUTATION.match(line):
+                here = opened[1]
+                self.computations[here] = []
+                self.entry = here if line.startswith("ENTRY") else self.entry
+            elif body := _OPERATION.match(line):
+                said = re.sub(r"/\*.*?\*/", "", body[2])
+                self.computations.setdefault(here, []).append(_operation(body[1], said))
+
+    @cached_property
+    def times(self) -> Counter[str]:
+        """How often each computation runs."""
+        times: Counter[str] = Counter()
+
+        def visit(name: str, count: int) -> None:
+            times[name] += count
+            for operation in self.computations.get(name, []):
+                for called, often in self._calls(operation):
+                    visit(called, count * often)
+
+        visit(self.entry, 1)
+        return times
+
+    @property
+    def flops(self) -> int:
+        """Of matrix products, on one device."""
+        return sum(
+            self.times[name] * _flops(operation, shapes) for name, shapes, operation in self._all()
+        )
+
+    @property
+    def moved_bytes(self) -> int:
+        """That operations read from a device's large memory and write to it."""
+        fused = {
+            called
+            for _, _, operation in self._all()
+            if operation.kind == "fusion" or operation.kind.startswith("reduce")
+            for called, _ in self._calls(operation)
+        }
+        return sum(
+            self.times[name] * self._moved(operation, shapes)
+            for name, shapes, operation in self._all()
+            if name not in fused
+        )
+
+    def _all(self) -> Iterator[tuple[str, dict[str, str], Operation]]:
+        for name, operations in self.computations.items():
+            shapes = {operation.name: operation.shape for operation in operations}
+            for operation in operations if self.times[name] else ():
+                yield name, shapes, operation
+
+    def _calls(self, operation: Operation) -> Iterator[tuple[str, int]]:
+        if operation.kind.endswith(("-done", "-update")):
+            return  # it was called where it began
+        trips = self._trips(operation) if operation.kind == "while" else 1
+        for names in _CALLED.findall(operation.text):
+            for name in names.split(", "):
+                yield name.lstrip("%"), trips
+
+    def _trips(self, operation: Operation) -> int:
+        """How often a loop runs: as it says, or else the only number in its condition."""
+        if known := _TRIPS.search(operation.text):
+            return int(known[1])
+        condition = re.search(r"condition=%?([\w.\-]+)", operation.text)
+        held = self.computations.get(condition[1], []) if condition else []
+        numbers = re.findall(r" constant\((\d+)\)", "\n".join(one.text for one in held))
+        return int(numbers[0]) if len(numbers) == 1 else 1
+
+    def _moved(self, operation: Operation, shapes: Mapping[str, str]) -> int:
+        if operation.kind in _NAMES:
+            return 0
+        if operation.kind == "dynamic-update-slice":
+            return 2 * size(shapes.get(operation.operands[1], ""))
+        if operation.kind == "dynamic-slice":
+            return 2 * size(operation.shape)
+        read = [size(shapes.get(operand, "")) for operand in operation.operands]
+        written = size(operation.shape)
+        if operation.kind == "fusion":
+            read, written = self._fused(next(self._calls(operation))[0], read, written)
+        return sum(read) + written
+
+    def _fused(self, name: str, read: list[int], written: int) -> tuple[list[int], int]:
+        """Of what a fusion only takes a slice of, or only writes a slice to, that slice alone."""
+        operations = self.computations.get(name, [])
+        shapes = {operation.name: operation.shape for operation in operations}
+        users: dict[str, list[Operation]] = defaultdict(list)
+        for operation in operations:
+            for operand in operation.operands:
+                users[operand].append(operation)
+
+        def readers(name: str) -> Iterator[tuple[str, Operation]]:
+            for user in users[name]:
+                if user.kind == "bitcast":
+                    yield from readers(user.name)
+                else:
+                    yield name, user
+
+        found = list(read)
+        for operation in operations:
+            if operation.kind != "parameter":
+                continue
+            number = int(re.findall(r"parameter\((\d+)\)", operation.text)[0])
+            met = list(readers(operation.name))
+            cuts = [one for _, one in met if one.kind == "dynamic-slice"]
+            puts = [
+                one
+                for under, one in met
+                if one.kind == "dynamic-update-slice" and one.operands[0] == under
+            ]
+            if number < len(found) and met and len(cuts) + len(puts) == len(met):
+                found[number] = sum(size(one.shape) for one in cuts)
+                for put in puts:
+                    written += size(shapes.get(put.operands[1], "")) - size(put.shape)
+        return found, max(0, written)
+
+
+def size(shape: str) -> int:
+    """Bytes of the arrays that a shape names, in the device's large memory."""
+    return sum(
+        math.prod(int(side) for side in sides.split(",") if side) * width(of)
+        for of, sides, layout in _ARRAY.findall(shape)
+        if not _ELSEWHERE.search(layout)
+    )
+
+
+def width(of: str) -> int:
+    bits = re.search(r"\d+", of)
+    return WIDTHS[of] if of in WIDTHS else max(1, int(bits[0] if bits else 8) // 8)
+
+
+def _operation(name: str, text: str) -> Operation:
+    if text.startswith("("):  # a tuple, which may hold tuples
+        depth = itertools.accumulate({"(": 1, ")": -1}.get(letter, 0) for letter in text)
+        end = next(i for i, level in enumerate(depth) if level == 0)
+        shape, rest = text[: end + 1], text[end + 2 :]
+    else:
+        shape, _, rest = text.partition(" ")
+    kind, _, arguments = rest.partition("(")
+    operands = re.findall(r"%([\w.\-]+)", arguments.partition(")")[0])
+    return Operation(name, shape, kind, operands, text)
+
+
+def _flops(operation: Operation, shapes: Mapping[str, str]) -> int:
+    if operation.kind == "dot":
+        return _product(operation, shapes, r"lhs_contracting_dims=\{([\d,]*)\}")
+    if operation.kind == "convolution":
+        return _convolution(operation, shapes)
+    if operation.kind == "custom-call" and "$matmul" in operation.text:
+        return _product(operation, shapes, r'"lhs_contracting_dimensions":\[([\d",]*)\]')
+    return 0
+
+
+def _product(operation: Operation, shapes: Mapping[str, str], contracted: str) -> int:
+    left = _sides(shapes.get(operation.operands[0], ""))
+    said = re.search(contracted, operation.text)
+    axes = [int(axis) for axis in re.findall(r"\d+", said[1] if said else "")]
+    return 2 * math.prod(_sides(operation.shape)) * math.prod(left[axis] for axis in axes)
+
+
+def _convolution(operation: Operation, shapes: Mapping[str, str]) -> int:
+    """A TPU's product: axes that are no batch, feature or output are slid along each other."""
+    labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)
+    assert labels is not None
+    left, right, out = (
+        dict(zip(names, _sides(shape), strict=False))
+        for names, shape in zip(
+            labels.groups(),
+            [*(shapes.get(operand, "") for operand in operation.operands[:2]), operation.shape],
+            strict=True,
+        )
+    )
+    window = re.search(r"window=\{(.*?)\}", operation.text)
+    said = dict(re.findall(r"(\w+)=([\w\-]+)", window[1])) if window else {}
+    slid = sorted(name for name in out if name.isdigit())
+    met = 1
+    for i, name in enumerate(slid):
+        low = [int(pad.split("_")[0]) for pad in said.get("pad", "").split("x") if pad]
+        steps = {
+            key: [int(n) for n in said[key].split("x")] if key in said else []
+            for key in ("stride", "lhs_dilate", "rhs_dilate")
+        }
+        stride, apart, spread = (
+            steps[key][i] if steps[key] else 1 for key in ("stride", "lhs_dilate", "rhs_dilate")
+        )
+        first = low[i] if low else 0
+        last = (left.get(name, 1) - 1) * apart
+        places = (
+            place * stride + tap * spread - first
+            for place in range(out[name])
+            for tap in range(right.get(name, 1))
+        )
+        met *= sum(0 <= at <= last and at % apart == 0 for at in places)
+    return 2 * out.get("b", 1) * out.get("f", 1) * right.get("i", 1) * met
+
+
+def _sides(shape: str) -> list[int]:
+    """Of the first array that a shape names."""
+    found = _ARRAY.search(shape)
+    return [int(side) for side in found[2].split(",") if side] if found else []
+
+
+def flags(environ: Mapping[str, str]) -> str:
+    """What else decides which program a compiler makes."""
+    return json.dumps({name: environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")})
