@@ -110,18 +110,11 @@ def recipe(embed, mlp, layers, heads, kv_heads, head_dim, batch, family="qwen3",
     }  # fmt: skip
 
 
-# Medians of three runs on one H200.
-@pytest.mark.parametrize(
-    ("shape", "options", "milliseconds"),
-    [
-        ((896, 4864, 24, 14, 2, 64), dict(batch=32, family="qwen2"), 247.5),
-        ((2048, 6144, 28, 16, 8, 128), dict(batch=16), 361.4),
-    ],
-)
-def test_a_step_takes_on_an_h200_what_it_was_measured_to(shape, options, milliseconds):
+def test_a_step_takes_on_an_h200_what_it_was_measured_to():
     target = targets.find("h200")
-    found = by_table(traced.trace(traced.described(recipe(*shape, **options), target), target))
-    assert abs(found.seconds * 1e3 / milliseconds - 1) < found.error
+    half = recipe(896, 4864, 24, 14, 2, 64, batch=32, family="qwen2")
+    found = by_table(traced.trace(traced.described(half, target), target))
+    assert abs(found.seconds * 1e3 / 247.5 - 1) < found.error  # the median of three runs
     assert found.bound == "compute"
     assert math.isclose(sum(found.parts.values()), found.seconds)
     assert list(found.parts) == ["products", "attention", "head", "elementwise", "optimiser"]
