@@ -83,14 +83,17 @@ def test_several_are_one_table_with_what_a_chip_does_beside_one_of_the_first_tar
     assert capsys.readouterr().out == SEVERAL
 
 
-def test_a_narrow_terminal_breaks_tables_in_two_and_lines_at_words(capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
+@pytest.mark.parametrize("width, count", [(80, 2), (60, 2), (50, 3)])
+def test_a_narrow_terminal_breaks_tables_in_pieces_and_lines_at_words(
+    capsys, monkeypatch, width, count
+):
+    monkeypatch.setenv("COLUMNS", str(width))
     monkeypatch.setenv("FORCE_COLOR", "1")
     monkeypatch.setenv("NO_COLOR", "1")
     print_plans([made("v5e-8"), made("h100")])
     lines = capsys.readouterr().out.replace("\x1b[1m", "").replace("\x1b[0m", "").splitlines()
-    assert max(map(len, lines)) <= 80
-    assert sum(line.startswith("target") for line in lines) == 2
+    assert max(map(len, lines)) <= width
+    assert sum(line.startswith("target") for line in lines) == count
     assert "…" not in "".join(lines)
 
 

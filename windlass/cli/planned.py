@@ -22,7 +22,9 @@ COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
     *("bright_green", "bright_yellow", "bright_cyan", "red", "bright_red", "white"),
 )
-BAR = 40  # columns of a bar that is full
+SMALL = 0.0005  # of the whole: parts below are in JSON alone
+BAR = 40  # columns of a bar that is full, where there is room
+BESIDE = 38  # columns that stand before it
 EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 
@@ -46,27 +48,28 @@ def _is_one(found: Sequence[Plan | Refused]) -> bool:
 
 def _one(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
     """One recipe: a table of targets, and what is behind each."""
-    columns = ("fits", "GiB a device", "step", "tokens/s", "MFU")
-    yield from tables(found, ("target",), columns, MONEY, console)
+    columns = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
+    yield from tables(found, ("target",), columns, console)
     notes = [one.notes for one in found if isinstance(one, Plan)]
     # What is to be said of every one of several is said once.
     same = [note for note in notes[0] if len(notes) > 1 and all(note in more for more in notes)]
     for one in found:
         said = (one.target.name, "bold"), f"  {reasons.heading(one.target)}"
         yield Text.assemble("\n", *said)
-        yield details(one, same) if isinstance(one, Plan) else Text(one.why, "red")
+        room = min(BAR, console.width - BESIDE)
+        yield details(one, room, same) if isinstance(one, Plan) else Text(one.why, "red")
     yield from _notes(same)
 
 
 def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
     """Several recipes on several targets, a line each."""
-    columns = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip")
-    first, money = ("recipe", "target"), (*MONEY, *EPOCH)
-    yield from tables(found, first, columns, money, console)
+    columns = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip", *MONEY, *EPOCH)
+    first = ("recipe", "target")
+    yield from tables(found, first, columns, console)
     if any(one.keys for one in found):
         fastest = best(found)
         yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
-        yield from tables(fastest, first, columns, money, console) if fastest else ()
+        yield from tables(fastest, first, columns, console) if fastest else ()
     notes: dict[str, list[str]] = {}
     for one in found:
         for note in one.notes if isinstance(one, Plan) else [f"{one.name}: {one.why}"]:
@@ -85,17 +88,18 @@ def _notes(notes: Iterable[str]) -> Iterator[Text]:
 
 
 def tables(
-    found: Sequence[Plan | Refused],
-    first: Sequence[str],
-    columns: Sequence[str],
-    money: Sequence[str],
-    console: Console,
-) -> list[Table]:
-    """A line for each recipe on each target; in two tables where one is too wide."""
-    whole = _table(found, (*first, *columns, *money))
-    if Measurement.get(console, console.options.update(width=LONG), whole).maximum > console.width:
-        return [_table(found, (*first, *columns)), _table(found, (*first, *money))]
-    return [whole]
+    found: Sequence[Plan | Refused], first: Sequence[str], columns: Sequence[str], console: Console
+) -> Iterator[Table]:
+    """A line for each recipe on each target; in several tables where one is too wide."""
+    wide = console.options.update(width=LONG)
+    shown: list[str] = []
+    for name in columns:
+        tried = _table(found, (*first, *shown, name))
+        if shown and Measurement.get(console, wide, tried).maximum > console.width:
+            yield _table(found, (*first, *shown))
+            shown = []
+        shown.append(name)
+    yield _table(found, (*first, *shown))
 
 
 def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
@@ -131,18 +135,18 @@ def _speed_up(plan: Plan, found: Sequence[Plan | Refused]) -> str | None:
     return f"{each / (first.tokens_per_second / first.target.chips):.2f}×"
 
 
-def details(plan: Plan, without: Sequence[str] = ()) -> Table:
+def details(plan: Plan, room: int = BAR, without: Sequence[str] = ()) -> Table:
     """What fills the memory, what a step waits for, why, and all notes but some."""
     shown = Table.grid(padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")
     notes = [("note", Text(note, "yellow")) for note in plan.notes if note not in without]
-    for name, value in [*_facts(plan), *notes]:
+    for name, value in [*_facts(plan, room), *notes]:
         shown.add_row(f"  {name}", value)
     return shown
 
 
-def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
+def _facts(plan: Plan, room: int) -> Iterator[tuple[str, Text]]:
     for name, said in reasons.layout(plan):
         yield name, Text(said)
     for name, said in reasons.compiled(plan):
@@ -151,21 +155,26 @@ def _facts(plan: Plan) -> Iterator[tuple[str, Text]]:
     memory = plan.memory
     scale = max(memory.limit, memory.total)
     for (name, held), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
-        yield "", _bar(name, size(held), held / scale, colour)
+        if held > SMALL * memory.total:
+            yield "", _bar(name, size(held), held / scale, room, colour)
     if (free := memory.limit - memory.total) > 0:
-        yield "", _bar("free", size(free), free / scale, "dim", "░")
+        yield "", _bar("free", size(free), free / scale, room, "dim", "░")
     if plan.time is not None:
         yield "step", Text(reasons.step(plan) or "")
         for (name, value), colour in zip(plan.time.parts.items(), cycle(COLOURS), strict=False):
-            yield "", _bar(name, figures.seconds(value), value / plan.time.seconds, colour)
+            if value > SMALL * plan.time.seconds:
+                yield (
+                    "",
+                    _bar(name, figures.seconds(value), value / plan.time.seconds, room, colour),
+                )
     for name, said in reasons.money(plan):
         yield name, Text(said)
     for name, said in reasons.changes(plan):
         yield name, Text(said, "cyan")
 
 
-def _bar(name: str, said: str, share: float, colour: str, block: str = "█") -> Text:
-    eighths = round(share * BAR * 8)
+def _bar(name: str, said: str, share: float, room: int, colour: str, block: str = "█") -> Text:
+    eighths = round(share * room * 8)
     part = EIGHTHS[eighths % 8] if block == "█" else ""
     return Text.assemble(
         f"{name:<13}{said:>10}  ", (f"{block * (eighths // 8)}{part}" or EIGHTHS[1], colour)
