@@ -123,6 +123,7 @@ class Plan:
                 "steps_per_second": 1 / time.seconds,
                 "tokens_per_second": self.tokens_per_second,
                 "mfu": self.mfu,
+                "efficiency": time.source,
                 "factors": time.fitted and time.fitted.factors,
             },
             "length": {
