@@ -172,6 +172,7 @@ def _reasons(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from reasons.layout(plan)
+    yield from reasons.compiled(plan)
     yield "memory", reasons.memory(plan)
     if said := reasons.step(plan):
         yield "step", said
