@@ -59,9 +59,7 @@ class Memory(NamedTuple):
 def memory(traced: Traced) -> Memory:
     """What each device of a target holds, without compiling anything."""
     chip = traced.described.chip or traced.target.chip
-    parts: dict[str, float] = {part: 0.0 for part in PARTS}
-    for part, size in _stored(traced):
-        parts[part] += size
+    parts = {part: 0.0 for part in PARTS} | stored(traced)
     kinds = _Kinds(traced)
     for array in heap.largest(traced.program, _habits(traced, chip)):
         parts[kinds.part(array)] += array.bytes
@@ -75,16 +73,19 @@ def memory(traced: Traced) -> Memory:
     return Memory(found, usable(chip), ERROR.get(chip.kind, ERROR["gpu"]))
 
 
-def _stored(traced: Traced) -> Iterator[tuple[str, int]]:
+def stored(traced: Traced) -> dict[str, int]:
     """What the step is given, each array once: its results lie in the same places."""
     state, frozen = traced.state, traced.frozen
+    rest = (state.step, state.key, state.carry, state.progress, state.loss_scale)
     is_adapted = traced.described.run.adapter is not None
-    yield "adapters" if is_adapted else "weights", _bytes(state.weights)
-    yield "frozen", _bytes(frozen)
-    yield "optimiser", _bytes(state.moments)
-    yield "average", _bytes(state.ema)
-    yield "rows", _bytes(traced.batch)
-    yield "other", _bytes((state.step, state.key, state.carry, state.progress, state.loss_scale))
+    return {
+        "adapters" if is_adapted else "weights": _bytes(state.weights),
+        "frozen": _bytes(frozen),
+        "optimiser": _bytes(state.moments),
+        "average": _bytes(state.ema),
+        "rows": _bytes(traced.batch),
+        "other": _bytes(rest),
+    }
 
 
 def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[str, float]]:

@@ -1,0 +1,161 @@
+"""Steps that plans are held against: models, targets and settings."""
+
+import json
+from typing import Any, NamedTuple
+
+from windlass.planning import compiler
+
+QWEN2 = dict(family="qwen2", vocab=151_936, head_dim=64, theta=1e6, tied=True)
+QWEN3 = dict(family="qwen3", vocab=151_936, head_dim=128, theta=1e6, tied=True)
+MODELS = {
+    "Qwen2.5-0.5B": QWEN2 | dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2),
+    "Qwen3-0.6B": QWEN3 | dict(embed=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
+    "Qwen3-1.7B": QWEN3 | dict(embed=2048, mlp=6144, layers=28, heads=16, kv_heads=8),
+    "Qwen2.5-3B": QWEN2
+    | dict(embed=2048, mlp=11_008, layers=36, heads=16, kv_heads=2, head_dim=128),
+    "Gemma-3-1B": dict(
+        family="gemma",
+        **dict(vocab=262_144, embed=1152, mlp=6912, layers=26, heads=4, kv_heads=1, head_dim=256),
+        **dict(theta=1e6, local_theta=1e4, window=512),
+    ),
+    "Llama-3.1-8B": dict(
+        family="llama",
+        **dict(vocab=128_256, embed=4096, mlp=14_336, layers=32, heads=32, kv_heads=8),
+        **dict(head_dim=128, theta=5e5),
+    ),
+    "164M": dict(
+        family="llama",
+        **dict(vocab=32_768, embed=1024, mlp=4096, layers=8, heads=8, kv_heads=8),
+        **dict(head_dim=128, theta=1e4),
+    ),
+    "quickstart": dict(
+        family="qwen3",
+        **dict(vocab=1024, embed=128, mlp=384, layers=4, heads=4, kv_heads=2),
+        **dict(head_dim=32, theta=1e4),
+    ),
+}
+
+
+class Case(NamedTuple):
+    """A step of a model on a target."""
+
+    model: str
+    on: str
+    rows: int  # in a step, over all devices
+    length: int = 1024
+    rank: int | None = None  # of LoRA; None: all weights are trained
+    dropout: float = 0.0
+    mesh: tuple[int, int, int] | None = None  # data × fsdp × tensor; None: as windlass chooses
+    optim: str = "adamw"
+    train: tuple[tuple[str, Any], ...] = ()  # other keys of the section
+
+    @property
+    def name(self) -> str:
+        """By which its figures are kept."""
+        return json.dumps([value for value in self])
+
+    @property
+    def settings(self) -> str:
+        """What is not as usual."""
+        told = [f"LoRA {self.rank}"] if self.rank else []
+        told += [f"dropout {self.dropout}"] if self.dropout else []
+        told += [] if self.optim == "adamw" else [self.optim]
+        told += [f"{name} {value}" for name, value in self.train]
+        return ", ".join(told)
+
+    @property
+    def recipe(self) -> dict[str, Any]:
+        """The run of the case, whose data is never read."""
+        given = self.mesh and dict(zip(("data", "fsdp", "tensor"), self.mesh, strict=True))
+        lora = {"kind": "lora", "rank": self.rank, "dropout": self.dropout}
+        return {
+            "model": MODELS[self.model],
+            **({"mesh": given} if given else {}),
+            **({"adapter": lora} if self.rank else {}),
+            "tokenizer": {"kind": "byte"},
+            "data": {"source": {"kind": "stories"}, "length": self.length},
+            "optim": {"kind": self.optim, "learning_rate": 1e-3},
+            "train": {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)},
+        }
+
+
+def case(model: str, on: str, rows: int, **how: Any) -> Case:
+    own = {name: how.pop(name) for name in list(how) if name in Case._fields}
+    return Case(model, on, rows, **own, train=tuple(how.items()))
+
+
+HALF, SMALL, MIDDLE, THREE, EIGHT = (
+    *("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen2.5-3B", "Llama-3.1-8B"),
+)
+TPU = [
+    case(HALF, "v6e-1", 8),
+    case(HALF, "v6e-1", 16),
+    case(HALF, "v6e-1", 8, remat="full"),
+    case(HALF, "v6e-1", 4, remat="none"),
+    case(HALF, "v6e-1", 16, accumulation=4),
+    case(HALF, "v6e-1", 8, ema=0.99),
+    case(HALF, "v6e-1", 8, optim="muon"),
+    case(HALF, "v6e-1", 8, rank=16),
+    case(HALF, "v6e-1", 8, layers_per_loop=4),
+    case(HALF, "v6e-1", 32),
+    case(SMALL, "v6e-1", 4, rank=8),
+    case(SMALL, "v6e-1", 8, rank=8),
+    case(SMALL, "v6e-1", 32),
+    case(MIDDLE, "v6e-1", 4),
+    case(MIDDLE, "v6e-1", 8, rank=16),
+    case(HALF, "v5e-1", 8),
+    case(HALF, "v5e-1", 2, remat="full"),
+    case("quickstart", "v5e-1", 16, length=128, remat="none", layers_per_loop=4),
+    case("164M", "v5e-1", 4, length=2048),
+    case(HALF, "v5e-4", 16, mesh=(1, 4, 1)),
+    case(HALF, "v5e-4", 8, mesh=(4, 1, 1)),
+    case(HALF, "v5e-4", 16, mesh=(2, 2, 1)),
+    case(HALF, "v5e-4", 8, mesh=(2, 1, 2)),
+    case(MIDDLE, "v5e-4", 8, remat="full"),
+    case(MIDDLE, "v5e-4", 32),
+    case(THREE, "v5e-4", 8),
+    case(SMALL, "v5e-4", 8, length=2048, remat="none"),
+    case(HALF, "v5e-8", 32, mesh=(1, 8, 1)),
+    case(HALF, "v5e-8", 32, mesh=(2, 2, 2)),
+    case(SMALL, "v5e-8", 32, accumulation=2),
+    case(MIDDLE, "v5e-8", 16),
+    case(MIDDLE, "v5e-8", 8, length=4096, remat="full"),
+    case(THREE, "v5e-8", 8, remat="full"),
+    case(EIGHT, "v5e-8", 8, rank=16),
+    case(HALF, "v6e-4", 32),
+    case(SMALL, "v6e-4", 32, length=512),
+    case(MIDDLE, "v6e-4", 16),
+    case(THREE, "v6e-4", 8, remat="full"),
+    case(EIGHT, "v6e-4", 4),
+    case(HALF, "v6e-8", 32, mesh=(1, 8, 1)),
+    case(SMALL, "v6e-8", 64),
+    case(MIDDLE, "v6e-8", 64, remat="full"),
+    case(THREE, "v6e-8", 32),
+    case(THREE, "v6e-8", 128),
+    case(EIGHT, "v6e-8", 16, rank=16, remat="full"),
+    case(EIGHT, "v6e-8", 32, length=2048),
+    case(HALF, "v5p-8", 32),
+    case(THREE, "v5p-8", 32, length=2048),
+    case(EIGHT, "v5p-8", 8, length=2048),
+    case(EIGHT, "v5p-8", 32, length=4096, remat="full"),
+]
+GPU = [
+    case(HALF, "h200", 32),
+    case(HALF, "h200", 16, remat="none"),
+    case(HALF, "h200", 32, remat="full"),
+    case(HALF, "h200", 8, length=4096),
+    case(HALF, "h200", 32, rank=16),
+    case(SMALL, "h200", 16),
+    case(SMALL, "h200", 4, length=4096, remat="none"),
+    case(SMALL, "h200", 8, length=4096, rank=16, remat="full"),
+    case(MIDDLE, "h200", 16),
+    case(MIDDLE, "h200", 4, length=4096, remat="full"),
+    case(MIDDLE, "h200", 16, rank=16),
+    case(MIDDLE, "h200", 4, length=4096, rank=16, remat="none"),
+    case(HALF, "h200", 64, accumulation=4),
+    case(SMALL, "h200", 32, rank=16, dropout=0.05),
+    case(HALF, "h200", 32, layers_per_loop=24),
+    case(MIDDLE, "h200", 64, remat="none"),
+    case(EIGHT, "h200", 2),
+    case(THREE, "h200", 96),
+]
