@@ -1,6 +1,7 @@
 """A step compiled for devices that need not be here."""
 
 import math
+import platform
 from importlib.util import find_spec
 
 import jax
@@ -8,7 +9,8 @@ import pytest
 
 from tests.trained import recipe
 from windlass.errors import UserError
-from windlass.planning import compiler
+from windlass.planning import compiler, targets
+from windlass.training import origin
 from windlass.training.built import Built, describe
 from windlass.training.programs import Programs
 
@@ -24,6 +26,44 @@ def test_the_peak_of_a_step_is_its_pieces_of_the_state_once_its_rows_and_what_it
     assert memory is not None and memory.temp_size_in_bytes > 0
     figures = compiled.peak_bytes - sum(pieces) - memory.temp_size_in_bytes
     assert 0 < figures < 512  # the step's metrics alone come out in a new place
+
+
+def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
+    layers, here = origin.load(recipe(train={"batch": 4}), []), targets.find("cpu")
+    found = compiler.find(layers, here)
+    assert isinstance(found, compiler.Found) and found.fits
+    described = describe(recipe(train={"batch": 4}))
+    assert found.peak_bytes == compiler.compiled(described).peak_bytes
+    assert found.compiler == f"JAX {jax.__version__}, for cpu"
+    run = described.run
+    tokens = run.train.batch * run.data.length
+    head = 3 * 2 * tokens * run.model.vocab * run.model.embed
+    assert found.flops is not None and found.flops > head  # and the layers
+    assert compiler.find(layers, here) == found  # with the seconds that it took
+    (file,) = tmp_path.glob("plans/*.json")
+    file.unlink()
+    again = compiler.find(layers, here)
+    assert isinstance(again, compiler.Found) and again.seconds != found.seconds
+
+
+@pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is here")
+@pytest.mark.parametrize(
+    ("on", "why"),
+    [
+        ("v5e-8", "libtpu is missing, the compiler for TPUs{}"),
+        (
+            "h100",
+            "no H100 is here, and JAX's plugin for CUDA is missing, which compiles for one from "
+            "afar; `pip install 'windlass[cuda]'` has it",
+        ),
+    ],
+)
+def test_where_there_is_no_compiler_for_a_target_it_is_said_in_a_line(on, why):
+    here = platform.machine()
+    no_wheel = "" if here == "x86_64" else f", and has no wheel for {here}"
+    found = compiler.find(origin.load(recipe(), []), targets.find(on))
+    assert found == compiler.Absent(why.format(no_wheel))
 
 
 @pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is here")

@@ -98,7 +98,7 @@ def plan(
     windlass plan mine.yaml --on v5e-8 train.batch=64 train.remat=full
     windlass plan mine.yaml,other.yaml --on v3-8,v4-8,a100 --rows 50000
     windlass plan mine.yaml --on v6e-1,v6e-8 --each train.batch_per_device=4,8,16
-    windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1 checkpoint.every=15min
+    windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1
     windlass plan mine.yaml --on v5e-8 --compile
     windlass plan --calibrate
     """

@@ -25,7 +25,7 @@ _ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # a memory that is not the device's l
 # What moves nothing: it names what is there.
 _NAMES = frozenset(
     "parameter constant tuple get-tuple-element bitcast while call conditional after-all "
-    "opt-barrier copy-done async-start async-done all-gather-done all-reduce-done".split()
+    "opt-barrier async-start".split()
 )
 
 
@@ -81,7 +81,7 @@ class Text:
         fused = {
             called
             for _, _, operation in self._all()
-            if operation.kind == "fusion" or operation.kind.startswith("reduce")
+            if operation.kind.startswith(("fusion", "reduce"))
             for called, _ in self._calls(operation)
         }
         return sum(
@@ -114,7 +114,7 @@ class Text:
         return int(numbers[0]) if len(numbers) == 1 else 1
 
     def _moved(self, operation: Operation, shapes: Mapping[str, str]) -> int:
-        if operation.kind in _NAMES:
+        if operation.kind in _NAMES or operation.kind.endswith("-done"):
             return 0
         if operation.kind == "dynamic-update-slice":
             return 2 * size(shapes.get(operation.operands[1], ""))
@@ -122,8 +122,12 @@ class Text:
             return 2 * size(operation.shape)
         read = [size(shapes.get(operand, "")) for operand in operation.operands]
         written = size(operation.shape)
-        if operation.kind == "fusion":
-            read, written = self._fused(next(self._calls(operation))[0], read, written)
+        if operation.kind in ("fusion", "fusion-start"):
+            called = next(self._calls(operation))[0]
+            written = size(self.computations[called][-1].shape)
+            read, written = self._fused(called, read, written)
+        elif operation.kind.endswith("-start"):  # whose shape has what goes in, too
+            written = sum(read)
         return sum(read) + written
 
     def _fused(self, name: str, read: list[int], written: int) -> tuple[list[int], int]:
@@ -148,12 +152,9 @@ class Text:
                 continue
             number = int(re.findall(r"parameter\((\d+)\)", operation.text)[0])
             met = list(readers(operation.name))
-            cuts = [one for _, one in met if one.kind == "dynamic-slice"]
-            puts = [
-                one
-                for under, one in met
-                if one.kind == "dynamic-update-slice" and one.operands[0] == under
-            ]
+            first = [one for under, one in met if one.operands[0] == under]
+            cuts = [one for one in first if one.kind == "dynamic-slice"]
+            puts = [one for one in first if one.kind == "dynamic-update-slice"]
             if number < len(found) and met and len(cuts) + len(puts) == len(met):
                 found[number] = sum(size(one.shape) for one in cuts)
                 for put in puts:

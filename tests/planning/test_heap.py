@@ -1,0 +1,92 @@
+"""Arrays as compilers hold them, of programs so small that they can be held in the head."""
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from windlass.planning.heap import Habits, largest
+
+SIDE = 64
+ONE = SIDE * SIDE * 4  # bytes of a matrix
+
+
+def held(function, *shapes, **habits) -> int:
+    """Bytes that a function's own arrays take at most, the result not counted."""
+    usual = Habits(
+        adds_to_products=False,
+        reuses=True,
+        lingers=False,
+        bytes_of=lambda shape, itemsize: itemsize * jnp.zeros(shape, jnp.int8).size,
+    )._replace(**habits)
+    program = jax.make_jaxpr(function)(*shapes).jaxpr
+    return sum(array.bytes for array in largest(program, usual))
+
+
+def matrix(rows: int = SIDE) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((rows, SIDE), jnp.float32)
+
+
+def test_what_is_computed_where_it_is_used_takes_no_room():
+    assert held(lambda x: jnp.tanh(x * 2 + 1), matrix()) == 0
+    assert held(lambda x: jnp.sum(jnp.tanh(x)) * x, matrix()) == 4  # a sum is waited for
+
+
+def test_what_a_product_reads_and_gives_is_in_memory():
+    assert held(lambda x: jnp.tanh(x) @ x, matrix()) == ONE
+    assert held(lambda x: jnp.tanh(x @ x), matrix()) == ONE
+    assert held(lambda x: (x @ x) @ (x + 1), matrix()) == 2 * ONE
+
+
+def test_a_result_lies_where_what_it_was_made_of_is_no_longer_needed():
+    def chain(x):
+        y = x @ x
+        return jnp.tanh(y) @ x
+
+    assert held(chain, matrix()) == ONE
+    assert held(chain, matrix(), reuses=False) == ONE  # what was read itself may be written over
+
+    def far(x):
+        y = x @ x
+        return (jnp.exp(y) - jnp.tanh(y)) @ x
+
+    assert held(far, matrix()) == ONE
+    assert held(far, matrix(), reuses=False) == 2 * ONE
+
+
+def test_a_loop_holds_what_all_its_rounds_leave_and_what_one_round_needs():
+    def stacked(x):
+        def step(carry, _):
+            y = carry @ carry
+            return jnp.tanh(y) @ y, y
+
+        return jax.lax.scan(step, x, None, length=5)[1].sum()
+
+    # Five results, what goes on from round to round, and one product inside a round.
+    assert held(stacked, matrix()) in (6 * ONE, 7 * ONE)
+
+
+def test_a_loop_of_one_round_is_none():
+    def looped(x):
+        return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=1)[0] + 1
+
+    assert held(looped, matrix()) == held(lambda x: x @ x + 1, matrix()) == ONE
+
+
+def test_what_is_added_to_a_product_may_be_added_while_it_is_made():
+    def added(x, y):
+        return jnp.tanh((x @ x) + y) @ x
+
+    assert held(added, matrix(), matrix(), adds_to_products=True) == ONE
+    assert held(added, matrix(), matrix()) == ONE
+
+    def narrower(x):
+        return (x @ x).astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)
+
+    assert held(narrower, matrix(), adds_to_products=True) == ONE  # two halves
+    assert held(narrower, matrix()) == ONE + ONE // 2
+
+
+@pytest.mark.parametrize("rows", [1, 8])
+def test_memory_grows_by_what_a_row_takes(rows):
+    shape = jax.ShapeDtypeStruct((rows * SIDE, SIDE), jnp.float32)
+    assert held(lambda x: jnp.tanh(x @ jnp.ones((SIDE, SIDE))), shape) == (rows + 1) * ONE
