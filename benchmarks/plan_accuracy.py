@@ -196,7 +196,7 @@ def _tpu(known: dict[str, Any]) -> str:
         f"## Memory, against the TPU compiler\n\n{len(lines) - 2} steps, {no} of which do not fit; "
         f"of the {len(errors)} that it compiles median error {median(sizes):.1%}, worst "
         f'{max(sizes):.1%}; {len(wrong)} false "fits"; {missing} that fit are called tight or no. '
-        f"no. By {', '.join(sorted(by))}, without a TPU."
+        f"By {', '.join(sorted(by))}, without a TPU."
     )
     return "\n".join([said, "", *lines])
 
