@@ -84,6 +84,22 @@ def test_a_batch_that_accumulation_does_not_divide_is_refused():
     )
 
 
+@pytest.mark.parametrize("said", ["train.accumulation=2", "train.batch_per_device=4"])
+def test_how_many_rows_are_computed_at_once_is_said_or_chosen_and_not_both(said):
+    name, number = said.removeprefix("train.").split("=")
+    assert refused("train.microbatch=auto", said) == (
+        "1 problem in the recipe and the command line:\n"
+        f"  train.microbatch  is auto, and {name} is {number}, which says how many rows are "
+        f"computed at once; train.{name}=null or train.microbatch=null leaves one of them out"
+    )
+
+
+def test_microbatches_that_were_chosen_divide_the_batch():
+    said = Train(steps=1, batch=24, microbatch="auto")
+    assert batches(said, 2, chosen=3) == (4, 3, 2)
+    assert batches(said, 2) == (12, 1, 2)  # nobody chose
+
+
 def test_a_run_without_a_batch_is_refused():
     assert refused("train.batch=null") == (
         "1 problem in the recipe and the command line:\n"
@@ -170,6 +186,7 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
     same = read(
         "train.steps=90",
         "train.remat=full",
+        "train.microbatch=auto",
         "train.evaluate_every=3",
         "telemetry.every=3",
         "checkpoint.every=3",

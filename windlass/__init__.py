@@ -5,6 +5,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from windlass.calls import (
+        best,
         calibrate,
         chat,
         compare,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 __all__ = [
+    "best",
     "calibrate",
     "chat",
     "compare",

@@ -3,10 +3,10 @@
 import dataclasses
 import json
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import jax
 from rich.console import Console
@@ -34,13 +34,15 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.planning import calibration, matrix, report_page, targets
+from windlass.planning import calibration, limits, matrix, report_page, targets, winner
 from windlass.planning.account import Account, account
 from windlass.planning.calibration import Fitted
 from windlass.planning.comparison import Comparison
 from windlass.planning.cost import Assumed
+from windlass.planning.limits import Limits
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.planning.planner import Planner
+from windlass.planning.winner import Found, Wanted
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -62,6 +64,7 @@ from windlass.training.step import Frozen
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
 __all__ = [
     "RUNS",
+    "best",
     "chat",
     "Standing",
     "Trained",
@@ -158,17 +161,57 @@ def plans(
     region: str | None = None,
     preemptions: float | None = None,
     compiles: bool = False,
+    budget: int | float | None = None,
+    within: str | None = None,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
     """Every recipe on every target, and `each` of the values of some keys: `["train.batch=8,16"]`.
 
     `rows` are those of an epoch, where the data is not here to tell; `region` is where prices are
-    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away. With
+    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away. What
+    costs more than `budget`, in USD, or takes longer than `within`, such as `6h`, is left out. With
     `compiles` the compiler of each target is asked, where it is here.
     """
+    most = _limits(budget, within)
     asked = Asked(rows, region, Assumed(preemptions=preemptions), compiles)
     where = matrix.usual() if on is None else targets.several(on)
-    return matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
+    found = matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
+    return limits.kept(found, most)
+
+
+def best(
+    recipe: AnyRecipe,
+    on: str | Sequence[str] | None = None,
+    overrides: Sequence[str] = (),
+    *,
+    wanted: str = "cheapest",
+    rows: int | None = None,
+    region: str | None = None,
+    preemptions: float | None = None,
+    compiles: bool = False,
+    budget: int | float | None = None,
+    within: str | None = None,
+    console: Console | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Found:
+    """The settings with which a recipe fits and is fastest on each target, and the best target.
+
+    Rows at a time, rematerialisation, mesh and layers per loop are looked over, and what a step
+    computes stays the same; keys among `overrides` stay as they are said. `wanted` is `cheapest` or
+    `fastest`; the rest is as for `plans`, and `tell` hears how far it is. Compilers are
+    asked only of what is found.
+    """
+    if wanted not in get_args(Wanted):
+        raise UserError(f"best is {wanted}; it must be {listing(get_args(Wanted))}")
+    most = _limits(budget, within)
+    asked = Asked(rows, region, Assumed(preemptions=preemptions), compiles)
+    where = matrix.usual() if on is None else targets.several(on)
+    how: dict[str, Any] = {"wanted": wanted, "asked": asked, "console": console, "tell": tell}
+    return winner.find(recipe, where, overrides, within=most, **how)
+
+
+def _limits(budget: int | float | None, within: str | None) -> Limits:
+    return read(Limits, {"budget": budget, "within": within}, origin="the call")
 
 
 def calibrate(*names: str | Path) -> list[Fitted]:

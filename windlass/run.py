@@ -77,6 +77,9 @@ class Train:
     # batch that it began with
     batch_per_device: int | None = None
     accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
+    # auto, in place of accumulation: as few microbatches as the memory of the devices allows,
+    # chosen before the run and kept by it; null: what accumulation and batch_per_device say
+    microbatch: Literal["auto"] | None = None
     seed: int = 0  # of the weights, the order of the data and all that is random
     # patterns of weights to train, such as blocks.mlp.*; null: all, or the adapter's alone
     trainable: tuple[str, ...] | None = None
@@ -109,10 +112,21 @@ class Train:
             low.append(f"epochs is {self.epochs:g}; it must be above 0")
         if self.batch is None and self.batch_per_device is None:
             low.append("batch is required, or batch_per_device in its place")
+        if self.microbatch is not None:
+            low += self._chosen_twice()
         if self.ema is not None and not 0 < self.ema < 1:
             low.append(f"ema is {self.ema}; it is a share, above 0 and below 1")
         if low:
             raise ValueError(*low)
+
+    def _chosen_twice(self) -> list[str]:
+        said = [name for name in ("batch_per_device", "accumulation") if getattr(self, name)]
+        return [
+            f"microbatch is auto, and {name} is {getattr(self, name)}, which says how many rows "
+            f"are computed at once; train.{name}=null or train.microbatch=null leaves one of them "
+            "out"
+            for name in said
+        ]
 
     def _wrong_length(self) -> str:
         if self.steps is None:
@@ -180,11 +194,14 @@ class Batches(NamedTuple):
         return self.per_device * self.accumulation * self.shards
 
 
-def batches(train: Train, shards: int, began: int | None = None) -> Batches:
+def batches(
+    train: Train, shards: int, began: int | None = None, chosen: int | None = None
+) -> Batches:
     """How a batch is divided; `problems` says when it cannot be.
 
     Where the recipe says only what each device gets, a run that goes on keeps the rows that it
-    `began` with: each device gets as many of its share at a time as it may, and can evenly.
+    `began` with: each device gets as many of its share at a time as it may, and can evenly. Of
+    `train.microbatch: auto` there are as many microbatches as were `chosen`.
     """
     if train.batch is None and train.batch_per_device is not None and began is not None:
         share = max(1, began // shards)
@@ -193,7 +210,7 @@ def batches(train: Train, shards: int, began: int | None = None) -> Batches:
         return Batches(at_once, share // at_once, shards)
     if train.batch_per_device is None:
         assert train.batch is not None
-        accumulation = train.accumulation or 1
+        accumulation = train.accumulation or chosen or 1
         per_device = max(1, train.batch // (accumulation * shards))
         return Batches(per_device, accumulation, shards)
     accumulation = train.accumulation or (train.batch or 0) // (train.batch_per_device * shards)
@@ -216,7 +233,8 @@ def choice(
 
 def without_batch(run: Run) -> Run:
     """A run that takes a row on each device, on however many."""
-    alone = dataclasses.replace(run.train, batch=None, batch_per_device=1, accumulation=None)
+    nothing = dict(batch=None, batch_per_device=1, accumulation=None, microbatch=None)
+    alone = dataclasses.replace(run.train, **nothing)
     return dataclasses.replace(run, train=alone)
 
 
@@ -225,7 +243,9 @@ def microbatch(train: Train, began: int | None = None) -> Rows:
     if train.batch_per_device is not None:
         return Rows(began if train.batch is None else None, train.batch_per_device)
     assert train.batch is not None
-    return Rows(train.batch // (train.accumulation or 1), None)
+    # As little as a row at a time is possible, and so nothing is split that fits then.
+    each = None if train.microbatch is None else 1
+    return Rows(train.batch // (train.accumulation or 1), each)
 
 
 def problems(
@@ -347,7 +367,7 @@ _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
         *("steps", "epochs", "patience", "evaluate_every", "sample"),
-        *("remat", "layers_per_loop", "deterministic", "strict"),
+        *("microbatch", "remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }
 

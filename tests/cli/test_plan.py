@@ -55,6 +55,25 @@ def recipe(tmp_path_factory) -> Path:
             'no file or recipe named "quickstat"; did you mean quickstart? there are chat-dpo, '
             "chat-lora, legal-cot-sft and quickstart",
         ),
+        (
+            ["plan", "quickstart", "--best", "fastst", "--budget", "much", "--within", "6"],
+            '--budget is "much"; it must be a number or null\n'
+            '--within is "6"; it must be a time such as 90min, 6h or 2d\n'
+            '--best is "fastst"; did you mean fastest?',
+        ),
+        (
+            ["plan", "quickstart", "--budget", "0"],
+            "--budget is 0; it must be above 0, in USD",
+        ),
+        (
+            ["plan", "quickstart", "--best", "--each", "train.batch=4,8"],
+            "--each plans for the values that it names, and --best looks for the best",
+        ),
+        (
+            ["plan", "quickstart", "--on", "cpu", "--best"],
+            "how fast a CPU is is not in the catalogue, and so not what is best there; "
+            "train.microbatch=auto takes as many rows at a time as fit",
+        ),
         # Said once, and not for each target.
         (
             ["plan", "quickstart", "--on", "v5e-8,v6e-1", "train.btch=8"],
@@ -137,3 +156,21 @@ def test_a_page_that_cannot_be_written_is_said_before_anything_is_planned(progra
     done = program("plan", "tiny.yaml", "--on", "v5e-1", "--html", "no/p.html")
     message = "--html is no/p.html; there is no folder no\n"
     assert (done.code, done.out, done.err) == (2, "", message)
+
+
+def test_the_best_settings_are_lines_to_write_and_words_to_say(program, tmp_path):
+    wide = {"embed": 1024, "mlp": 4096}
+    recipe = trained.recipe(model=wide, train={"batch": 64, "accumulation": 8})
+    (tmp_path / "mine.yaml").write_text(yaml.safe_dump({**recipe, "by_device": {}}))
+    # What the command line says stays as it is, and is no part of the search.
+    keys = ["device=tpu", "train.remat=saved", "train.layers_per_loop=1"]
+    done = program("plan", "mine.yaml", "--on", "v5e-1", "--best", *keys)
+    assert done.code == 0, done.err
+    lines = [line.strip() for line in done.out.splitlines()]
+    at = next(i for i, line in enumerate(lines) if line.startswith("write"))
+    assert lines[at : at + 3] == [
+        "write   train:",
+        "accumulation: 1",
+        f"or      windlass train mine.yaml {' '.join(keys)} train.accumulation=1",
+    ]
+    assert "why     train.accumulation 1: 64 rows a device at a time, not 8" in lines

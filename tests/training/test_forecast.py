@@ -9,7 +9,7 @@ from tests.training.campaign import RECIPE
 from windlass.devices import hosts
 from windlass.errors import UserError
 from windlass.training import forecast
-from windlass.training.built import Described, describe
+from windlass.training.built import Described, Divided, describe
 from windlass.training.forecast import Forecast
 
 GIB = 2**30
@@ -26,6 +26,9 @@ class Stub:
         if self.error is not None:
             raise self.error
         return {"memory": {"total_bytes": 1000 * self.asked}, "time": None}
+
+    def divide(self, described: Described) -> Divided:
+        return Divided(1, "no")
 
     def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
         return "no"

@@ -33,7 +33,8 @@ from windlass.errors import UserError
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
 from windlass.training import loop
-from windlass.training.built import describe
+from windlass.training.built import Described, Divided, describe
+from windlass.training.forecast import Planner
 from windlass.training.loop import Trained, train
 from windlass.training.session import open_session
 from windlass.training.signals import Signals
@@ -45,12 +46,35 @@ UNMEASURED = ["train.evaluate_every=null", "data.validation=0"]
 class Told:
     """A run, and what it said."""
 
-    def __init__(self, *keys: str, recipe: dict | None = None, stops: int | None = None):
+    def __init__(
+        self,
+        *keys: str,
+        recipe: dict | None = None,
+        stops: int | None = None,
+        planner: Planner | None = None,
+    ):
         self.console = Console(record=True, width=1000, file=StringIO())
         recipe, signals = copy.deepcopy(recipe or RECIPE), Stops(stops)
         with Report(self.console) as report:
-            self.trained: Trained = train(recipe, [*SMALL, *keys], signals=signals, report=report)
+            how = {"signals": signals, "report": report, "planner": planner}
+            self.trained: Trained = train(recipe, [*SMALL, *keys], **how)
         self.text = self.console.export_text()
+
+
+class Divides:
+    """A planner that says in how many microbatches a run fits, and nothing else."""
+
+    def __init__(self, microbatches: int):
+        self.microbatches = microbatches
+
+    def divide(self, described: Described) -> Divided:
+        return Divided(self.microbatches, "1 row a device at a time")
+
+    def plan(self, described: Described, rows: int) -> dict:
+        raise UserError("it is not asked for")
+
+    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
+        return error
 
 
 class Stops(Signals):
@@ -130,6 +154,22 @@ def test_the_banner_says_what_will_happen(finished):
     ]
     for line in expected:
         assert line in told.text, told.text
+
+
+def test_the_microbatches_that_auto_finds_are_those_of_a_run_that_says_so_and_are_kept(
+    finished, here
+):
+    planner, keys = Divides(2), ["train.accumulation=null", "train.microbatch=auto", "run.dir=run"]
+    told = Told(*keys, stops=2, planner=planner)
+    assert "batch        16 = 1 a device × 2 accumulation × 8 shards" in told.text
+    assert "microbatch   auto: 1 row a device at a time" in told.text
+    for name in ("loss", "gradient_norm"):
+        assert numbers(Path("run"), name) == numbers(finished[0], name)[:2]
+    programs = [json.loads(line) for line in Path("run/compile.jsonl").read_text().splitlines()]
+    assert [one["program"] for one in programs].count("step") == 1
+    again = describe(RECIPE, [*SMALL, *keys])
+    assert again.divided == planner.divide(again) and again.batches.accumulation == 2
+    assert describe(RECIPE, [*SMALL, *keys, "device.count=4"]).divided is None
 
 
 def test_the_banner_says_how_much_memory_a_known_chip_has(finished, here, monkeypatch):

@@ -1,7 +1,7 @@
 """What several commands take, how it is read, and how they speak."""
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Annotated, Any, Literal, TypeVar
@@ -54,16 +54,20 @@ def say(text: Text) -> None:
 
 
 @contextmanager
-def waiting(what: str) -> Iterator[None]:
-    """A sign of life on a terminal, and nothing elsewhere."""
+def waiting(what: str) -> Iterator[Callable[[str], None]]:
+    """A sign of life on a terminal, which may be given more to say, and nothing elsewhere."""
     # Not one of Rich's spinners: they hide the cursor, and a signal would leave it hidden.
     if not sys.stderr.isatty():
-        yield
+        yield lambda more: None
         return
-    sys.stderr.write(f"{what} ...")
-    sys.stderr.flush()
+
+    def tell(more: str) -> None:
+        sys.stderr.write(f"\r\x1b[K{what}{more} ...")
+        sys.stderr.flush()
+
+    tell("")
     try:
-        yield
+        yield tell
     finally:
         sys.stderr.write("\r\x1b[K")
         sys.stderr.flush()

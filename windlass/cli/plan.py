@@ -3,13 +3,13 @@
 import json
 import shlex
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 from rich.console import Console
 
 from windlass.cli.options import options, waiting
-from windlass.config import listing, section, shipped
+from windlass.config import Within, listing, section, shipped
 from windlass.errors import UserError
 
 
@@ -19,6 +19,9 @@ class Planned:
 
     rows: int | None
     preemptions: float | None
+    budget: float | None
+    within: Within | None
+    best: Literal["cheapest", "fastest"] | None
 
     def __post_init__(self):
         wrong = []
@@ -26,6 +29,8 @@ class Planned:
             wrong.append(f"rows is {self.rows}; it must be 1 or more")
         if self.preemptions is not None and self.preemptions < 0:
             wrong.append(f"preemptions is {self.preemptions:g}; it must be 0 or more")
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            wrong.append(f"budget is {self.budget:g}; it must be above 0, in USD")
         if wrong:
             raise ValueError(*wrong)
 
@@ -58,6 +63,19 @@ def plan(
     each: Annotated[
         list[str] | None,
         typer.Option(metavar="KEY=A,B", help="plan for each value of a key; may be said again"),
+    ] = None,
+    best: Annotated[
+        str | None,
+        typer.Option(
+            metavar="[cheapest|fastest]",
+            help="look for the settings and the target that are best, and say what to write",
+        ),
+    ] = None,
+    budget: Annotated[
+        str | None, typer.Option(metavar="USD", help="leave out what costs more than that")
+    ] = None,
+    within: Annotated[
+        str | None, typer.Option(metavar="TIME", help="leave out what takes longer: 90min, 6h, 2d")
     ] = None,
     html: Annotated[
         str | None, typer.Option(metavar="FILE", help="write a page with pictures there, too")
@@ -93,18 +111,27 @@ def plan(
     first target; and of the values of the last key the fastest that fits. The exit code is 1 where
     a recipe fits nowhere for certain, which it says, with by how much.
 
+    --best looks for the settings with which a recipe fits and is fastest: rows at a time,
+    rematerialisation, mesh and layers per loop. It computes the same, and keys of the command line
+    stay as they are said. It prints the lines to write in the recipe, and which of the targets is
+    the cheapest or the fastest.
+
     windlass plan quickstart
     windlass plan mine.yaml --on v5e-8,v6e-1,v6e-8,h100,h200 --html plan.html
     windlass plan mine.yaml --on v5e-8 train.batch=64 train.remat=full
     windlass plan mine.yaml,other.yaml --on v3-8,v4-8,a100 --rows 50000
     windlass plan mine.yaml --on v6e-1,v6e-8 --each train.batch_per_device=4,8,16
+    windlass plan mine.yaml --on v5e-8,v6e-1,h200 --best --budget 50 --within 6h
     windlass plan mine.yaml --on v6e-8 --region us-east5 --preemptions 0.1
     windlass plan mine.yaml --on v5e-8 --compile
     windlass plan --calibrate
     """
     if calibrate:
         return _calibrate([name for name in (recipe, *ctx.args) if name])
-    asked = options(Planned, rows=rows, preemptions=preemptions)
+    given = {"rows": rows, "preemptions": preemptions, "budget": budget, "within": within}
+    asked = options(Planned, **given, best=best)
+    if asked.best and each:
+        raise UserError("--each plans for the values that it names, and --best looks for the best")
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     if html is not None and not (folder := Path(html).expanduser().parent).is_dir():
@@ -117,17 +144,28 @@ def plan(
             # An accelerator is not needed, and so not taken from whoever else may use it.
             jax.config.update("jax_platforms", "cpu")
         from windlass import calls
+        from windlass.cli.best import print_bests
         from windlass.cli.planned import print_plans
         from windlass.planning.page import page
 
-        with waiting("planning"):
-            asking = {"each": each or (), "region": region, "compiles": compiles}
-            asking |= {"console": Console(stderr=True)}
-            found = calls.plans(names, on, ctx.args, **asking, **vars(asked))
+        how: dict[str, Any] = vars(asked) | {"within": asked.within and asked.within.written()}
+        wanted = how.pop("best")
+        how |= {"region": region, "compiles": compiles, "console": Console(stderr=True)}
+        bests: list[Any] = []
+        with waiting("planning") as tell:
+            if wanted is None:
+                found = calls.plans(names, on, ctx.args, each=each or (), **how)
+            else:
+                how |= {"wanted": wanted, "tell": lambda more: tell(f" {more}")}
+                bests = [calls.best(name, on, ctx.args, **how) for name in names]
+                found = [getattr(one, "plan", one) for best in bests for one in best.each]
         if html is not None:
             _write(html, page(found, shlex.join(["windlass", "plan", *_words(ctx)])))
         if as_json:
-            print(_json(found))
+            told = [one for best in bests for one in best.as_dicts()]
+            print(json.dumps(told or [one.as_dict() for one in found], indent=2))
+        elif bests:
+            print_bests(bests, names, ctx.args)
         else:
             print_plans(found)
     return 0 if _fit(found) else 1
@@ -147,12 +185,8 @@ def _calibrate(runs: list[str]) -> int:
 
 def _fit(found: list[Any]) -> bool:
     """Whether every recipe fits on one target at least, for certain."""
-    fitting = {one.recipe for one in found if getattr(one, "fits", "no") == "yes"}
+    fitting = {one.recipe for one in found if hasattr(one, "memory") and one.fits == "yes"}
     return all(one.recipe in fitting for one in found)
-
-
-def _json(found: list[Any]) -> str:
-    return json.dumps([one.as_dict() for one in found], indent=2)
 
 
 def _words(ctx: typer.Context) -> list[str]:

@@ -17,6 +17,7 @@ STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 # A colour for each part of memory and of a step, in their order.
 LONG = 1000  # columns of a line that nothing may break
 MONEY = ("run", "on demand", "spot")
+COLUMNS = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
 COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
@@ -48,8 +49,7 @@ def _is_one(found: Sequence[Plan | Refused]) -> bool:
 
 def _one(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
     """One recipe: a table of targets, and what is behind each."""
-    columns = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
-    yield from tables(found, ("target",), columns, console)
+    yield from tables(found, ("target",), COLUMNS, console)
     notes = [one.notes for one in found if isinstance(one, Plan)]
     # What is to be said of every one of several is said once.
     same = [note for note in notes[0] if len(notes) > 1 and all(note in more for more in notes)]
@@ -116,7 +116,7 @@ def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
 def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, Text]:
     named = {"recipe": Text(plan.name), "target": Text(plan.target.name, "bold")}
     if isinstance(plan, Refused):
-        return named | {"fits": Text("no", STYLES["no"])}
+        return named | {"fits": Text(plan.fits, STYLES[plan.fits])}
     told = reasons.cells(plan) | {"per chip": _speed_up(plan, found) or reasons.UNKNOWN}
     dim = "dim" if plan.fits == "no" else ""  # it would be so, if it could be
     return {

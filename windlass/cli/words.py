@@ -58,7 +58,9 @@ class Command(TyperCommand):
                 places, keys, words = places + words[:left], keys + words[left:], []
             elif name in known:
                 options.append(word)
-                if not equals and not getattr(known[name], "is_flag", False):
+                if not equals and (able := str(known[name].metavar)).startswith("["):
+                    options.append(_choice(able, words))
+                elif not equals and not getattr(known[name], "is_flag", False):
                     if not words:
                         raise UserError(f"{name} has no value; write {name} {known[name].metavar}")
                     options.append(words.pop(0))
@@ -75,6 +77,13 @@ class Command(TyperCommand):
             else:
                 keys.append(word)
         return options, places, keys
+
+
+def _choice(metavar: str, words: list[str]) -> str:
+    """The value of an option that may have none, as `[first|second]`: then it is the first."""
+    able = metavar.strip("[]").split("|")
+    is_meant = words and difflib.get_close_matches(words[0], able, n=1)
+    return words.pop(0) if is_meant else able[0]
 
 
 def _is_key(name: str, equals: str) -> bool:

@@ -8,6 +8,7 @@ from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load
 from windlass.config.schema import comments, json_schema
 from windlass.config.sections import Open, differences, section, tree
 from windlass.config.text import write
+from windlass.config.within import Within
 
 __all__ = [
     "KINDS",
@@ -17,6 +18,7 @@ __all__ = [
     "Layers",
     "Open",
     "Problem",
+    "Within",
     "Written",
     "comments",
     "differences",

@@ -79,7 +79,7 @@ def choose(
     frozen are copied if they fit, as then there is nothing to gather. `problems` says where the
     sizes do not fit the devices.
     """
-    able = _possible(mesh, devices, rows, sizes) if meshes.is_open(mesh) else []
+    able = possible(mesh, devices, rows, sizes) if meshes.is_open(mesh) else []
     if not able or devices == 1:
         return Choice(meshes.shape(mesh, devices), None)
     few = min(split["tensor"] for split in able)
@@ -99,7 +99,7 @@ def choose(
     return Choice(split, why, None if needs <= footprint.memory else needs)
 
 
-def _possible(mesh: Mesh, devices: int, rows: Rows, sizes: Mapping[str, int]) -> list[Split]:
+def possible(mesh: Mesh, devices: int, rows: Rows, sizes: Mapping[str, int]) -> list[Split]:
     """The splits of all devices that the recipe allows, of those that fit the rows if any do."""
 
     def ways(name: str) -> list[int]:

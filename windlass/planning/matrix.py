@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 from collections.abc import Callable, Iterable, Sequence
+from typing import TypeVar
 
 from rich.console import Console
 
@@ -15,8 +16,8 @@ from windlass.planning.figures import gib
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
 from windlass.planning.targets import Target
 from windlass.training import origin
-from windlass.training.built import Described
 
+T = TypeVar("T")
 AS_FAST = 0.99  # of the fastest, which is no difference
 USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
 
@@ -45,7 +46,9 @@ def plans(
     return [
         dataclasses.replace(one, keys=keys)
         for keys, layers in loaded
-        for one in _on_each(layers, on, lambda d, t: planned(d, t, known, asked, console))
+        for one in on_each(
+            layers, on, lambda d, t: planned(tracing.laid_out(d, t), t, known, asked, console)
+        )
     ]
 
 
@@ -102,13 +105,14 @@ def usual() -> list[Target]:
     return targets.several([targets.HERE, *USUAL])
 
 
-def _on_each(
-    layers: Layers, on: Sequence[Target], make: Callable[[Described, Target], Plan]
-) -> list[Plan | Refused]:
-    found: list[Plan | Refused] = []
+def on_each(
+    layers: Layers, on: Sequence[Target], make: Callable[[Layers, Target], T]
+) -> list[T | Refused]:
+    """What is made of a recipe on each target, or why not; what can be on none is refused."""
+    found: list[T | Refused] = []
     for target in on:
         try:
-            found.append(make(tracing.laid_out(layers, target), target))
+            found.append(make(layers, target))
         except UserError as refused:
             found.append(Refused(layers.name, target, str(refused)))
     wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}

@@ -1,6 +1,6 @@
 """What a run would be on devices that need not be here: does it fit, how fast, how much."""
 
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
@@ -20,6 +20,7 @@ from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
+from windlass.planning.trials import Trials, divide
 from windlass.training.built import Described
 
 Fits = Literal["yes", "tight", "no"]
@@ -139,12 +140,13 @@ class Plan:
 
 @dataclass(frozen=True)
 class Refused:
-    """A recipe that cannot be laid out on a target, and why."""
+    """A recipe that cannot be laid out on a target, or takes too much there, and why."""
 
     recipe: str
     target: Target
     why: str
     keys: tuple[str, ...] = ()
+    fits: Fits = "no"  # in memory: a run may fit and be too slow or too dear
 
     @property
     def name(self) -> str:
@@ -176,6 +178,8 @@ def planned(
     console: Console | None = None,
 ) -> Plan:
     """The plan of a run that is laid out on a target."""
+    if described.run.train.microbatch and described.divided is None:
+        described = replace(described, divided=divide(Trials(described, target)))
     traced = tracing.trace(described, target)
     length = extent(described, asked.rows, console)
     run, chip = described.run, target.chip

@@ -12,8 +12,9 @@ from windlass.planning.memory import Memory
 from windlass.planning.plan import Asked
 from windlass.planning.targets import Target
 from windlass.planning.traced import trace
+from windlass.planning.trials import Trials, divide
 from windlass.telemetry.memory import device_limit
-from windlass.training.built import Described
+from windlass.training.built import Described, Divided
 
 
 class Planner:
@@ -24,6 +25,11 @@ class Planner:
         there, target = _absent(described)
         found = plans.planned(there, target, prices.load(), Asked(rows=rows))
         return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
+
+    def divide(self, described: Described) -> Divided:
+        """In how few microbatches a step fits, found by tracing a few."""
+        there, target = _absent(described)
+        return divide(Trials(there, target, limit=device_limit(described.devices)))
 
     def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
         """Why memory ran out, and what would fit."""

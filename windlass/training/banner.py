@@ -40,6 +40,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
         f"× {batches.shards} shards, of {session.run.data.length} tokens",
     )
+    if described.divided is not None:
+        yield "microbatch", f"auto: {described.divided.why}"
     if session.length.epochs is not None:
         yield "length", str(session.length)
     moment = getattr(session.run.optim, "moment", "float32")

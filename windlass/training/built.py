@@ -3,10 +3,10 @@
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -28,11 +28,21 @@ from windlass.errors import UserError
 from windlass.layers.kernels import Kernel
 from windlass.layers.stack import arrange
 from windlass.run import Batches, Run
+from windlass.telemetry import about
 from windlass.telemetry.kept import Kept, keep
+from windlass.training import folder as folders
 from windlass.training import origin, trainable
 from windlass.training.footprint import footprint
+from windlass.training.moved import moved
 
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
+
+
+class Divided(NamedTuple):
+    """How many microbatches a step has where `train.microbatch` is auto, and the reason."""
+
+    microbatches: int
+    why: str
 
 
 @dataclass(frozen=True)
@@ -47,6 +57,7 @@ class Described:
     warnings: list[str]
     kept: Kept  # where compiled programs are
     began: int | None = None  # the rows of a step of the run that is there already
+    divided: Divided | None = None  # what train.microbatch: auto chose
 
     @property
     def name(self) -> str:
@@ -88,7 +99,8 @@ class Described:
     @cached_property
     def batches(self) -> Batches:
         shape = self.mesh.shape
-        return runs.batches(self.run.train, shape["data"] * shape["fsdp"], self.began)
+        chosen = self.divided and self.divided.microbatches
+        return runs.batches(self.run.train, shape["data"] * shape["fsdp"], self.began, chosen)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -98,6 +110,7 @@ class Described:
         chose = {"device": device, "mesh": dict(self.mesh.shape)}
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}
         chose |= {"processes": hosts.count()}
+        chose |= {} if self.divided is None else {"microbatch": self.divided._asdict()}
         asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
         return {**asked, "chose": chose}
 
@@ -147,7 +160,8 @@ def read_for(
     warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
     warnings += [kept.warning] if kept.warning else []
     warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
-    return Described(layers, run, chosen, devices, layout, warnings, kept, began)
+    described = Described(layers, run, chosen, devices, layout, warnings, kept, began)
+    return replace(described, divided=_divided(described)) if run.train.microbatch else described
 
 
 def _folder(name: str, run: Run) -> Path:
@@ -159,6 +173,16 @@ def _began(folder: Path) -> int | None:
     """How many rows the steps of a run have, where it has done any."""
     written = hosts.found("what the run is", lambda: identity_in(folder))
     return None if written is None else written.get("batch")
+
+
+def _divided(described: Described) -> Divided | None:
+    """What was chosen at the last start of a run, where that was on the same devices."""
+    path = described.folder / folders.ABOUT
+    starts = hosts.found("what the run chose", lambda: about.read(path))
+    before, now = starts[-1]["chose"] if starts else {}, described.facts["chose"]
+    if "microbatch" not in before or moved(before, now | {"batch": before["batch"]}) is not None:
+        return None
+    return Divided(**before["microbatch"])
 
 
 def _laid_out(

@@ -10,7 +10,7 @@ from windlass.config import tree
 from windlass.devices import hosts
 from windlass.errors import UserError
 from windlass.telemetry.console import size
-from windlass.training.built import Described
+from windlass.training.built import Described, Divided
 
 # Sections of a recipe that change nothing a device holds or computes.
 IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
@@ -22,6 +22,10 @@ class Planner(Protocol):
 
     def plan(self, described: Described, rows: int) -> dict[str, Any]:
         """What the run is expected to take, as JSON has it; `rows` are those of an epoch."""
+        ...
+
+    def divide(self, described: Described) -> Divided:
+        """In how few microbatches a step fits."""
         ...
 
     def explain(self, described: Described, error: str, when: str, folder: Path) -> str:

@@ -1,5 +1,6 @@
 """The loop: restore or initialise; then step, report, evaluate, save."""
 
+import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import adapter, forecast, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
-from windlass.training.built import describe
+from windlass.training.built import Described, Divided, describe
 from windlass.training.clock import Clock
 from windlass.training.forecast import Forecast, Planner
 from windlass.training.length import fate
@@ -95,6 +96,9 @@ def _train(
 ) -> Trained:
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
+    if described.run.train.microbatch and described.divided is None and planner is not None:
+        with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
+            described = _divided(described, planner)
     folder = described.folder
     if peers is not None:
         peers.compare(tree(described.run))
@@ -122,6 +126,12 @@ def _train(
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch, planner).run()
+
+
+def _divided(described: Described, planner: Planner) -> Described:
+    """With what `train.microbatch: auto` stands for; the first process decides for all."""
+    chosen = processes.found("microbatch", lambda: planner.divide(described)._asdict())
+    return dataclasses.replace(described, divided=Divided(**chosen))
 
 
 class Loop:

@@ -1,0 +1,58 @@
+"""The best settings of recipes on a terminal: what to write, what is gained, and why."""
+
+import shlex
+from collections.abc import Iterator, Sequence
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from windlass.cli.planned import COLUMNS, LONG, tables
+from windlass.planning import gains, reasons
+from windlass.planning.search import Best
+from windlass.planning.winner import Found
+
+
+def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str]) -> None:
+    """Every recipe: a table of targets, what to write for each, and which target is best.
+
+    `names` and `keys` are what the command line says of recipes, and to be said again.
+    """
+    console = Console(highlight=False)
+    if not console.is_terminal:  # other tools want a line to be a line, however long
+        console.width = LONG
+    with console.capture() as captured:
+        for number, (one, name) in enumerate(zip(found, names, strict=True)):
+            if number:
+                console.print()
+            for shown in _shown(one, ["windlass", "train", name, *keys], console):
+                console.print(shown)
+    # Tables fill their lines up with blanks.
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
+
+
+def _shown(found: Found, command: list[str], console: Console) -> Iterator[Table | Text]:
+    plans = [one.plan if isinstance(one, Best) else one for one in found.each]
+    yield from tables(plans, ("target",), COLUMNS, console)
+    for one in found.each:
+        target = one.plan.target if isinstance(one, Best) else one.target
+        yield Text.assemble("\n", (target.name, "bold"), f"  {reasons.heading(target)}")
+        yield _details(one, command) if isinstance(one, Best) else Text(one.why, "red")
+    if found.note:
+        yield Text.assemble("\n", ("note  ", "bold"), (found.note, "yellow"))
+    if found.winner is not None and len(found.each) > 1:
+        yield Text.assemble("\n", (f"{found.by}  ", "bold"), gains.winning(found))
+
+
+def _details(best: Best, command: list[str]) -> Table:
+    shown = Table.grid(padding=(0, 2, 0, 0))
+    shown.add_column(style="bold", no_wrap=True)
+    shown.add_column(overflow="fold")
+    for name, said in gains.gain(best):
+        shown.add_row(f"  {name}", Text(said))
+    if best.keys:
+        lines = best.yaml.splitlines()
+        for number, line in enumerate(lines):
+            shown.add_row("" if number else "  write", Text(line, "green"))
+        shown.add_row("  or", Text(shlex.join([*command, *best.words]), "cyan"))
+    return shown

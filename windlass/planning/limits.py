@@ -1,0 +1,99 @@
+"""What a run may cost and how long it may take, and the plans that keep to it."""
+
+from collections.abc import Sequence
+from typing import NamedTuple
+
+from windlass.config import Within, listing, section
+from windlass.errors import UserError
+from windlass.planning import figures
+from windlass.planning.cost import Bill, Cost
+from windlass.planning.plan import Plan, Refused
+
+
+@section
+class Limits:
+    """What a run may take; null: as much as it likes."""
+
+    budget: int | float | None = None  # USD
+    within: Within | None = None
+
+    def __post_init__(self):
+        if self.budget is not None and not 0 < self.budget < float("inf"):
+            raise ValueError(f"budget is {self.budget:g}; it must be above 0, in USD")
+
+    def __str__(self) -> str:
+        said = [] if self.budget is None else [f"--budget {self.budget:g}"]
+        said += [] if self.within is None else [f"--within {self.within.written()}"]
+        return " and ".join(said)
+
+
+class _Missed(NamedTuple):
+    """Why a plan does not keep to the limits, and how many times too much it is."""
+
+    why: str
+    times: float
+
+
+def kept(found: Sequence[Plan | Refused], limits: Limits) -> list[Plan | Refused]:
+    """Plans, with what takes too much, or is not known to take less, in words in their place.
+
+    Where nothing is left, the nearest is named.
+    """
+    if limits == Limits():
+        return list(found)
+    missed = {i: _missed(one, limits) for i, one in enumerate(found) if isinstance(one, Plan)}
+    left = [i for i, why in missed.items() if why is None]
+    if missed and not left:
+        raise UserError(_none_left(found, missed, limits))
+    return [
+        Refused(one.recipe, one.target, f"left out: {miss.why}", one.keys, one.fits)
+        if (miss := missed.get(i)) is not None
+        else one
+        for i, one in enumerate(found)
+    ]
+
+
+def spent(cost: Cost, bill: Bill) -> tuple[float, str] | None:
+    """What a bill is in USD, and how it is paid; None where no price is known.
+
+    On demand, unless somebody says how often spot machines are taken away: then the cheaper one.
+    """
+    prices = {"on demand": bill.on_demand, "spot": bill.spot}
+    if cost.inputs["preemptions_per_hour"] is None and bill.on_demand is not None:
+        prices.pop("spot")
+    return min(((span.expected, how) for how, span in prices.items() if span), default=None)
+
+
+def _missed(plan: Plan, limits: Limits) -> _Missed | None:
+    if plan.fits == "no":
+        times = plan.memory.total / plan.memory.limit
+        return _Missed(f"it needs {figures.gib(plan.lacks)} GiB more than a device has", times)
+    if plan.cost is None or (bill := plan.cost.run) is None:
+        return _Missed("how long it takes is not known; --rows N may say it", float("inf"))
+    money = spent(plan.cost, bill)
+    why, times = [], 0.0
+    if limits.budget is not None and money is None:
+        return _Missed(f"what a {plan.target.chip.name} costs is not known", float("inf"))
+    if limits.budget is not None and money is not None and money[0] > limits.budget:
+        over = figures.dollars(money[0] - limits.budget)
+        why.append(f"{figures.dollars(money[0])} {money[1]}, {over} above --budget")
+        times = money[0] / limits.budget
+    within = limits.within and limits.within.hours
+    if within is not None and bill.hours.expected > within:
+        over = figures.seconds(3600 * (bill.hours.expected - within))
+        took = figures.seconds(3600 * bill.hours.expected)
+        why.append(f"{took}, {over} longer than --within")
+        times = max(times, bill.hours.expected / within)
+    return _Missed(listing(why, "and"), times) if why else None
+
+
+def _none_left(
+    found: Sequence[Plan | Refused], missed: dict[int, _Missed | None], limits: Limits
+) -> str:
+    ordered = sorted((miss.times, i, miss.why) for i, miss in missed.items() if miss is not None)
+    _, nearest, why = ordered[0]
+    plan = found[nearest]
+    where = f"nothing keeps to {limits}"
+    if len(ordered) == 1:
+        return f"{where}: {plan.name} on {plan.target.name}: {why}"
+    return f"{where}; the nearest is {plan.name} on {plan.target.name}: {why}"

@@ -1,0 +1,230 @@
+"""The settings with which a run fits and is fastest: rows at a time, rematerialisation, mesh."""
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from rich.console import Console
+
+from windlass.config import Layers
+from windlass.config.recipe import overlay
+from windlass.config.sections import flat
+from windlass.config.text import write
+from windlass.devices import choice, mesh
+from windlass.devices.choice import Rows
+from windlass.devices.mesh import Mesh
+from windlass.devices.prices import Prices
+from windlass.errors import UserError
+from windlass.planning.plan import Asked, Plan, planned
+from windlass.planning.targets import Target
+from windlass.planning.traced import laid_out
+from windlass.planning.trials import NEAR, Setting, Trial, Trials
+from windlass.training.built import Described
+
+REMATS = ("none", "saved", "full")
+LOOPS = (1, 2, 4)  # layers in an iteration that are worth a look: more take long to compile
+WHOLE = 8  # layers at most that are looked at all in one iteration
+MARGIN = 0.02  # of a step that must be gained: less is no reason to change a recipe
+
+
+@dataclass(frozen=True)
+class Best:
+    """The best settings that were found for a recipe on a target, beside the recipe's own."""
+
+    plan: Plan  # with the settings that were found
+    before: Plan  # as the recipe says
+    keys: dict[str, Any]  # to write in the recipe; empty: nothing is better by much
+    looked: int  # settings that were planned
+    kind: str | None = None  # of device, where the recipe says something else for that alone
+
+    @property
+    def yaml(self) -> str:
+        """The lines of a recipe."""
+        written = self.keys if self.kind is None else {"by_device": {self.kind: self.keys}}
+        return write(written).rstrip()
+
+    @property
+    def words(self) -> list[str]:
+        """The same on a command line."""
+        shown = {key: "null" if value is None else value for key, value in flat(self.keys).items()}
+        return [f"{key}={value}" for key, value in shown.items()]
+
+    @property
+    def faster(self) -> float | None:
+        """How many times as many steps a second; None where it does not fit before."""
+        if self.before.fits != "yes" or self.before.time is None or self.plan.time is None:
+            return None
+        return self.before.time.seconds / self.plan.time.seconds
+
+    def as_dict(self) -> dict[str, Any]:
+        """For a program."""
+        return {
+            **self.plan.as_dict(),
+            "best": {"keys": flat(self.keys), "yaml": self.yaml if self.keys else ""},
+            "times_as_fast": self.faster,
+            "settings_looked_at": self.looked,
+            "before": self.before.as_dict(),
+        }
+
+
+class Fixed(NamedTuple):
+    """What the command line says of what could be searched: that stays as it is."""
+
+    rows: bool
+    each: bool  # rows on a device
+    remat: bool
+    loops: bool
+    mesh: bool
+
+
+def best(
+    layers: Layers,
+    target: Target,
+    known: Prices,
+    asked: Asked,
+    console: Console | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Best:
+    """The fastest way to compute the same on a target, of those that fit.
+
+    Devices cost the same however they are used, so that it is the cheapest, too. Where nothing fits
+    it is what comes nearest to it.
+    """
+    if not target.chip.peak:
+        raise UserError(
+            f"how fast a {target.chip.name} is is not in the catalogue, and so not what is best "
+            "there; train.microbatch=auto takes as many rows at a time as fit"
+        )
+    described, plain = laid_out(layers, target), asked._replace(compiles=False, tries=False)
+    before = planned(described, target, known, plain, console)
+    trials = Trials(described, target, tell=tell)
+    first = trials.first._replace(accumulation=before.settings["accumulation"])
+    trials.known[first] = Trial(first, before.memory, before.time)
+    found = Search(trials, first, _fixed(layers)).best()
+    keys = _keys(described, first, found.setting)
+    if not keys and not asked.compiles:
+        return Best(before, before, {}, trials.count)
+    said = dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
+    plan = planned(laid_out(said, target), target, known, asked._replace(tries=False), console)
+    special = flat(layers.by_device.get(target.chip.kind, {}))
+    kind = target.chip.kind if any(key in special for key in flat(keys)) else None
+    return Best(plan, before, keys, trials.count, kind)
+
+
+class Search:
+    """One change after the other, each kept that makes a step faster by more than a little."""
+
+    def __init__(self, trials: Trials, first: Setting, fixed: Fixed):
+        self.trials, self.first, self.fixed = trials, first, fixed
+
+    def best(self) -> Trial:
+        now = self.trials(self.first)
+        assert now is not None
+        if not now.memory.fits:
+            now = next(self._fitting(), None)
+        if now is None:  # and so nothing fits
+            return self.trials.least
+        while better := next(self._better(now), None):
+            now = better
+        return now
+
+    def _better(self, now: Trial) -> Iterator[Trial]:
+        below = (1 - MARGIN) * now.seconds
+        for setting in self._near(now.setting):
+            if setting.split != now.setting.split and not self._promises(setting, now, below):
+                continue
+            found = self.trials.largest(setting, self._counts(setting), below)
+            if found is not None:
+                yield found
+
+    def _promises(self, setting: Setting, now: Trial, below: float) -> bool:
+        """Whether another mesh is faster with as many microbatches, or leaves room for fewer."""
+        same = self.trials(setting)
+        if same is None or same.seconds < below:
+            return True
+        fewer = [count for count in self._counts(setting) if count < setting.accumulation]
+        if not fewer:
+            return False
+        more = self.trials(now.setting._replace(accumulation=fewer[-1]))
+        return more is None or same.most + more.most - now.most <= NEAR * now.memory.limit
+
+    def _near(self, now: Setting) -> Iterator[Setting]:
+        """Settings that differ in one thing, and the same with another number of rows."""
+        yield now
+        if not self.fixed.remat:
+            yield from (now._replace(remat=word) for word in REMATS if word != now.remat)
+        splits = self._splits()
+        yield from (now._replace(split=one) for one in splits if _is_near(one, now.split))
+        layers = getattr(self.trials.described.run.model, "layers", 1)
+        loops = (*LOOPS, layers) if layers <= WHOLE else LOOPS
+        if not self.fixed.loops:
+            yield from (now._replace(layers_per_loop=n) for n in loops if n <= layers)
+
+    def _fitting(self) -> Iterator[Trial]:
+        """What fits, where the recipe does not, from what changes little to what changes more."""
+        here = self.first
+        remats = [here.remat] if self.fixed.remat else REMATS[REMATS.index(here.remat) :]
+        splits = [here.split, *sorted(self._splits(), key=_copies)]
+        for split in splits:
+            for remat in remats if split == here.split else remats[-1:]:
+                setting = here._replace(split=split, remat=remat)
+                found = self.trials.largest(setting, self._counts(setting))
+                if found is not None:
+                    yield found
+
+    def _counts(self, setting: Setting) -> list[int]:
+        counts = self.trials.counts(setting)
+        if not self.fixed.rows:
+            return counts
+        wanted = self.first.accumulation
+        if self.fixed.each:
+            wanted = wanted * self.first.groups // setting.groups
+        return [wanted] if wanted in counts else []
+
+    def _splits(self) -> list[tuple[tuple[str, int], ...]]:
+        described = self.trials.described
+        if self.fixed.mesh or len(described.devices) == 1:
+            return []
+        rows = Rows(described.batches.rows, None)
+        sizes = described.run.model.sizes
+        able = choice.possible(Mesh(), len(described.devices), rows, sizes)
+        return [tuple((name, split[name]) for name in mesh.AXES) for split in able]
+
+
+def _is_near(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]) -> bool:
+    """Whether devices are moved from one axis of the mesh to one other."""
+    return sum(a != b for a, b in zip(one, other, strict=True)) == 2
+
+
+def _copies(split: tuple[tuple[str, int], ...]) -> tuple[int, int]:
+    """Copies of the model, then pieces of its matrices: the fewer there are, the less is held."""
+    sizes = dict(split)
+    return sizes["data"], sizes["tensor"]
+
+
+def _fixed(layers: Layers) -> Fixed:
+    said = {key.removeprefix("train.") for key in flat(layers.command_line)}
+    each = "batch_per_device" in said
+    rows = each or "accumulation" in said or "microbatch" in said
+    is_laid = any(key.startswith("mesh.") for key in said)
+    return Fixed(rows, each, "remat" in said, "layers_per_loop" in said, is_laid)
+
+
+def _keys(described: Described, first: Setting, found: Setting) -> dict[str, Any]:
+    """What a recipe must say for a setting, where it says something else."""
+    train: dict[str, Any] = {}
+    said, rows = described.run.train, described.batches.rows
+    if (first.accumulation, first.groups) != (found.accumulation, found.groups):
+        if said.microbatch is not None:
+            train["microbatch"] = None
+        if said.batch_per_device is not None:
+            train["batch_per_device"] = rows // (found.accumulation * found.groups)
+        train["accumulation"] = found.accumulation
+    changed = {"remat": found.remat, "layers_per_loop": found.layers_per_loop}
+    train |= {key: value for key, value in changed.items() if value != getattr(said, key)}
+    if found.accumulation == (said.accumulation or 1) and said.microbatch is None:
+        # A number of microbatches that is said already, or is the one where none is said.
+        train.pop("accumulation", None)
+    split = {} if found.split == first.split else dict(found.split)
+    return {name: keys for name, keys in (("train", train), ("mesh", split)) if keys}

@@ -1,0 +1,195 @@
+"""A run laid out otherwise than its recipe says, where that changes no result: what it takes."""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import NamedTuple
+
+from windlass import run as runs
+from windlass.devices import chips, mesh
+from windlass.devices.choice import Choice
+from windlass.devices.mesh import Mesh
+from windlass.planning import figures
+from windlass.planning import memory as memories
+from windlass.planning import time as times
+from windlass.planning.memory import Memory
+from windlass.planning.targets import Target
+from windlass.planning.time import Time
+from windlass.planning.traced import trace
+from windlass.training.built import Described, Divided
+
+NEAR = 1.03  # of the room: a guess may be so much too high
+
+
+class Setting(NamedTuple):
+    """What decides how a step is computed, and not what comes of it."""
+
+    split: tuple[tuple[str, int], ...]  # of the mesh, by axis
+    accumulation: int
+    remat: str
+    layers_per_loop: int
+
+    @property
+    def groups(self) -> int:
+        """Groups of devices that have rows of their own."""
+        return math.prod(size for name, size in self.split if name != "tensor")
+
+
+class Trial(NamedTuple):
+    """A setting, and what a step takes with it."""
+
+    setting: Setting
+    memory: Memory
+    time: Time | None
+
+    @property
+    def seconds(self) -> float:
+        assert self.time is not None
+        return self.time.seconds
+
+    @property
+    def most(self) -> float:
+        """Bytes on each device, if the estimate is as much too low as it may be."""
+        return self.memory.total * (1 + self.memory.error)
+
+
+class Trials:
+    """Settings of one run on one target, each tried once: that takes about a second."""
+
+    def __init__(
+        self,
+        described: Described,
+        target: Target,
+        *,
+        limit: int | None = None,  # of memory, where the devices themselves say it
+        tell: Callable[[str], None] = lambda text: None,
+    ):
+        self.described, self.target = described, target
+        self.first = setting(described)
+        self.known: dict[Setting, Trial | None] = {}
+        self.limit, self._tell = limit, tell
+
+    def __call__(self, setting: Setting) -> Trial | None:
+        """What a setting takes; None where a run cannot be laid out so."""
+        if setting not in self.known:
+            self._tell(f"{self.target.name}, {self.count} settings looked at")
+            described = altered(self.described, setting)
+            self.known[setting] = described and self._tried(setting, described)
+        return self.known[setting]
+
+    def largest(
+        self, setting: Setting, counts: list[int], below: float | None = None
+    ) -> Trial | None:
+        """A setting in the fewest microbatches that fit, of these; None where not one does.
+
+        Also where it would take no less than so many seconds. Fewer rows at a time are never
+        faster, and memory is nearly a straight line over them: hardly more than three are tried.
+        """
+        if not counts or (whole := self(setting._replace(accumulation=counts[0]))) is None:
+            return None
+        if below is not None and whole.seconds >= below:
+            return None
+        if whole.memory.fits:
+            return whole
+        least = self(setting._replace(accumulation=counts[-1]))
+        if least is None or not least.memory.fits:
+            return None
+        # `above` does not fit and `fitting` does; what is between is not known.
+        above, fitting, between = whole, least, counts[1:-1]
+        while between := [n for n in between if _could_fit(n, above, fitting)]:
+            found = self(setting._replace(accumulation=between[0]))
+            if found is None:
+                between = between[1:]
+            elif found.memory.fits:
+                fitting, between = found, []
+            else:
+                above, between = found, between[1:]
+        return None if below is not None and fitting.seconds >= below else fitting
+
+    @property
+    def least(self) -> Trial:
+        """What takes the least memory of all that was tried."""
+        return min(filter(None, self.known.values()), key=lambda one: one.most)
+
+    @property
+    def count(self) -> int:
+        """How many were tried."""
+        return sum(one is not None for one in self.known.values())
+
+    def counts(self, setting: Setting) -> list[int]:
+        """The numbers of microbatches that the rows of a batch can be divided in, fewest first."""
+        return mesh.divisors(max(1, self.described.batches.rows // setting.groups))
+
+    def _tried(self, setting: Setting, described: Described) -> Trial:
+        traced = trace(described, self.target)
+        memory = memories.memory(traced)
+        if self.limit is not None:
+            memory = memory._replace(limit=self.limit)
+        return Trial(setting, memory, times.time(traced) if self.target.chip.peak else None)
+
+
+def _could_fit(count: int, above: Trial, fitting: Trial) -> bool:
+    """Whether so many microbatches may fit, if memory is a straight line between two others."""
+    rows, high, low = (1 / n for n in (count, above.setting[1], fitting.setting[1]))
+    if not low < rows < high:
+        return False
+    guess = fitting.most + (above.most - fitting.most) * (rows - low) / (high - low)
+    return guess <= NEAR * fitting.memory.limit
+
+
+def setting(described: Described) -> Setting:
+    """How a run is laid out."""
+    train = described.run.train
+    split = tuple((name, described.layout.split[name]) for name in mesh.AXES)
+    return Setting(split, described.batches.accumulation, train.remat, train.layers_per_loop)
+
+
+def altered(described: Described, setting: Setting) -> Described | None:
+    """The same run with the same rows in a step, laid out so; None where it cannot be."""
+    split, rows = dict(setting.split), described.batches.rows
+    train = dataclasses.replace(
+        described.run.train,
+        batch=rows,
+        batch_per_device=None,
+        accumulation=setting.accumulation,
+        microbatch=None,
+        remat=setting.remat,
+        layers_per_loop=setting.layers_per_loop,
+    )
+    run = dataclasses.replace(described.run, train=train, mesh=Mesh(**split))
+    kinds = [device.device_kind for device in described.devices]
+    islands = mesh.slices(described.devices)
+    if runs.problems(run, described.chosen.kind, kinds, split, islands):
+        return None
+    return dataclasses.replace(described, run=run, layout=Choice(split, None), divided=None)
+
+
+def divide(trials: Trials) -> Divided:
+    """The fewest microbatches in which a step fits, and why not fewer."""
+    first, share = trials.first, trials.described.batches.rows // trials.first.groups
+    if not (trials.limit or chips.usable(trials.target.chip)):
+        return Divided(1, "all rows at once, as the memory of such devices is not known")
+    counts = trials.counts(first)
+    found = trials.largest(first, counts)
+    if found is None:
+        least = trials(first._replace(accumulation=counts[-1]))
+        if least is None:  # no setting at all can be laid out, which the run itself says better
+            return Divided(1, "all rows at once")
+        told = _held(least.memory)
+        return Divided(counts[-1], f"1 row a device at a time, which may not fit: {told}")
+    count = found.setting.accumulation
+    some = "1 row" if share == count else f"{share // count} rows"
+    if count == counts[0]:
+        return Divided(count, f"all {some} of a device at once, {_held(found.memory)}")
+    more = [one for n in counts[: counts.index(count)] if (one := _of(trials, first, n))]
+    beyond = f"; {share // more[-1].setting.accumulation} need {figures.gib(more[-1].most)}"
+    return Divided(count, f"{some} a device at a time, {_held(found.memory)}{beyond}")
+
+
+def _of(trials: Trials, setting: Setting, count: int) -> Trial | None:
+    return trials.known.get(setting._replace(accumulation=count))
+
+
+def _held(memory: Memory) -> str:
+    most = memory.total * (1 + memory.error)
+    return f"at most {figures.gib(most)} of {figures.gib(memory.limit)} GiB"

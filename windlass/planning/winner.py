@@ -1,0 +1,78 @@
+"""The best place for a run, with the best settings of each."""
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple
+
+from rich.console import Console
+
+from windlass.config import AnyRecipe
+from windlass.devices import prices
+from windlass.planning import limits, matrix, search
+from windlass.planning.limits import Limits
+from windlass.planning.plan import PLAIN, Asked, Plan, Refused
+from windlass.planning.search import Best
+from windlass.planning.targets import Target
+from windlass.training import origin
+
+Wanted = Literal["cheapest", "fastest"]
+
+
+class Found(NamedTuple):
+    """The best settings of a recipe on each target, and the best of these."""
+
+    each: list[Best | Refused]
+    winner: Best | None  # None: it fits nowhere
+    by: Wanted
+    note: str | None  # what there is to say of how they were compared
+
+    def as_dicts(self) -> list[dict[str, Any]]:
+        """For a program: the targets in the order in which they were asked for."""
+        return [
+            {**one.as_dict(), "is_winner": one is self.winner, "wanted": self.by}
+            for one in self.each
+        ]
+
+
+def find(
+    recipe: AnyRecipe,
+    on: Sequence[Target],
+    overrides: Sequence[str] = (),
+    *,
+    wanted: Wanted = "cheapest",
+    asked: Asked = PLAIN,
+    within: Limits | None = None,
+    console: Console | None = None,
+    tell: Callable[[str], None] = lambda text: None,
+) -> Found:
+    """The cheapest or fastest way to train a recipe, of those that fit and keep to limits."""
+    known, layers = prices.load(), origin.load(recipe, overrides)
+    made = matrix.on_each(layers, on, lambda d, t: search.best(d, t, known, asked, console, tell))
+    plans = [one.plan if isinstance(one, Best) else one for one in made]
+    each = [
+        one if isinstance(plan, Plan) else plan
+        for one, plan in zip(made, limits.kept(plans, within or Limits()), strict=True)
+    ]
+    fitting = [one for one in each if isinstance(one, Best) and one.plan.fits == "yes"]
+    by, note = _compared([one.plan for one in fitting], wanted)
+    worth = cost if by == "cheapest" else slowness
+    return Found(each, min(fitting, key=lambda one: worth(one.plan), default=None), by, note)
+
+
+def cost(plan: Plan) -> float:
+    """USD of the run, or of a million tokens where nobody knows how long the run is."""
+    paid = plan.cost and limits.spent(plan.cost, plan.cost.run or plan.cost.million_tokens)
+    return float("inf") if not paid else paid[0]
+
+
+def slowness(plan: Plan) -> float:
+    """Seconds for a token: batches may differ from target to target."""
+    return float("inf") if not plan.tokens_per_second else 1 / plan.tokens_per_second
+
+
+def _compared(fitting: Sequence[Plan], wanted: Wanted) -> tuple[Wanted, str | None]:
+    unknown = [one.target.name for one in fitting if cost(one) == float("inf")]
+    if wanted == "fastest" or not unknown:
+        return wanted, None
+    if len(unknown) == len(fitting):
+        return "fastest", "no price is known, and so the fastest is looked for"
+    return wanted, f"what {', '.join(unknown)} would cost is not known"
