@@ -23,11 +23,8 @@ PARTS = (
 STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # known to the byte
 # By benchmarks/plan_accuracy.md: how far a step took more than was said, at most.
 ERROR = {"tpu": 0.10, "gpu": 0.05}
-KERNELS = 60 * 2**20  # bytes, that a TPU's compiler counts besides
+KERNELS = 16 * 2**20  # bytes, that a TPU's compiler counts besides
 DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
-# Where nothing is rematerialised, a TPU's compiler makes two loops of the layers, and holds most
-# that one of them leaves for the backward pass a second time for the other.
-TWICE = 0.75
 TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
@@ -97,8 +94,6 @@ def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[s
     train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
     yield "other", KERNELS
     if train.layers_per_loop < layers:
-        if train.remat == "none":
-            yield "activations", TWICE * activations
         # What the layers of a round leave is put together only at its end.
         yield "layer", (train.layers_per_loop - 1) * activations / layers
     if traced.split["fsdp"] == 1:
