@@ -103,6 +103,27 @@ def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
     assert found.whole["planned"] is None and found.whole["measured"] == {"step_seconds": 0.5}
 
 
+def test_a_plan_that_json_cannot_hold_is_a_note_too(described, tmp_path, monkeypatch):
+    monkeypatch.setattr(Stub, "plan", lambda *_: {"time": {"step_seconds": float("inf")}})
+    why = Forecast(tmp_path / "plan.json").begin(described, 10, Stub())
+    assert why is not None and why.startswith("no plan is made of this run: ValueError: Out of ")
+    assert json.loads((tmp_path / "plan.json").read_text())["planned"] is None
+
+
+def test_a_start_of_few_steps_does_not_replace_what_a_longer_one_measured(described, tmp_path):
+    file = tmp_path / "plan.json"
+    first = Forecast(file)
+    first.begin(described, 10, Stub())
+    first.stepped(1000, step_seconds=0.5)
+    again = Forecast(file)
+    again.begin(described, 10, Stub())
+    again.stepped(1, step_seconds=3.0)
+    again.stepped(0, step_seconds=None)
+    assert json.loads(file.read_text())["measured"] == {"steps": 1000, "step_seconds": 0.5}
+    again.stepped(1000, step_seconds=0.4)
+    assert json.loads(file.read_text())["measured"] == {"steps": 1000, "step_seconds": 0.4}
+
+
 def test_one_process_plans_and_writes(described, tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "is_first", lambda: False)
     planner, file = Stub(), tmp_path / "plan.json"
@@ -120,5 +141,9 @@ def test_a_file_that_somebody_spoilt_is_refused_to_readers_and_replaced_by_runs(
     with pytest.raises(UserError) as refused:
         forecast.read(file)
     assert str(refused.value) == f"{file} is not as it was written: 'measured'; remove it"
+    file.write_text(json.dumps({"planned": {"memory": 5}, "measured": {}}))
+    with pytest.raises(UserError) as refused:
+        forecast.read(file)
+    assert str(refused.value) == f"{file} is not as it was written: memory has no names; remove it"
     Forecast(file).begin(described, 10, Stub())
     assert forecast.read(file) is not None

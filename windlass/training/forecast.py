@@ -56,7 +56,7 @@ class Forecast:
             return None
         planned, why = None, None
         try:
-            planned = planner.plan(described, rows)
+            planned = json.loads(json.dumps(planner.plan(described, rows), allow_nan=False))
         # Whatever is wrong with a forecast, the run does not need it.
         except Exception as error:
             why = f"no plan is made of this run: {_told(error)}"
@@ -70,6 +70,11 @@ class Forecast:
             self.whole["measured"] = {**self.whole.get("measured", {}), **figures}
             self._store()
 
+    def stepped(self, steps: int, **figures: Any) -> None:
+        """Note what so many steps of this start took, unless an earlier start took more of them."""
+        if steps >= self.whole.get("measured", {}).get("steps", 0):
+            self.measured(steps=steps, **figures)
+
     def _store(self) -> None:
         new = self.path.with_suffix(".new")
         new.write_text(json.dumps(self.whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")
@@ -82,7 +87,13 @@ def read(path: Path) -> dict[str, Any] | None:
         return None
     try:
         whole = json.loads(path.read_bytes())
-        return {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
+        found = {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
+        planned = found["planned"] or {}
+        parts = {name: planned.get(name) or {} for name in ("memory", "time")}
+        parts |= {"planned": planned, "measured": found["measured"]}
+        if wrong := [name for name, part in parts.items() if not isinstance(part, dict)]:
+            raise ValueError(f"{wrong[0]} has no names")
+        return found
     except (ValueError, KeyError, AttributeError) as error:  # it is replaced whole
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 

@@ -198,7 +198,10 @@ class Loop:
         if self.planner is not None:
             with self.signals.phase("planning"), self.report.doing("planning"):
                 self.foresee(self.planner)
-        with self.signals.phase("asking the first weights"):
+        with (
+            self.signals.phase("asking the first weights"),
+            self.explains_exhaustion("while the first weights were asked"),
+        ):
             reference.ensure(self.session, state, frozen, self.folder, self.report.console)
         processes.barrier("compiling the step")
         with (
@@ -299,11 +302,11 @@ class Loop:
         if self.planner is None:
             return
         meter = self.meter
-        self.forecast.measured(
+        self.forecast.stepped(
+            meter.steps,
             device_peak_bytes=device_peak(self.session.built.described.devices),
             step_seconds=meter.median,
             tokens_per_second=meter.tokens_per_second,
-            steps=meter.steps,
         )
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
