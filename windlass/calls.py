@@ -427,7 +427,10 @@ def report(run: str | Path | None) -> Account:
     """What became of a run, and what was planned for it; written to report.html in its folder."""
     found = account(find(run), costs.load())
     page = found.standing.folder / folders.REPORT
-    page.write_text(report_page.page(found), encoding="utf-8")
+    try:
+        page.write_text(report_page.page(found), encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{page} cannot be written: {error.strerror}") from None
     return found
 
 

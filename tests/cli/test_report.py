@@ -85,6 +85,7 @@ def test_a_run_is_reported_with_its_curves_and_its_plan(program, copies):
     assert re.search(r"^memory, by the compiler +\S+ \wiB +\S+ \wiB +[+-]\S+%$", out, re.MULTILINE)
     assert "how fast a CPU is is not in the catalogue\n" in out
     assert len(re.findall(r"┤[⠀-⣿]+$", out, re.MULTILINE)) == 14
+    assert (copies / facts["page"]).is_file()
 
 
 def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
@@ -151,6 +152,14 @@ def test_a_run_without_a_plan_is_reported_all_the_same(copies, monkeypatch):
     found = calls.report("bare")
     assert found.errors == {} and found.cost is None and found.curves["loss"] == []
     assert "<svg" not in (Path(bare) / "report.html").read_text()
+
+
+def test_a_page_that_cannot_be_written_is_refused_in_words(program, copies):
+    other = Path(shutil.copytree(copies / "runs" / "one", copies / "runs" / "other"))
+    (other / "report.html").unlink(missing_ok=True)
+    (other / "report.html").mkdir()
+    said = "runs/other/report.html cannot be written: Is a directory\n"
+    assert program("report", "other", cwd=copies) == (2, "", said)
 
 
 def test_a_curve_is_a_line_between_its_points():
