@@ -1,12 +1,14 @@
 """What a plan says, and how plans of several values are told apart."""
 
+import dataclasses
 import json
 
 import pytest
 
 from tests.planning.plans import GIB, made, without_time
 from windlass.planning import matrix
-from windlass.planning.plan import Refused
+from windlass.planning.compiler import Found
+from windlass.planning.plan import Compiled, Refused
 from windlass.planning.targets import find
 
 
@@ -42,6 +44,15 @@ def test_where_no_speed_is_known_the_memory_is_told_all_the_same():
     told = without_time(made()).as_dict()
     assert told["time"] is None and told["cost"] is None
     assert told["memory"]["total_bytes"] == 8 * GIB
+
+
+@pytest.mark.parametrize("gib, fits", [(15.7, "yes"), (15.8, "no")])
+def test_what_a_compiler_takes_fits_only_into_what_a_program_may_use(gib, fits):
+    plan = made(gib=gib)
+    found = Found("XLA", round(gib * GIB), True, None, None, None, 1.0)
+    memory = plan.memory.as_found(found.peak_bytes)
+    compiled = Compiled(found, gib * GIB)
+    assert dataclasses.replace(plan, memory=memory, compiled=compiled).fits == fits
 
 
 def test_the_best_is_the_fastest_that_fits_for_each_target_and_of_the_last_key_alone():

@@ -68,7 +68,8 @@ class Plan:
     def fits(self) -> Fits:
         """`tight`: it fits if the estimate is right, and not if it is as wrong as it may be."""
         if self.compiled is not None:
-            return "yes" if self.compiled.found.fits else "no"
+            is_room = self.memory.total <= self.memory.limit
+            return "yes" if self.compiled.found.fits and is_room else "no"
         if self.memory.fits:
             return "yes"
         return "tight" if self.memory.total <= self.memory.limit else "no"
