@@ -28,7 +28,7 @@ v5e-8  8 × TPU v5e
            products         400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $10.24 ±1.92 on demand; $2.56 ±0.48 spot
-  epoch    6 ±1 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
+  epoch    6.0 ±1.2 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
   prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, of a chip and hour
   assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
   note     spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
@@ -44,7 +44,7 @@ h100  1 × H100
            products         400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $2.13 ±0.40 on demand; ? spot
-  epoch    6 ±1 min; $0.20 ±0.04 on demand; ? spot
+  epoch    6.0 ±1.2 min; $0.20 ±0.04 on demand; ? spot
   prices   $2.000 (lambda, 2999-01-01) on demand, of a chip and hour
   assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
   note     no price of h100 spot is known; `windlass prices --update FILE` takes one
@@ -103,6 +103,35 @@ def test_what_is_said_of_every_target_is_said_once(capsys):
     lines = capsys.readouterr().out.splitlines()
     notes = [line.split() for line in lines if line.strip().startswith("note")]
     assert notes == [["note", "v5e-8"], ["note", "v5e-1"], ["note", "both"]]
+
+
+def test_a_note_of_some_of_several_recipes_names_them(capsys):
+    notes = {"a=1": ["both", "one alone"], "a=2": ["both"]}
+    print_plans([
+        dataclasses.replace(made(on, keys=(key,)), notes=notes[key])
+        for key in notes
+        for on in ("v5e-8", "v5e-4")
+    ])  # fmt: skip
+    lines = capsys.readouterr().out.splitlines()
+    assert [line for line in lines if line.startswith("note")] == [
+        "note  both",
+        "note  mine a=1: one alone",
+    ]
+
+
+def test_a_compiler_says_what_memory_is_without_an_error(capsys):
+    plan = made("v5e-8")
+    print_plans([dataclasses.replace(plan, memory=plan.memory._replace(error=0.0))])
+    out = capsys.readouterr().out
+    assert out.splitlines()[1].split()[2:5] == ["8.0", "of", "15.8"]
+    assert "  memory   8.0 of 15.8 GiB a device\n" in out
+
+
+def test_chips_are_counted_as_they_are_paid_for_and_devices_where_they_are_more(capsys):
+    print_plans([made("v3-8"), made("2xv6e-16")])
+    lines = capsys.readouterr().out.splitlines()
+    assert "v3-8  4 × TPU v3, 8 devices" in lines
+    assert "2xv6e-16  32 × TPU v6e on 8 hosts" in lines
 
 
 def test_a_device_whose_speed_is_not_known_has_question_marks(capsys):

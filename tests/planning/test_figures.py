@@ -11,6 +11,7 @@ from windlass.planning import figures
         (figures.seconds(30e-6, 0.15), "30 ±4 µs"),
         (figures.seconds(0.182, 0.15), "182 ±27 ms"),
         (figures.seconds(1.5, 0.12), "1.5 ±0.2 s"),
+        (figures.seconds(4.55, 0.25), "4.5 ±1.1 s"),  # 5 ±1 would be a tenth off by itself
         (figures.seconds(90), "90.0 s"),  # one minute and a half is said in seconds
         (figures.seconds(9000, 0.2), "2.5 ±0.5 h"),
         (figures.seconds(200_000, 0.2), "2.3 ±0.5 days"),
@@ -22,6 +23,7 @@ from windlass.planning import figures
         (figures.dollars(0.0012, 0.15), "<$0.01"),
         (figures.dollars(None), "?"),
         (figures.gib(9.13 * 2**30), "9.1"),
+        (figures.gib(0.371 * 2**30), "0.37"),
         (figures.gib(0.0283 * 2**30), "0.028"),
     ],
 )

@@ -14,11 +14,11 @@ from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
-# A colour for each part of memory and of a step, in their order.
 LONG = 1000  # columns of a line that nothing may break
 MONEY = ("run", "on demand", "spot")
 COLUMNS = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
+# A colour for each part of memory and of a step, in their order.
 COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
     *("bright_green", "bright_yellow", "bright_cyan", "red", "bright_red", "white"),
@@ -70,16 +70,24 @@ def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Tabl
         fastest = best(found)
         yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
         yield from tables(fastest, first, columns, console) if fastest else ()
-    notes: dict[str, list[str]] = {}
+    notes: dict[str, list[Plan | Refused]] = {}
     for one in found:
-        for note in one.notes if isinstance(one, Plan) else [f"{one.name}: {one.why}"]:
-            names = notes.setdefault(note, [])
-            names += [one.target.name] if one.target.name not in names else []
-    every = {one.target.name for one in found}
-    yield from _notes(
-        note if len(names) == len(every) else f"{', '.join(names)}: {note}"
-        for note, names in notes.items()
-    )
+        for note in one.notes if isinstance(one, Plan) else [one.why]:
+            notes.setdefault(note, []).append(one)
+    yield from _notes(f"{_whose(those, found)}{note}" for note, those in notes.items())
+
+
+def _whose(those: Sequence[Plan | Refused], found: Sequence[Plan | Refused]) -> str:
+    """The targets and the recipes that a note is of, where it is not of all of them."""
+    able = [one for one in found if isinstance(one, Plan) or one in those]
+    targets = dict.fromkeys(one.target.name for one in those)
+    names = dict.fromkeys(one.name for one in those)
+    said = []
+    if len(targets) < len({one.target.name for one in able}):
+        said.append(", ".join(targets))
+    if len(names) < len({one.name for one in able if one.target.name in targets}):
+        said.append(", ".join(names))
+    return "".join(f"{part}: " for part in said)
 
 
 def _notes(notes: Iterable[str]) -> Iterator[Text]:

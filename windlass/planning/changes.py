@@ -139,7 +139,9 @@ class Trial(NamedTuple):
         except UserError:
             return None
         again = trace(described, target)
-        return Change(words, memories.memory(again), foreseen_time(again))
+        rows, before = again.batches.rows, self.traced.batches.rows
+        remark = f"a step is {rows} rows there, not {before}" if rows != before else ""
+        return Change(words, memories.memory(again), foreseen_time(again), remark)
 
 
 def _larger(target: Target) -> Iterator[Target]:

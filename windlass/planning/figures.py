@@ -8,9 +8,9 @@ _BEYOND = {"min": 2.0, "h": 2.0, "days": 2.0}  # 90 s, not 1.5 min
 
 
 def gib(size: int | float) -> str:
-    """Bytes in GiB: 9.1, and what is less than a tenth in three digits."""
+    """Bytes in GiB: 9.1, and what is less than one in two digits."""
     held = size / 2**30
-    return f"{held:.1f}" if held >= 0.1 or held == 0 else f"{held:.2g}"
+    return f"{held:.1f}" if held >= 1 or held == 0 else f"{held:.2g}"
 
 
 def seconds(value: int | float, error: float | None = None) -> str:
@@ -51,12 +51,13 @@ def wrong(low: int | float, expected: int | float, high: int | float) -> float:
 
 
 def about(value: int | float, error: float | None = None, *, cents: bool = False) -> str:
-    """A number in about three digits, and the most that it may be off, in as many decimals."""
+    """A number in two or three digits, and the most that it may be off, in as many decimals."""
     digits = max(0, 2 - _magnitude(value)) if value else 0
     if cents:
         digits = 2 if value < 100 else 0
     elif error is not None:
-        digits = min(digits, max(0, -_magnitude(value * error))) if value * error else digits
+        least = max(0, 1 - _magnitude(value)) if value else 0
+        digits = max(least, min(digits, -_magnitude(value * error))) if value * error else digits
     said, off = f"{value:,.{digits}f}", f"{value * (error or 0):,.{digits}f}"
     return f"{said} ±{off}" if float(off.replace(",", "")) else said
 

@@ -20,9 +20,11 @@ def cells(plan: Plan) -> dict[str, str]:
     memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
     error = None if time is None else time.error
     run, epoch = (None, None) if plan.cost is None else (plan.cost.run, plan.cost.epoch)
-    most = figures.gib(memory.total * (1 + memory.error))
+    held = figures.gib(memory.total)
+    if memory.error:  # a compiler's own figure has none
+        held += f"–{figures.gib(memory.total * (1 + memory.error))}"
     told = {
-        "GiB a device": f"{figures.gib(memory.total)}–{most} of {figures.gib(memory.limit)}",
+        "GiB a device": f"{held} of {figures.gib(memory.limit)}",
         "batch": str(plan.settings["batch"]),
         "step": time and figures.seconds(time.seconds, error),
         "it/s": time and figures.about(1 / time.seconds),
@@ -40,7 +42,9 @@ def cells(plan: Plan) -> dict[str, str]:
 def heading(target: Target) -> str:
     """What a target is made of."""
     hosts = f" on {target.hosts} hosts" if target.hosts > 1 else ""
-    return f"{target.devices} × {target.chip.name}{hosts}"
+    # Of some TPUs JAX shows each core as a device, and a chip is what is paid for.
+    cores = f", {target.devices} devices" if target.devices != target.chips else ""
+    return f"{target.chips} × {target.chip.name}{cores}{hosts}"
 
 
 def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -75,7 +79,7 @@ def memory(plan: Plan) -> str:
     """How full the devices are."""
     held = plan.memory
     said = f"{figures.gib(held.total)} of {figures.gib(held.limit)} GiB a device"
-    said += f", or up to {held.error:.0%} more"
+    said += f", or up to {held.error:.0%} more" if held.error else ""
     return said if plan.fits != "no" else f"{said}: {figures.gib(plan.lacks)} GiB too many"
 
 

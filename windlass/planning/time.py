@@ -32,7 +32,7 @@ class Time(NamedTuple):
 
     parts: dict[str, Amount]
     error: Amount  # the share by which `seconds` may be wrong, either way
-    bound: str  # what the step waits for most: compute, memory, communication or data
+    bound: str  # what the step waits for most: compute, memory, communication or the host
     flops: Amount  # that the model needs for the step, on all devices together
     source: str = ""  # of the table of the chip
     fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
@@ -75,7 +75,7 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     computed = parts["products"] + parts["attention"] + parts["head"]
     parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
     waits["communication"] = parts["communication"]
-    parts["host"] = waits["data"] = max(0.0, DISPATCH - sum(parts.values()))
+    parts["host"] = waits["the host"] = max(0.0, DISPATCH - sum(parts.values()))
     told = {name: seconds for name, seconds in parts.items() if seconds}
     bound = max(waits, key=waits.__getitem__)
     flops, table = model_flops(traced.described), rates.efficiency
