@@ -341,7 +341,7 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(par
     stored = set(weights(run))
     assert not any("embedding" in name for name in stored)
     described = describe(copy.deepcopy(RECIPE), [*SMALL, *keys])
-    with jax.set_mesh(described.mesh):
+    with described.scope():
         session = open_session(described, Console(quiet=True))
         _, at_start = session.programs.init()
         kept = load_frozen(run, session.programs.abstract_state()[1], session.identity)

@@ -91,8 +91,11 @@ class Described:
     def scope(self) -> Iterator[None]:
         """Where programs are traced: on this mesh, in products as exact as the numbers are."""
         exactly = precision.products(self.compute, self.chosen.kind)
-        is_here = isinstance(self.mesh, jax.sharding.Mesh)
-        on = jax.set_mesh(self.mesh) if is_here else jax.sharding.use_abstract_mesh(self.mesh)
+        grid = self.mesh
+        if isinstance(grid, jax.sharding.Mesh):
+            on = jax.set_mesh(grid)
+        else:
+            on = jax.sharding.use_abstract_mesh(grid)
         with on, jax.default_matmul_precision(exactly):
             yield
 
