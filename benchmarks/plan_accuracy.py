@@ -53,7 +53,9 @@ def main() -> None:
     elif given.measure:
         _find("GPU", list(range(len(GPU))), 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     else:
-        _compare()
+        os.environ["JAX_PLATFORMS"] = "cpu"
+        compare()
+        print(PAGE.read_text(encoding="utf-8"))
 
 
 def _find(of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str]) -> None:
@@ -139,13 +141,13 @@ def _measured(case: Case) -> dict[str, Any]:
     return found | {"by": by, "commit": _commit()}
 
 
-def _compare() -> None:
-    os.environ["JAX_PLATFORMS"] = "cpu"
+def compare() -> dict[str, Any]:
+    """Write the page; gives how far plans are off, by table."""
     known = json.loads(FILE.read_text())
-    texts = [_tpu(known), _gpu(known), _states()]
-    page = TEXT.format(jax=version("jax"), tables="\n\n".join(texts))
-    print(page)
+    (tpu, of_tpu), (gpu, of_gpu), (states, of_states) = _tpu(known), _gpu(known), _states()
+    page = TEXT.format(jax=version("jax"), tables="\n\n".join([tpu, gpu, states]))
     PAGE.write_text(page, encoding="utf-8")
+    return {"tpu": of_tpu, "gpu": of_gpu, "state": of_states}
 
 
 def _planned(case: Case) -> Any:
@@ -153,7 +155,7 @@ def _planned(case: Case) -> Any:
 
     target = targets.find(case.on)
     found = traced.trace(traced.described(case.recipe, target), target)
-    return found, memory.memory(found), time.time(found)
+    return found, memory.memory(found), time.by_table(found)
 
 
 def _rows(
@@ -168,7 +170,7 @@ def _verdict(memory: Any) -> str:
     return "fits" if memory.fits else "tight" if memory.total <= memory.limit else "no"
 
 
-def _tpu(known: dict[str, Any]) -> str:
+def _tpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     lines = [
         "| model | settings | slice | data × fsdp × tensor | rows | GiB planned | compiler | error "
         "| of | planned | compiler |",
@@ -198,16 +200,18 @@ def _tpu(known: dict[str, Any]) -> str:
         f'{max(sizes):.1%}; {len(wrong)} false "fits"; {missing} that fit are called tight or no. '
         f"By {', '.join(sorted(by))}, without a TPU."
     )
-    return "\n".join([said, "", *lines])
+    found = {"cases": len(lines) - 2, "do_not_fit": no, "false_fits": wrong}
+    found |= {"median_error": median(sizes), "worst_error": max(sizes)}
+    return "\n".join([said, "", *lines]), found
 
 
-def _gpu(known: dict[str, Any]) -> str:
+def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     lines = [
         "| model | settings | rows | GiB planned | measured | error | ms planned | measured "
         "| error | planned | GPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    errors, times, by, named = [], [], set(), []
+    errors, times, by, named, wrong = [], [], set(), [], []
     for case, _, memory, taken, found in _rows(GPU, known):
         cells = ["", "", "", ""]
         if found["fits"]:
@@ -216,6 +220,7 @@ def _gpu(known: dict[str, Any]) -> str:
             cells = [f"{found['bytes'] / GIB:.2f}", f"{errors[-1]:+.1%}"]
             cells += [f"{1e3 * found['seconds']:.1f}", f"{times[-1]:+.1%}"]
         else:
+            wrong += [case.name] if memory.fits else []
             named.append(f"{case.model}: {max(memory.parts, key=lambda part: memory.parts[part])}")
         by.add(found["by"])
         lines.append(
@@ -231,10 +236,13 @@ def _gpu(known: dict[str, Any]) -> str:
         f"worst {max(seconds):.1%}. {len(named)} ran out of memory; their largest parts by the "
         f"plan: {'; '.join(named)}. By {', '.join(sorted(by))}."
     )
-    return "\n".join([said, "", *lines])
+    found = {"cases": len(errors), "ran_out_of_memory": named, "false_fits": wrong}
+    found |= {"memory_median_error": median(memories), "memory_worst_error": max(memories)}
+    found |= {"time_median_error": median(seconds), "time_worst_error": max(seconds)}
+    return "\n".join([said, "", *lines]), found
 
 
-def _states() -> str:
+def _states() -> tuple[str, dict[str, Any]]:
     """What every recipe that ships stores, by the plan and by XLA for CPUs."""
     from benchmarks.plan_states import MESHES, states
 
@@ -251,7 +259,7 @@ def _states() -> str:
         f"## State, against XLA for CPUs\n\nEvery recipe that ships, on 1 device and on 8 as "
         f"{', '.join(' × '.join(map(str, mesh)) for mesh in MESHES[1:])}: worst error {worst:.4%}."
     )
-    return "\n".join([said, "", *lines])
+    return "\n".join([said, "", *lines]), {"cases": len(lines) - 2, "worst_error": worst}
 
 
 def _commit() -> str:
