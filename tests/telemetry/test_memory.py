@@ -1,5 +1,6 @@
 """What is told of memory."""
 
+from types import SimpleNamespace
 from typing import NamedTuple
 
 import jax
@@ -40,10 +41,20 @@ def test_a_program_needs_what_goes_in_comes_out_and_is_between():
         return x + x, (x @ x).sum()
 
     given = jax.ShapeDtypeStruct((64, 64), np.float32)
-    parts = program_parts(jax.jit(doubled, donate_argnums=0).lower(given).compile())
+    parts = program_parts(jax.jit(doubled, donate_argnums=0).lower(given).compile(), "cpu")
     assert parts is not None and parts["arguments"] == 4 * 64 * 64
     assert parts["results"] < 64  # the sum; the other is in the place of what went in
     assert parts["temporaries"] >= 4 * 64 * 64
+
+
+def test_what_a_tpu_holds_is_its_peak_and_not_the_room_for_its_temporaries(monkeypatch):
+    sizes = {"argument_size_in_bytes": 100, "output_size_in_bytes": 90, "alias_size_in_bytes": 80}
+    told = SimpleNamespace(**sizes, temp_size_in_bytes=70, peak_memory_in_bytes=150)
+    monkeypatch.setattr(jax.stages.Compiled, "memory_analysis", lambda self: told)
+    program = jax.jit(lambda x: x).lower(1.0).compile()
+    parts = {"arguments": 100, "results": 10}
+    assert program_parts(program, "tpu") == {**parts, "temporaries": 40}
+    assert program_parts(program, "gpu") == {**parts, "temporaries": 70}
 
 
 def test_a_device_that_keeps_no_peak_has_its_present_use_for_one():

@@ -25,6 +25,7 @@ from windlass.planning import gpus
 from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
 from windlass.telemetry.kept import setting
+from windlass.telemetry.memory import program_parts
 from windlass.training import origin
 from windlass.training.built import Built, Described, read_for
 from windlass.training.programs import Programs
@@ -48,15 +49,10 @@ class Compiled(NamedTuple):
     @property
     def peak_bytes(self) -> int:
         """On each device at most: what goes in, what comes out, and what is needed between."""
-        memory = self.program.memory_analysis()
-        assert memory is not None
         (device, *_) = self.program.input_shardings[0][0].step.device_set
-        if device.platform == "tpu":
-            # Its temporaries are counted with room that is never held at once.
-            return memory.peak_memory_in_bytes
-        # What comes out in the place of what went in is there once.
-        ends = memory.argument_size_in_bytes + memory.output_size_in_bytes
-        return ends - memory.alias_size_in_bytes + memory.temp_size_in_bytes
+        parts = program_parts(self.program, device.platform)
+        assert parts is not None
+        return sum(parts.values())
 
 
 @dataclasses.dataclass(frozen=True)

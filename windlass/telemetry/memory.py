@@ -34,7 +34,7 @@ def device_limit(devices: Sequence[Any]) -> int | None:
     return min((x["bytes_limit"] for x in _counted(devices) if x.get("bytes_limit")), default=None)
 
 
-def program_parts(program: jax.stages.Compiled) -> dict[str, int] | None:
+def program_parts(program: jax.stages.Compiled, platform: str) -> dict[str, int] | None:
     """What a compiled program needs on each device: what goes in, comes out and is between.
 
     None where its compiler does not tell.
@@ -42,12 +42,13 @@ def program_parts(program: jax.stages.Compiled) -> dict[str, int] | None:
     memory = program.memory_analysis()
     if memory is None:
         return None
-    return {
-        "arguments": memory.argument_size_in_bytes,
-        # What comes out in the place of what went in is there once.
-        "results": memory.output_size_in_bytes - memory.alias_size_in_bytes,
-        "temporaries": memory.temp_size_in_bytes,
-    }
+    arguments, between = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    # What comes out in the place of what went in is there once.
+    results = memory.output_size_in_bytes - memory.alias_size_in_bytes
+    if platform == "tpu":
+        # Its temporaries are counted with room that is never held at once.
+        between = memory.peak_memory_in_bytes - arguments - results
+    return {"arguments": arguments, "results": results, "temporaries": between}
 
 
 def is_exhausted(error: Exception) -> bool:

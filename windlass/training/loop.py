@@ -371,7 +371,8 @@ class Loop:
         step = self.session.programs.step()
         program = step.prepare(*self.abstract, self.session.programs.abstract_batch())
         if self.planner is not None:
-            parts = program_parts(program)
+            (device, *_) = self.session.built.described.devices
+            parts = program_parts(program, device.platform)
             whole = parts and sum(parts.values())
             self.forecast.measured(compiler_bytes=whole, compiler_parts_bytes=parts)
         return step
