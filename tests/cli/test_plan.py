@@ -14,7 +14,7 @@ from windlass.config import read
 from windlass.devices.prices import load
 from windlass.errors import UserError
 from windlass.models.qwen3 import Config
-from windlass.planning import matrix
+from windlass.planning import matrix, targets
 from windlass.training import origin
 
 
@@ -174,3 +174,10 @@ def test_the_best_settings_are_lines_to_write_and_words_to_say(program, tmp_path
         f"or      windlass train mine.yaml {' '.join(keys)} train.accumulation=1",
     ]
     assert "why     train.accumulation 1: 64 rows a device at a time, not 8" in lines
+
+
+def test_files_of_one_name_in_several_folders_are_told_apart(recipe, tmp_path):
+    other = tmp_path / recipe.name
+    other.write_text(recipe.read_text())
+    found = matrix.plans([recipe, other], targets.several("v5e-1"))
+    assert [one.recipe for one in found] == [str(recipe), str(other)]

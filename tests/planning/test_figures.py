@@ -24,6 +24,7 @@ from windlass.planning import figures
         (figures.dollars(None), "?"),
         (figures.gib(9.13 * 2**30), "9.1"),
         (figures.gib(0.371 * 2**30), "0.37"),
+        (figures.gib(0.1001 * 2**30), "0.10"),
         (figures.gib(0.0283 * 2**30), "0.028"),
     ],
 )

@@ -136,7 +136,7 @@ def plan(
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     if html is not None and not (folder := Path(html).expanduser().parent).is_dir():
         raise UserError(f"--html is {html}; there is no folder {folder}")
-    names = [name.strip() for name in recipe.split(",") if name.strip()]
+    names = list(dict.fromkeys(name.strip() for name in recipe.split(",") if name.strip()))
     with ctx.obj.phase("planning"):
         import jax
 

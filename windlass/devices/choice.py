@@ -156,4 +156,4 @@ def _why(mesh: Mesh, split: Split, rows: Rows, slices: int, memory: str) -> str:
 
 def _gib(size: int | float) -> str:
     held = size / 2**30
-    return f"{held:.1f}" if held >= 0.1 or not held else f"{held:.2g}"
+    return f"{held:.1f}" if held >= 0.1 or not held else f"{held:#.2g}"

@@ -10,7 +10,7 @@ _BEYOND = {"min": 2.0, "h": 2.0, "days": 2.0}  # 90 s, not 1.5 min
 def gib(size: int | float) -> str:
     """Bytes in GiB: 9.1, and what is less than one in two digits."""
     held = size / 2**30
-    return f"{held:.1f}" if held >= 1 or held == 0 else f"{held:.2g}"
+    return f"{held:.1f}" if held >= 1 or held == 0 else f"{held:#.2g}"
 
 
 def seconds(value: int | float, error: float | None = None) -> str:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
@@ -40,12 +41,20 @@ def plans(
     variants = list(itertools.product(*[_values(key) for key in each]))
     known = prices.load()
     loaded = [
-        (keys, origin.load(recipe, [*overrides, *keys])) for recipe in recipes for keys in variants
+        (recipe, keys, origin.load(recipe, [*overrides, *keys]))
+        for recipe in recipes
+        for keys in variants
     ]
+    names = Counter(layers.name for _, _, layers in loaded)
     asked = asked._replace(tries=len(loaded) == 1 and not each)  # a table has no room for it
     return [
-        dataclasses.replace(one, keys=keys)
-        for keys, layers in loaded
+        dataclasses.replace(
+            one,
+            keys=keys,
+            # Files of one name in several folders are told apart by their folders.
+            recipe=str(recipe) if names[layers.name] > len(variants) else one.recipe,
+        )
+        for recipe, keys, layers in loaded
         for one in on_each(
             layers, on, lambda d, t: planned(tracing.laid_out(d, t), t, known, asked, console)
         )
