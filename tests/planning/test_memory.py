@@ -81,3 +81,10 @@ def test_where_the_compiler_has_spoken_the_parts_add_up_to_what_it_said():
     assert found.parts == {"weights": 4.0, "optimiser": 8.0, "activations": 12.0, "other": 4.0}
     assert found.total == 28.0 and found.fits
     assert math.isclose(found._replace(limit=28).total, 28.0) and found._replace(limit=28).fits
+
+
+def test_where_there_is_no_flash_kernel_a_row_takes_a_number_for_every_pair_of_positions():
+    heads, pairs = 14, 2048**2
+    sketched = planned(case(HALF, "l4", 1, length=2048, remat="full")).total
+    whole = planned(case(HALF, "v100", 1, length=2048, remat="full")).total
+    assert whole > sketched + 2 * heads * pairs * 4  # scores and their gradient, in float32

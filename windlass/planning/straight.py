@@ -63,10 +63,20 @@ class Straight:
         name, bodies = equation.primitive.name, list(programs(equation.params))
         if len(bodies) != 1 or len(bodies[0].invars) != len(reads):
             return None
-        # A loop of one round is none to a compiler.
+        # A loop of one round is none to a compiler. Attention without products is only sketched:
+        # it is a kernel of its own.
         is_once = name == "scan" and equation.params["length"] == 1
-        is_called = name in _CALLS and not _name(equation).startswith(_ATTENTION)
+        is_kernel = _name(equation).startswith(_ATTENTION) and not _has_products(bodies[0])
+        is_called = name in _CALLS and not is_kernel
         return self._follow(bodies[0], reads) if is_once or is_called else None
+
+
+def _has_products(program: Jaxpr) -> bool:
+    return any(
+        equation.primitive.name == "dot_general"
+        or any(_has_products(body) for body in programs(equation.params))
+        for equation in program.eqns
+    )
 
 
 def _name(equation: JaxprEqn) -> str:
