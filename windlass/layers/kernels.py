@@ -155,8 +155,9 @@ def xla(q, k, v, document, slots, first, *, window: int | None, scale: float) ->
     if dtype == jnp.float16 and (device is None or device.platform == "cpu"):
         # A CPU has no product of float16 that is summed in float32.
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
-    mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale).astype(dtype)
-    return checkpoint_name(mixed, MIXED)
+    with jax.numpy_dtype_promotion("standard"):  # JAX mixes float16 and float32 there
+        mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale)
+    return checkpoint_name(mixed.astype(dtype), MIXED)
 
 
 def cudnn(q, k, v, document, slots, first, *, window: int | None, scale: float) -> Array:
