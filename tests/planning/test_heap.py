@@ -15,6 +15,7 @@ def held(function, *shapes, **habits) -> int:
     usual = Habits(
         adds_to_products=False,
         reuses=True,
+        shares=False,
         lingers=False,
         bytes_of=lambda shape, itemsize: itemsize * jnp.zeros(shape, jnp.int8).size,
     )._replace(**habits)
@@ -51,6 +52,15 @@ def test_a_result_lies_where_what_it_was_made_of_is_no_longer_needed():
 
     assert held(far, matrix()) == ONE
     assert held(far, matrix(), reuses=False) == 2 * ONE
+
+
+def test_what_several_operations_want_may_be_computed_once_and_held():
+    def shared(x):
+        y = jnp.tanh(x)
+        return jnp.sum(y) * (y + 1)
+
+    assert held(shared, matrix()) == 4
+    assert held(shared, matrix(), shares=True) == ONE + 4
 
 
 def test_a_loop_holds_what_all_its_rounds_leave_and_what_one_round_needs():

@@ -31,6 +31,7 @@ _REDUCED = frozenset("argmax cumsum reduce_and reduce_max reduce_min reduce_or r
 _RENAMED = frozenset(
     "copy expand_dims name optimization_barrier reshape squeeze stop_gradient".split()
 )
+_VIEWS = frozenset("broadcast_in_dim convert_element_type iota slice transpose".split())
 _LAID_OUT = frozenset("reshard sharding_constraint mesh_cast".split())
 _IN_PLACE = _FUSED | {"scatter-add", "scatter", "dynamic_update_slice"}
 _LOOPS = frozenset("scan while cond".split())
@@ -51,6 +52,7 @@ class Habits(NamedTuple):
 
     adds_to_products: bool  # what is added to a product is added while it is made
     reuses: bool  # a result may lie where something it was computed from lay, however indirectly
+    shares: bool  # what several operations want is computed once
     lingers: bool  # what was gathered for a product stays until the next one is done
     bytes_of: Callable[[tuple[int, ...], int], int]  # of an array of a shape and an item size
 
@@ -165,8 +167,13 @@ class _Heap:
         if i is None or self.is_renamed(i):
             return False
         if self.is_fused(i) and self.operations[i].name not in _REDUCED:
-            return self.is_wanted(value)
+            return self.is_wanted(value) or (self.habits.shares and self.is_shared(value))
         return not self.is_added_to(i)
+
+    def is_shared(self, value: int) -> bool:
+        """Whether several operations want a value, none of which it is then computed in."""
+        name = self.operations[self.maker[value]].name
+        return len(self.readers[value]) > 1 and name not in _VIEWS
 
     def is_fused(self, i: int) -> bool:
         return self.operations[i].name in _FUSED | _REDUCED or self.is_cut(i)

@@ -121,6 +121,7 @@ def _habits(traced: Traced, chip: Chip) -> Habits:
     return Habits(
         adds_to_products=is_tpu,
         reuses=is_tpu,
+        shares=chip.kind == "cpu",
         lingers=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
     )
