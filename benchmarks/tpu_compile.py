@@ -19,30 +19,12 @@ sys.path.insert(0, str(HERE.parent))
 
 import jax  # noqa: E402
 
+from benchmarks.plan_cases import MODELS  # noqa: E402
 from windlass.planning import compiler  # noqa: E402
 from windlass.training.built import Described  # noqa: E402
 
 KERNEL = 'custom_call_target="tpu_custom_call"'  # how a program calls one that Pallas wrote
 LENGTH = 1024
-
-QWEN2 = dict(family="qwen2", vocab=151_936, head_dim=64, theta=1e6, tied=True)
-QWEN3 = dict(family="qwen3", vocab=151_936, head_dim=128, theta=1e6, tied=True)
-MODELS = {
-    "Qwen2.5-0.5B": QWEN2 | dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2),
-    "Qwen3-0.6B": QWEN3 | dict(embed=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
-    "Qwen2.5-3B": QWEN2
-    | dict(embed=2048, mlp=11_008, layers=36, heads=16, kv_heads=2, head_dim=128),
-    "Gemma-3-1B": dict(
-        family="gemma",
-        **dict(vocab=262_144, embed=1152, mlp=6912, layers=26, heads=4, kv_heads=1, head_dim=256),
-        **dict(theta=1e6, local_theta=1e4, window=512),
-    ),
-    "Llama-3.1-8B": dict(
-        family="llama",
-        **dict(vocab=128_256, embed=4096, mlp=14_336, layers=32, heads=32, kv_heads=8),
-        **dict(head_dim=128, theta=5e5),
-    ),
-}
 
 
 class Case(NamedTuple):
@@ -136,8 +118,8 @@ TEXT = """# Training steps through the TPU compiler
 
 Each row is the step of a run, lowered from shapes alone and compiled for a slice that is not there
 ({made}): bfloat16 products, float32 weights and AdamW, rematerialisation `saved`.
-GiB a chip is the peak: what goes into the step and comes out of it, what is in the same place
-counted once, and what the compiler needs between. Kernels are calls of attention written in Pallas,
+GiB a chip is the compiler's peak of what is held at once: what goes into the step and comes out of
+it, and what is needed between. Kernels are calls of attention written in Pallas,
 forward and backward.
 
 {table}

@@ -35,7 +35,7 @@ for file in sys.argv[1:]:
         zones = sorted(one.zone for one in task.resources)
         runtimes = {one.accelerator_args["runtime_version"] for one in task.resources}
         found[file] = [accelerator, task.num_nodes, zones, sorted(runtimes)]
-    except Exception as error:
+    except ValueError as error:
         found[file] = f"{type(error).__name__}: {error}"
 print(json.dumps({"version": sky.__version__, "found": found}))
 """

@@ -41,10 +41,7 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     head = 3 * 2 * tokens * run.model.vocab * run.model.embed
     assert found.flops is not None and found.flops > head  # and the layers
     assert compiler.find(layers, here) == found  # with the seconds that it took
-    (file,) = tmp_path.glob("plans/*.json")
-    file.unlink()
-    again = compiler.find(layers, here)
-    assert isinstance(again, compiler.Found) and again.seconds != found.seconds
+    assert len(list(tmp_path.glob("plans/*.json"))) == 1
 
 
 @pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is here")

@@ -19,6 +19,7 @@ from jax.errors import JaxRuntimeError
 
 from windlass.config import AnyRecipe, Layers
 from windlass.devices import selection
+from windlass.devices.chips import usable
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.planning import gpus
@@ -113,7 +114,7 @@ def find(layers: Layers, target: Target) -> Found | Absent:
     file = _file(lowered, by)
     if file.is_file():
         return Found(**json.loads(file.read_text(encoding="utf-8")))
-    limit = laid_out.chip.memory_bytes if laid_out.chip else None
+    limit = usable(laid_out.chip) if laid_out.chip else None
     with laid_out.scope(), _unkept():
         found = _found(lowered, by, limit)
     file.parent.mkdir(parents=True, exist_ok=True)
