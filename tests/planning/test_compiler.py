@@ -44,7 +44,10 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     assert len(list(tmp_path.glob("plans/*.json"))) == 1
 
 
-@pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is here")
+@pytest.mark.skipif(
+    any(map(find_spec, ("libtpu", "jax_cuda12_plugin", "jax_cuda13_plugin"))),
+    reason="a compiler for TPUs or GPUs is here",
+)
 @pytest.mark.parametrize(
     ("on", "why"),
     [
