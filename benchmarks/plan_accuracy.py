@@ -92,6 +92,7 @@ def _compiled(number: int) -> dict[str, Any]:
         "fits": found.fits,
         "flops": found.flops,
         "moved_bytes": found.moved_bytes,
+        "cycles": found.cycles,
         "by": found.compiler,
         "commit": _commit(),
     }

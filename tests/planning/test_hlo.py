@@ -67,3 +67,37 @@ def test_products_are_counted_however_a_compiler_writes_them(program, flops):
 def test_what_lies_in_a_small_memory_crosses_the_large_one_on_one_side_alone():
     read = 2 * (8 * 1024 * 896 + 896 * 14 * 64)
     assert Text(BY_HEADS).moved_bytes == read
+
+
+# What a TPU's compiler writes of its own reckoning: once for a loop of five, and within a fusion.
+RECKONED = """HloModule m
+
+%inside (p: f32[8]) -> f32[8] {
+  %p = f32[8]{0} parameter(0)
+  ROOT %q = f32[8]{0} negate(%p), backend_config={"window_config":{"estimated_cycles":"7"}}
+}
+
+%body (p: f32[8]) -> f32[8] {
+  %p.1 = f32[8]{0} parameter(0)
+  ROOT %f = f32[8]{0} fusion(%p.1), kind=kLoop, calls=%inside, backend_config={"window_config":{"estimated_cycles":"100"}}
+}
+
+%condition (p: f32[8]) -> pred[] {
+  %p.2 = f32[8]{0} parameter(0)
+  ROOT %t = pred[] constant(true)
+}
+
+ENTRY %main (a: f32[8]) -> f32[8] {
+  %a = f32[8]{0} parameter(0)
+  %w = f32[8]{0} while(%a), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  ROOT %c = f32[8]{0} copy(%w), backend_config={"window_config":{"estimated_cycles":"30"}}
+}
+"""  # noqa: E501
+
+
+def test_cycles_count_as_often_as_loops_run_and_once_for_a_fusion():
+    assert Text(RECKONED).cycles == 5 * 100 + 30
+
+
+def test_a_compiler_that_reckons_no_cycles_leaves_them_unknown():
+    assert Text(BY_HEADS).cycles is None

@@ -66,6 +66,7 @@ class Found:
     argument_bytes: int | None  # of the state and the rows; None where it was refused
     flops: int | None  # of matrix products, loops counted as often as they run
     moved_bytes: int | None  # to and from the device's memory
+    cycles: int | None  # that a TPU's compiler reckons with, without kernels and links
     seconds: float  # to compile
 
 
@@ -131,7 +132,7 @@ def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
         if said is None:
             raise
         peak = round(float(said[1]) * _UNITS[said[2]])
-        return Found(by, peak, False, None, None, None, time.monotonic() - began)
+        return Found(by, peak, False, None, None, None, None, time.monotonic() - began)
     memory, text = program.program.memory_analysis(), Text(program.program.as_text() or "")
     assert memory is not None
     peak = program.peak_bytes
@@ -142,6 +143,7 @@ def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
         argument_bytes=memory.argument_size_in_bytes,
         flops=text.flops,
         moved_bytes=text.moved_bytes,
+        cycles=text.cycles,
         seconds=time.monotonic() - began,
     )
 
@@ -175,7 +177,8 @@ def _compiler(target: Target) -> str:
 def _file(lowered: jax.stages.Lowered, by: str) -> Path:
     """Where it is kept what a compiler made of a program, with these flags."""
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
-    known = "\n".join([by, flags(os.environ), lowered.as_text()])
+    asked = " ".join(field.name for field in dataclasses.fields(Found))
+    known = "\n".join([by, asked, flags(os.environ), lowered.as_text()])
     return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 

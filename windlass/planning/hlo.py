@@ -21,6 +21,7 @@ _NAME = re.compile(r"^(.*?) ([a-z][\w\-]*)\(")
 _CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](\{[^}]*\})?")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
 _ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # a memory that is not the device's large one
 # What moves nothing: it names what is there.
 _NAMES = frozenset(
@@ -78,17 +79,31 @@ class Text:
     @property
     def moved_bytes(self) -> int:
         """That operations read from a device's large memory and write to it."""
-        fused = {
+        return sum(
+            self.times[name] * self._moved(operation, shapes)
+            for name, shapes, operation in self._all()
+            if name not in self._fused_bodies
+        )
+
+    @property
+    def cycles(self) -> int | None:
+        """That a TPU's compiler reckons with, kernels written elsewhere and links left out."""
+        told = [
+            self.times[name] * int(said[1])
+            for name, _, operation in self._all()
+            if name not in self._fused_bodies and (said := _CYCLES.search(operation.text))
+        ]
+        return sum(told) if told else None
+
+    @cached_property
+    def _fused_bodies(self) -> set[str]:
+        """The computations that are part of an operation of another, and not run by themselves."""
+        return {
             called
             for _, _, operation in self._all()
             if operation.kind.startswith(("fusion", "reduce"))
             for called, _ in self._calls(operation)
         }
-        return sum(
-            self.times[name] * self._moved(operation, shapes)
-            for name, shapes, operation in self._all()
-            if name not in fused
-        )
 
     def _all(self) -> Iterator[tuple[str, dict[str, str], Operation]]:
         for name, operations in self.computations.items():

@@ -56,6 +56,8 @@ def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
     said = f"{figures.gib(found.peak_bytes)} GiB a device ({estimate})"
     if found.flops is not None and found.moved_bytes is not None:
         said += f"; {found.flops:.3g} FLOP and {found.moved_bytes:.3g} bytes moved a device"
+    if found.cycles is not None:
+        said += f", {found.cycles:.3g} cycles by its own reckoning"
     yield "compiled", f"{said}; {found.compiler}, in {duration(found.seconds)}"
 
 
