@@ -13,10 +13,10 @@ EMBED, MLP, LAYERS, HEADS, KV, DIM, VOCAB = 256, 512, 3, 8, 8, 32, 1024
 ROWS, LENGTH = 16, 128
 
 
-def recipe(mesh=(1, 1, 1), rank=None, **train):
+def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, **train):
     model = dict(family="llama", vocab=VOCAB, embed=EMBED, mlp=MLP, layers=LAYERS, heads=HEADS)
     model |= dict(kv_heads=KV, head_dim=DIM, theta=1e4)
-    adapter = {} if rank is None else {"adapter": {"kind": "lora", "rank": rank}}
+    adapter = {} if rank is None else {"adapter": {"kind": "lora", "rank": rank, "dropout": dropout}}
     return {
         "model": model,
         "tokenizer": {"kind": "byte"},
@@ -64,6 +64,12 @@ def test_the_operations_of_a_step_are_those_that_a_run_counts_but_for_attention_
 @pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)])
 def test_every_device_of_a_mesh_does_its_share(mesh):
     assert work_of("v5e-8", mesh).flops == pytest.approx(work_of("h200").flops / 8, rel=1e-6)
+
+
+def test_random_numbers_are_drawn_for_the_rows_that_a_device_has():
+    alone = work_of("v5e-1", rank=8, dropout=0.1, batch=2)
+    together = work_of("v5e-8", (8, 1, 1), rank=8, dropout=0.1, batch=16)
+    assert together.operations == pytest.approx(alone.operations, rel=1e-3)
 
 
 def test_weights_in_pieces_are_gathered_for_each_pass_and_their_gradients_summed_by_pieces():

@@ -34,6 +34,7 @@ class Node:
     is_product: bool = False
     own: Amount = 0.0  # bytes that it moves as a kernel of its own
     operations: Amount = 0.0  # on single numbers
+    is_free: bool = False  # the compiler chooses which device computes which piece of it
     record: object = None  # what else is to be told of it
     summed: Sequence[str] = ()  # axes of the mesh over which devices have a part of its result
 

@@ -58,6 +58,7 @@ class _Reader:
         region = Region(times, self.vocab, self.region)
         outputs = region.follow(program, inputs, part)
         nodes = live(region.nodes, outputs)
+        _divide(nodes, outputs)
         self.tell(nodes, times)
         moved = traffic(
             nodes,
@@ -97,6 +98,21 @@ class _Reader:
         """Whether logits are computed here, and not only in what is called or repeated."""
         dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
         return any(self.vocab in local.shape(v) for e in dots for v in (*e.invars, *e.outvars))
+
+
+def _divide(nodes: list[Node], outputs: list[Value]) -> None:
+    """Count of what the compiler may divide only the piece that each device wants: of random
+    numbers, say, which are drawn for the rows that it has."""
+    wanted: dict[int, Amount] = dict.fromkeys(map(id, outputs), 1.0)
+    for node in reversed(nodes):
+        share = max(wanted.get(id(value), 0.0) for value in node.writes) if node.is_free else 1.0
+        node.operations *= share
+        size = node.writes[0].elements
+        for value in node.reads:
+            is_alike = node.is_free and value.elements == size
+            piece = size / value.elements if node.name == "reshard" and value.elements else 1.0
+            of_it = share if is_alike else min(1.0, piece)
+            wanted[id(value)] = max(wanted.get(id(value), 0.0), of_it)
 
 
 def _add_up(nodes: list[Node], readers: dict[int, list[Node]]) -> None:

@@ -120,7 +120,9 @@ class Region:
                 given.axes = max((value.axes for value in reads), key=len)
         if part == "elementwise" and any(self.vocab in local.shape(v) for v in equation.outvars):
             part = "head"
-        self.nodes.append(Node(equation.primitive.name, reads, writes, part, **about))
+        is_free = any(map(local.is_automatic, equation.outvars))
+        node = Node(equation.primitive.name, reads, writes, part, is_free=is_free, **about)
+        self.nodes.append(node)
         return writes
 
     def flash(self, equation: JaxprEqn, called: str, part: str) -> Attention | None:
