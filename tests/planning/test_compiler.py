@@ -1,5 +1,6 @@
 """A step compiled for devices that need not be here."""
 
+import dataclasses
 import math
 import platform
 from importlib.util import find_spec
@@ -8,8 +9,10 @@ import jax
 import pytest
 
 from tests.trained import recipe
+from windlass.devices import prices
 from windlass.errors import UserError
-from windlass.planning import compiler, targets
+from windlass.planning import compiler, targets, traced
+from windlass.planning.plan import Asked, planned
 from windlass.training import origin
 from windlass.training.built import Built, describe
 from windlass.training.programs import Programs
@@ -42,6 +45,19 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     assert found.flops is not None and found.flops > head  # and the layers
     assert compiler.find(layers, here) == found  # with the seconds that it took
     assert len(list(tmp_path.glob("plans/*.json"))) == 1
+
+
+def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_path, monkeypatch):
+    monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
+    chosen = origin.load(recipe(), ["train.batch=4", "train.microbatch=auto"])
+    said = origin.load(recipe(), ["train.batch=4", "train.accumulation=4"])
+    here = targets.find("cpu")
+    small = here._replace(chip=dataclasses.replace(here.chip, memory_bytes=2**20))
+    asked = Asked(compiles=True)
+    plan = planned(traced.laid_out(chosen, small), small, prices.load(), asked)
+    assert plan.settings["accumulation"] == 4 and plan.compiled is not None
+    told = compiler.find(said, here)
+    assert isinstance(told, compiler.Found) and plan.compiled.found.peak_bytes == told.peak_bytes
 
 
 @pytest.mark.skipif(

@@ -1,11 +1,13 @@
 """Memory that runs out: what is said of it, and what is offered."""
 
+import dataclasses
+
 import jax.numpy as jnp
 import pytest
 from jax.errors import JaxRuntimeError
 
 from tests.training.campaign import RECIPE
-from windlass.planning import changes, exhausted, targets, traced
+from windlass.planning import changes, exhausted, targets, traced, trials
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning.exhausted import Told
@@ -13,7 +15,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.traced import Traced
 from windlass.telemetry.memory import is_exhausted
-from windlass.training.built import Described
+from windlass.training.built import Described, Divided
 
 GIB = 2**30
 TPU = (
@@ -82,6 +84,7 @@ def by_rows(monkeypatch) -> None:
         return times.Time({"products": seconds}, 0.1, "compute", 1e12)
 
     monkeypatch.setattr(changes, "trace", laid_out)
+    monkeypatch.setattr(trials, "trace", laid_out)
     monkeypatch.setattr(memories, "memory", memory)
     monkeypatch.setattr(times, "time", time)
 
@@ -109,6 +112,23 @@ def test_where_the_estimate_is_known_to_be_too_low_more_is_changed(large, by_row
     assert {one.keys: one.memory.total / GIB for one in found.changes} == {
         "train.remat=full train.accumulation=4": 2.375,
         "adapter.kind=lora": 2.375,
+    }
+
+
+def test_a_run_that_chooses_its_rows_chooses_anew_with_other_keys_or_is_told_fewer(
+    by_rows, monkeypatch
+):
+    monkeypatch.setattr(changes, "_larger", lambda target: iter(()))
+    target = targets.find("v5e-4")
+    keys = ["train.batch=16", "train.accumulation=null", "train.microbatch=auto", "mesh.data=4"]
+    auto = traced.described(RECIPE, target, [*keys, "train.remat=none"])
+    rows = dataclasses.replace(auto, divided=Divided(2, "two rows at a time"))
+    memory = memories.memory(laid_out(rows, target))._replace(limit=int(3.3 * GIB))
+    found = changes.several(laid_out(rows, target), memory)
+    assert {one.keys: one.memory.total / GIB for one in found.changes} == {
+        "train.remat=saved": 3.125,  # of two rows; four would not fit
+        "train.microbatch=null train.accumulation=4": 3.125,
+        "mesh.data=1 mesh.fsdp=4 mesh.tensor=1": 2.625,
     }
 
 

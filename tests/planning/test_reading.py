@@ -16,7 +16,7 @@ ROWS, LENGTH = 16, 128
 def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, **train):
     model = dict(family="llama", vocab=VOCAB, embed=EMBED, mlp=MLP, layers=LAYERS, heads=HEADS)
     model |= dict(kv_heads=KV, head_dim=DIM, theta=1e4)
-    adapter = {} if rank is None else {"adapter": {"kind": "lora", "rank": rank, "dropout": dropout}}
+    lora = {"kind": "lora", "rank": rank, "dropout": dropout}
     return {
         "model": model,
         "tokenizer": {"kind": "byte"},
@@ -24,7 +24,7 @@ def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, **train):
         "optim": {"kind": "adamw", "learning_rate": 1e-3},
         "train": {"steps": 10, "batch": ROWS} | train,
         "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)),
-    } | adapter
+    } | ({} if rank is None else {"adapter": lora})
 
 
 @cache

@@ -17,6 +17,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import Traced, laid_out, trace
+from windlass.planning.trials import divided
 
 ENOUGH = 3  # changes that are offered
 HALVINGS = 6  # of the rows that a device computes at a time
@@ -58,11 +59,6 @@ def several(traced: Traced, memory: Memory, too_low: float = 1.0) -> Tried:
             break
     found.sort(key=lambda one: one.time.seconds if one.time else 0.0)
     return Tried(found, None if found else least)
-
-
-def foreseen_time(traced: Traced) -> Time | None:
-    """How long a step takes; None where the catalogue does not know the device."""
-    return times.time(traced) if traced.target.chip.peak else None
 
 
 class Trial(NamedTuple):
@@ -112,7 +108,8 @@ class Trial(NamedTuple):
             parts = 2**halvings
             if batches.per_device % parts:
                 return
-            keys = {"accumulation": batches.accumulation * parts}
+            keys: dict[str, Any] = {"microbatch": None} if train.microbatch else {}
+            keys["accumulation"] = batches.accumulation * parts
             if train.batch_per_device is not None:
                 keys["batch_per_device"] = batches.per_device // parts
             yield {"train": keys}
@@ -128,20 +125,28 @@ class Trial(NamedTuple):
     def _changed(self, keys: Keys) -> Change | None:
         layers, target = self.traced.described.layers, self.traced.target
         said = overlay(layers.command_line, keys)
-        words = " ".join(f"{key}={value}" for key, value in flat(keys).items())
-        change = self._tried(dataclasses.replace(layers, command_line=said), target, words)
+        there = dataclasses.replace(layers, command_line=said)
+        change = self._tried(there, target, " ".join(words(keys)), self.limit)
         return change and change._replace(memory=change.memory._replace(limit=self.limit))
 
-    def _tried(self, layers: Layers, target: Target, words: str) -> Change | None:
+    def _tried(
+        self, layers: Layers, target: Target, how: str, limit: int | None = None
+    ) -> Change | None:
         """A run as it would be; None where it cannot be laid out so."""
         try:
             described = laid_out(layers, target)
         except UserError:
             return None
-        again = trace(described, target)
+        again = trace(divided(described, target, limit), target)
         rows, before = again.batches.rows, self.traced.batches.rows
         remark = f"a step is {rows} rows there, not {before}" if rows != before else ""
-        return Change(words, memories.memory(again), foreseen_time(again), remark)
+        return Change(how, memories.memory(again), times.time(again), remark)
+
+
+def words(keys: Keys) -> list[str]:
+    """Keys of a recipe as a command line has them."""
+    told = {key: "null" if value is None else value for key, value in flat(keys).items()}
+    return [f"{key}={value}" for key, value in told.items()]
 
 
 def _larger(target: Target) -> Iterator[Target]:

@@ -7,7 +7,8 @@ from typing import NamedTuple
 
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.devices import hosts
-from windlass.planning.changes import Tried, foreseen_time, several
+from windlass.planning import time as times
+from windlass.planning.changes import Tried, several
 from windlass.planning.memory import Memory
 from windlass.planning.traced import Traced
 from windlass.telemetry.console import size
@@ -98,7 +99,7 @@ def _offered(traced: Traced, tried: Tried) -> Iterable[str]:
             keys, held = tried.least.keys, size(tried.least.memory.total)
             yield f"nothing that was tried would fit; the least is {held}, by {keys}"
         return
-    now = foreseen_time(traced)
+    now = times.time(traced)
     width = max(len(one.keys) for one in tried.changes)
     yield "what would fit:"
     for one in tried.changes:

@@ -6,6 +6,8 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from windlass import run as runs
+from windlass.config import Layers
+from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
 from windlass.devices.prices import Prices
 from windlass.planning import changes, compiler
@@ -20,7 +22,7 @@ from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
-from windlass.planning.trials import Trials, divide
+from windlass.planning.trials import divided
 from windlass.training.built import Described
 
 Fits = Literal["yes", "tight", "no"]
@@ -179,16 +181,15 @@ def planned(
     console: Console | None = None,
 ) -> Plan:
     """The plan of a run that is laid out on a target."""
-    if described.run.train.microbatch and described.divided is None:
-        described = replace(described, divided=divide(Trials(described, target)))
+    described = divided(described, target)
     traced = tracing.trace(described, target)
     length = extent(described, asked.rows, console)
     run, chip = described.run, target.chip
     memory = estimate = memories.memory(traced)
-    found = compiler.find(described.layers, target) if asked.compiles else None
+    found = compiler.find(_as_chosen(described), target) if asked.compiles else None
     if isinstance(found, Found):
         memory = memory.as_found(found.peak_bytes)
-    time = times.time(traced) if chip.peak else None
+    time = times.time(traced)
     cost = time and costs.cost(
         time,
         length,
@@ -206,6 +207,10 @@ def planned(
         notes.append(f"not compiled: {found.why}")
     notes += [time.fitted.note] if time and time.fitted else []
     notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
+    tried = None
+    if asked.tries and not memory.fits:
+        too_low = max(1.0, memory.total / estimate.total)  # by the compiler, where it was asked
+        tried = changes.several(traced, memory, too_low)
     return Plan(
         recipe=described.name,
         target=target,
@@ -216,9 +221,18 @@ def planned(
         cost=cost,
         mesh_reason=described.layout.why,
         notes=notes,
-        tried=changes.several(traced, memory) if asked.tries and not memory.fits else None,
+        tried=tried,
         compiled=Compiled(found, estimate.total) if isinstance(found, Found) else None,
     )
+
+
+def _as_chosen(described: Described) -> Layers:
+    """The recipe of a run, with as many microbatches as were chosen for it."""
+    if described.divided is None:
+        return described.layers
+    keys = {"train": {"microbatch": None, "accumulation": described.divided.microbatches}}
+    said = overlay(described.layers.command_line, keys)
+    return replace(described.layers, command_line=said)
 
 
 def _plain(change: Change) -> dict[str, Any]:

@@ -16,6 +16,7 @@ from windlass.devices.choice import Rows
 from windlass.devices.mesh import Mesh
 from windlass.devices.prices import Prices
 from windlass.errors import UserError
+from windlass.planning import changes
 from windlass.planning.plan import Asked, Plan, planned
 from windlass.planning.targets import Target
 from windlass.planning.traced import laid_out
@@ -47,8 +48,7 @@ class Best:
     @property
     def words(self) -> list[str]:
         """The same on a command line."""
-        shown = {key: "null" if value is None else value for key, value in flat(self.keys).items()}
-        return [f"{key}={value}" for key, value in shown.items()]
+        return changes.words(self.keys)
 
     @property
     def faster(self) -> float | None:

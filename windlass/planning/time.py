@@ -42,8 +42,13 @@ class Time(NamedTuple):
         return sum(self.parts.values())
 
 
-def time(traced: Traced) -> Time:
-    """The time of a traced step, put right by the user's own runs where there are any."""
+def time(traced: Traced) -> Time | None:
+    """The time of a traced step, put right by the user's own runs where there are any.
+
+    None where how fast such devices are is not in the catalogue.
+    """
+    if not traced.target.chip.peak:
+        return None
     found, fitted = by_table(traced), calibration.find(traced.target.chip.name)
     if fitted is None:
         return found

@@ -125,7 +125,7 @@ class Trials:
         memory = memories.memory(traced)
         if self.limit is not None:
             memory = memory._replace(limit=self.limit)
-        return Trial(setting, memory, times.time(traced) if self.target.chip.peak else None)
+        return Trial(setting, memory, times.time(traced))
 
 
 def _could_fit(count: int, above: Trial, fitting: Trial) -> bool:
@@ -162,6 +162,14 @@ def altered(described: Described, setting: Setting) -> Described | None:
     if runs.problems(run, described.chosen.kind, kinds, split, islands):
         return None
     return dataclasses.replace(described, run=run, layout=Choice(split, None), divided=None)
+
+
+def divided(described: Described, target: Target, limit: int | None = None) -> Described:
+    """A run with the microbatches that `train.microbatch: auto` stands for on a target."""
+    if not described.run.train.microbatch or described.divided is not None:
+        return described
+    chosen = divide(Trials(described, target, limit=limit))
+    return dataclasses.replace(described, divided=chosen)
 
 
 def divide(trials: Trials) -> Divided:
