@@ -18,9 +18,11 @@ from tests.planning.test_exhausted import TPU
 from tests.training.campaign import RECIPE
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.errors import UserError
-from windlass.planning import exhausted, planner
+from windlass.planning import changes, exhausted, planner, targets
+from windlass.planning import memory as memories
 from windlass.planning.changes import Change, Tried
 from windlass.planning.memory import Memory
+from windlass.planning.traced import described, trace
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import Meter
 from windlass.training import forecast, loop
@@ -57,7 +59,7 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
     monkeypatch.setattr(exhausted, "several", lambda traced, memory, too_low: tried)
     with monkeypatch.context() as patch:
         patch.setattr(loop.Loop, "compile", _fails)
-        happened, largest, *changes, left = refused(run).splitlines()
+        happened, largest, *offered, left = refused(run).splitlines()
     assert re.fullmatch(
         r"out of memory while the step was compiled: a step needs about 900.0 GiB on each CPU, of "
         r"which a program may use \S+ GiB: \S+ GiB too much",
@@ -72,9 +74,9 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
         r"there, or this estimate is too low",
         happened,
     )
-    assert same == [largest, *changes]
+    assert same == [largest, *offered]
     assert largest.startswith("the most of it: ")
-    assert changes == ["what would fit:", "  train.remat=full  976.6 KiB"]
+    assert offered == ["what would fit:", "  train.remat=full  976.6 KiB"]
     assert left == (
         f"Nothing up to step 2, the newest checkpoint in {run}, is lost: the same command with one "
         "of these goes on from there"
@@ -83,6 +85,15 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
     found = forecast.read(run / "plan.json")
     assert found is not None and found["planned"]["memory"]["total_bytes"] > 0
     assert found["measured"]["compiler_bytes"] > 0 and found["measured"]["steps"] == 2
+
+
+def test_other_devices_are_tried_while_a_run_has_its_own_mesh():
+    target = targets.find("h200")
+    with describe(copy.deepcopy(RECIPE)).scope():
+        traced = trace(described(copy.deepcopy(RECIPE), target), target)
+        nothing = memories.memory(traced)._replace(limit=1)
+        found = changes.several(traced, nothing)
+    assert {"on 2xh200", "on 4xh200"} < {one.keys for one in found.changes}
 
 
 def _fails(self) -> Callable:

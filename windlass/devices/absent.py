@@ -29,3 +29,6 @@ def mesh(split: Mapping[str, int], device: Absent) -> AbstractMesh:
         axis_types=(AxisType.Explicit,) * len(AXES),
         abstract_device=AbstractDevice(device.device_kind, None, device.platform),
     )
+
+
+NO_MESH = AbstractMesh((), ())

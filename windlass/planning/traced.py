@@ -61,6 +61,6 @@ def trace(described: Described, target: Target) -> Traced:
         state, frozen = programs.abstract_state()
         batch = programs.abstract_batch()
         whole = jax.make_jaxpr(programs.step().function)(state, frozen, batch).jaxpr
-    # What nothing depends on, a compiler leaves out.
-    program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
+        # What nothing depends on, a compiler leaves out.
+        program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
     return Traced(target, described, state, frozen, batch, program)

@@ -2,7 +2,7 @@
 
 import os
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -92,11 +92,15 @@ class Described:
         """Where programs are traced: on this mesh, in products as exact as the numbers are."""
         exactly = precision.products(self.compute, self.chosen.kind)
         grid = self.mesh
-        if isinstance(grid, jax.sharding.Mesh):
-            on = jax.set_mesh(grid)
-        else:
-            on = jax.sharding.use_abstract_mesh(grid)
-        with on, jax.default_matmul_precision(exactly):
+        with ExitStack() as on:
+            if isinstance(grid, jax.sharding.Mesh):
+                on.enter_context(jax.set_mesh(grid))
+            else:
+                # A run may be under way, and what is planned may be larger: JAX takes a mesh of
+                # another size only where there is none.
+                on.enter_context(jax.sharding.use_abstract_mesh(absent.NO_MESH))
+                on.enter_context(jax.sharding.use_abstract_mesh(grid))
+            on.enter_context(jax.default_matmul_precision(exactly))
             yield
 
     @cached_property
