@@ -174,6 +174,7 @@ def test_the_best_settings_are_lines_to_write_and_words_to_say(program, tmp_path
         f"or      windlass train mine.yaml {' '.join(keys)} train.accumulation=1",
     ]
     assert "why     train.accumulation 1: 64 rows a device at a time, not 8" in lines
+    assert any(line.startswith("note  spot is without restarts, ") for line in lines)
 
 
 def test_files_of_one_name_in_several_folders_are_told_apart(recipe, tmp_path):

@@ -25,8 +25,12 @@ def cells(line: str) -> list[str]:
 def test_prices_are_a_line_each_and_what_is_unknown_is_said(program):
     code, out, err = program("prices", "v5e-8", "7x", "lambda-is-no-chip")
     assert (code, out) == (2, "") and err.startswith('no chip is called "lambda-is-no-chip"; ')
+    code, out, err = program("prices", "v5x")
+    assert (code, out) == (2, "") and err.startswith(
+        'no chip is called "v5x"; did you mean v5p? there are v2, v3, v4, v5e, v5p, '
+    )
     code, out, err = program("prices", "v5e-8", "7x", "A100")
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "") and not re.search(r" $", out, re.MULTILINE)
     title, *lines = out.splitlines()
     assert cells(title) == ["chip", "provider", "region", "on demand", "spot", "date", "note"]
     assert cells(lines[0]) == ["v5e", "gcp", "us-central1", "1.200", "0.342", "2026-08-22"]

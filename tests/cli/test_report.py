@@ -112,7 +112,7 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
 
 def test_runs_are_put_side_by_side_with_what_differs(program, copies):
     code, out, err = program("compare", "one", "two", cwd=copies)
-    assert (code, err) == (0, "")
+    assert (code, err) == (0, "") and not re.search(r" $", out, re.MULTILINE)
     lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
     rows = {name: values for name, *values in lines}
     assert lines[0] == ["one", "two"]
@@ -137,6 +137,18 @@ def test_report_and_compare_are_there_for_programs_too(program, copies):
     assert both["settings"] == {"train.remat": ["saved", "full"]}
     assert both["loss_at"]["4"][0] == found["loss"]
     assert [one["run"] for one in both["runs"]] == ["runs/one", "runs/two"]
+
+
+def test_losses_that_are_no_numbers_are_reported_and_are_not_the_best(program, copies):
+    folder = Path(shutil.copytree(copies / "runs" / "one", copies / "runs" / "lost"))
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    lost = [
+        one | {"validation_loss": "NaN"} if "validation_loss" in one else one for one in records
+    ]
+    (folder / "metrics.jsonl").write_text("".join(f"{json.dumps(one)}\n" for one in lost))
+    found = json.loads(program("report", "lost", "--json", cwd=copies).out)
+    assert found["best"] is None and found["curves"]["validation_loss"][0][1] == "NaN"
+    assert "validation   nan\n" in program("report", "lost", cwd=copies).out
 
 
 def test_one_run_is_not_compared(program, copies):

@@ -64,9 +64,10 @@ def test_few_runs_are_refused_with_how_many_there_are(tmp_path):
     )
 
 
-def test_a_spoilt_file_is_named():
+@pytest.mark.parametrize("text", ["{", "[]", '{"H200": {"factors": {}}}'])
+def test_a_spoilt_file_is_named(text):
     calibration.file().parent.mkdir(parents=True)
-    calibration.file().write_text("{")
+    calibration.file().write_text(text)
     with pytest.raises(
         UserError, match=r"efficiency\.json is not as it was written: .*; remove it"
     ):

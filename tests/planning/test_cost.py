@@ -117,6 +117,20 @@ def test_a_run_that_loses_more_than_it_does_has_no_price_on_spot():
     ]
 
 
+def test_of_a_run_of_unknown_length_a_restart_loses_half_of_what_lies_between_two_saves():
+    extent = Extent(tokens=32768, steps=None, epoch_steps=None)
+    assumed = Assumed(boot=0, compile=0, preemptions=0.5)
+    found = costs(extent=extent, every=Every(1, "h"), assumed=assumed).million_tokens
+    assert found.spot_hours is not None
+    assert found.spot_hours.expected == pytest.approx(found.hours.expected / (1 - 0.5 * 0.5))
+
+
+def test_no_run_takes_less_than_no_time_however_wrong_its_step_may_be():
+    run = costs(time=STEP._replace(error=1.7)).run
+    assert run is not None and run.on_demand is not None
+    assert run.hours == pytest.approx((1, 10, 27)) and run.on_demand.low > 0
+
+
 def test_what_is_not_known_is_none_and_is_said():
     seven = costs("7x-8")
     assert seven.run is not None and seven.run.hours.expected == pytest.approx(10)

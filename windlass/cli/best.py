@@ -7,8 +7,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windlass.cli.planned import COLUMNS, LONG, tables
+from windlass.cli.options import trimmed
+from windlass.cli.planned import COLUMNS, notes_of, tables
 from windlass.planning import gains, reasons
+from windlass.planning.plan import Plan
 from windlass.planning.search import Best
 from windlass.planning.winner import Found
 
@@ -18,17 +20,12 @@ def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str
 
     `names` and `keys` are what the command line says of recipes, and to be said again.
     """
-    console = Console(highlight=False)
-    if not console.is_terminal:  # other tools want a line to be a line, however long
-        console.width = LONG
-    with console.capture() as captured:
+    with trimmed() as console:
         for number, (one, name) in enumerate(zip(found, names, strict=True)):
             if number:
                 console.print()
             for shown in _shown(one, ["windlass", "train", name, *keys], console):
                 console.print(shown)
-    # Tables fill their lines up with blanks.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _shown(found: Found, command: list[str], console: Console) -> Iterator[Table | Text]:
@@ -38,8 +35,9 @@ def _shown(found: Found, command: list[str], console: Console) -> Iterator[Table
         target = one.plan.target if isinstance(one, Best) else one.target
         yield Text.assemble("\n", (target.name, "bold"), f"  {reasons.heading(target)}")
         yield _details(one, command) if isinstance(one, Best) else Text(one.why, "red")
+    yield from notes_of([one for one in plans if isinstance(one, Plan)])
     if found.note:
-        yield Text.assemble("\n", ("note  ", "bold"), (found.note, "yellow"))
+        yield Text.assemble(("note  ", "bold"), (found.note, "yellow"))
     if found.winner is not None and len(found.each) > 1:
         yield Text.assemble("\n", (f"{found.by}  ", "bold"), gains.winning(found))
 

@@ -17,6 +17,7 @@ from windlass.errors import UserError
 T = TypeVar("T")
 # Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
 WITH_KEYS = {"allow_extra_args": True}
+LONG = 1000  # columns of a line that nothing may break
 A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
 RunName = Annotated[
     str | None,
@@ -51,6 +52,17 @@ def options(schema: type[T], names: dict[str, str] | None = None, /, **values: A
 
 def say(text: Text) -> None:
     Console(highlight=False, soft_wrap=True).print(text)
+
+
+@contextmanager
+def trimmed() -> Iterator[Console]:
+    """A console for tables: a line that is piped is one line, and none ends in blanks."""
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console.width = LONG
+    with console.capture() as captured:
+        yield console
+    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 @contextmanager

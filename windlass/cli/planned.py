@@ -8,13 +8,13 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from windlass.cli.options import LONG, trimmed
 from windlass.planning import figures, reasons
 from windlass.planning.matrix import best, misfits
 from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
-LONG = 1000  # columns of a line that nothing may break
 MONEY = ("run", "on demand", "spot")
 COLUMNS = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
@@ -31,16 +31,11 @@ EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 def print_plans(found: Sequence[Plan | Refused]) -> None:
     """All that there is to say of some plans."""
-    console = Console(highlight=False)
-    if not console.is_terminal:  # other tools want a line to be a line, however long
-        console.width = LONG
-    with console.capture() as captured:
+    with trimmed() as console:
         for one in _one(found, console) if _is_one(found) else _several(found, console):
             console.print(one)
         for said in misfits(found):
             console.print(Text(f"\n{said}", "bold red"))
-    # Tables fill their lines up with blanks.
-    print("\n".join(line.rstrip() for line in captured.get().splitlines()))
 
 
 def _is_one(found: Sequence[Plan | Refused]) -> bool:
@@ -70,6 +65,11 @@ def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Tabl
         fastest = best(found)
         yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
         yield from tables(fastest, first, columns, console) if fastest else ()
+    yield from notes_of(found)
+
+
+def notes_of(found: Sequence[Plan | Refused]) -> Iterator[Text]:
+    """What there is to say of several plans: each thing once, with those that it is of."""
     notes: dict[str, list[Plan | Refused]] = {}
     for one in found:
         for note in one.notes if isinstance(one, Plan) else [one.why]:

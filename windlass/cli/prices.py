@@ -5,16 +5,14 @@ from collections.abc import Sequence
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windlass.cli.options import say
+from windlass.cli.options import say, trimmed
 from windlass.config import listing
 from windlass.errors import UserError
 
 COLUMNS = ("chip", "provider", "region", "on demand", "spot", "date", "note")
-LONG = 1000  # columns of a line that nothing may break
 
 
 def prices(
@@ -56,11 +54,9 @@ def prices(
         shown |= {"sources": found.sources, "prices": plain, "unknown": found.unknown}
         print(json.dumps(shown, indent=2))
         return
-    console = Console(highlight=False)
-    if not console.is_terminal:  # other tools want a price to be a line, however long
-        console.width = LONG
     if found.prices:
-        console.print(_table(found.prices))
+        with trimmed() as console:
+            console.print(_table(found.prices))
     if found.unknown:
         say(Text(f"no price is known of {listing(found.unknown, 'and')}"))
     if update is not None:

@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windlass.cli.options import RunName
+from windlass.cli.options import RunName, trimmed
 
 WIDEST = 100  # columns of a plot
 NAME = 13  # columns of the names of facts
@@ -63,9 +63,6 @@ def compare(
         return
     from windlass.planning.columns import rows
 
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console.width = 1000
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("")
     for one in found.runs:
@@ -74,7 +71,8 @@ def compare(
         shown.add_row(Text(title, "bold"))
         for name, values in group:
             shown.add_row(Text(f"  {name}"), *map(Text, values))
-    console.print(shown)
+    with trimmed() as console:
+        console.print(shown)
 
 
 def _shown(run: Any, width: int) -> Iterator[Text | Table]:

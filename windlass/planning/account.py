@@ -1,5 +1,6 @@
 """What a run was: its facts, its curves, and what was planned for it beside what it took."""
 
+import math
 import time
 from calendar import timegm
 from collections.abc import Iterable, Iterator, Sequence
@@ -79,7 +80,8 @@ class Account:
     @property
     def best(self) -> tuple[int, Number] | None:
         """The step of the lowest validation loss, and that loss."""
-        return min(self.curves["validation_loss"], key=lambda point: point[1], default=None)
+        finite = [point for point in self.curves["validation_loss"] if math.isfinite(point[1])]
+        return min(finite, key=lambda point: point[1], default=None)
 
     def as_dict(self) -> dict[str, Any]:
         """For a program: units are in the names."""

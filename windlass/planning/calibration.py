@@ -5,7 +5,7 @@ import json
 import statistics
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -53,8 +53,7 @@ class _Run(NamedTuple):
 
 def find(chip: str) -> Fitted | None:
     """What the user's own runs say of a chip."""
-    entry = _stored().get(chip)
-    return entry and Fitted(chip=chip, **entry)
+    return _stored().get(chip)
 
 
 def calibrate(places: Iterable[Path]) -> list[Fitted]:
@@ -71,7 +70,7 @@ def calibrate(places: Iterable[Path]) -> list[Fitted]:
             f"{LEAST} runs on the same chip are needed, each with a plan and a measured step; "
             f"{there}. A run has both when it has ended: windlass plan --calibrate RUN RUN RUN"
         )
-    _store({one.chip: _plain(one) for one in found})
+    _store(found)
     return found
 
 
@@ -128,21 +127,21 @@ def _error(run: _Run, factors: dict[str, Amount]) -> Amount:
     return abs(sum(scaled(run.parts, factors).values()) / run.measured - 1)
 
 
-def _plain(one: Fitted) -> dict[str, Any]:
-    return {name: value for name, value in one._asdict().items() if name != "chip"}
-
-
-def _stored() -> dict[str, Any]:
+def _stored() -> dict[str, Fitted]:
     if not file().is_file():
         return {}
     try:
-        return json.loads(file().read_bytes())
-    except ValueError as error:
+        whole = json.loads(file().read_bytes())
+        return {chip: Fitted(chip=chip, **entry) for chip, entry in whole.items()}
+    except (ValueError, TypeError, AttributeError) as error:  # no JSON, or other names
         raise UserError(f"{file()} is not as it was written: {error}; remove it") from None
 
 
-def _store(new: dict[str, Any]) -> None:
-    whole, place = _stored() | new, file()
+def _store(new: Sequence[Fitted]) -> None:
+    every, place = _stored() | {one.chip: one for one in new}, file()
+    whole = {name: one._asdict() for name, one in every.items()}
+    for entry in whole.values():
+        entry.pop("chip")
     try:
         place.parent.mkdir(parents=True, exist_ok=True)
         beside = place.with_suffix(".new")

@@ -5,7 +5,7 @@ from typing import Any
 
 from windlass.planning.account import Account, Cost
 from windlass.planning.comparison import Comparison
-from windlass.planning.figures import dollars
+from windlass.planning.figures import counted, dollars
 from windlass.telemetry.console import duration, number, quantity, size
 from windlass.training.forecast import milliseconds
 
@@ -24,12 +24,9 @@ def facts(run: Account) -> Iterator[tuple[str, str]]:
         yield "device", device(run)
         yield "mesh", " × ".join(f"{name} {size}" for name, size in chose["mesh"].items())
         yield "batch", batch(run)
-    if run.best is not None:
-        step, loss = run.best
-        yield (
-            "validation",
-            f"{number(standing.validation_loss or loss)}, at best {number(loss)} at step {step}",
-        )
+    if standing.validation_loss is not None:
+        best = run.best and f", at best {number(run.best[1])} at step {run.best[0]}"
+        yield "validation", f"{number(standing.validation_loss)}{best or ''}"
     if standing.loss is not None:
         yield "loss", number(standing.loss)
     if run.speed["step_ms"]:
@@ -139,7 +136,7 @@ def batch(run: Account) -> str:
     rows = of["per_device"] * of["accumulation"] * of["shards"]
     return (
         f"{rows} = {of['per_device']} a device × {of['accumulation']} accumulation × "
-        f"{of['shards']} shards"
+        f"{counted(of['shards'], 'shard')}"
     )
 
 

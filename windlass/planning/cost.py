@@ -18,6 +18,7 @@ from windlass.planning.time import Time
 FIRST_SAVE = 4.8 / 6.4e9  # seconds a byte
 SLOWEST_HOST = 8e9  # bytes/s, where the catalogue does not know how fast a device reaches its host
 SAVED = ("weights", "adapters", "optimiser", "average")  # the parts of memory that a save holds
+LEAST = 0.1  # of the time of a step, which no step is below, however wrong its time may be
 HOUR = 3600.0
 
 
@@ -155,7 +156,7 @@ class _Work(NamedTuple):
 
     def _over(self, hours: Callable[[Amount], Amount]) -> Span:
         step, error = self.time.seconds, self.time.error
-        return Span(*(hours(step * share) for share in (1 - error, 1.0, 1 + error)))
+        return Span(*(hours(step * share) for share in (max(LEAST, 1 - error), 1.0, 1 + error)))
 
     def _busy(self, steps: Amount, step: Amount, is_run: bool) -> Amount:
         """Hours without a restart."""
@@ -174,11 +175,12 @@ class _Work(NamedTuple):
         W + rate · T · lost.
         """
         rate = self.assumed.preemptions or 0.0
-        whole = self.extent.steps or steps
 
         def lost(step: Amount) -> Amount:
-            run = whole * step
-            return (min(self.between(step) or run, run) / 2 + self.start) / HOUR
+            run = (self.extent.steps or steps) * step
+            between = self.between(step) or run
+            kept = between if self.extent.steps is None else min(between, run)
+            return (kept / 2 + self.start) / HOUR
 
         if rate * lost(self.time.seconds * (1 + self.time.error)) >= 1:
             return None

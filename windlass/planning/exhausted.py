@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.devices import hosts
+from windlass.planning import figures
 from windlass.planning import time as times
 from windlass.planning.changes import Tried, several
 from windlass.planning.memory import Memory
@@ -81,7 +82,7 @@ def _largest(traced: Traced, memory: Memory) -> str:
 def _words(traced: Traced) -> dict[str, str]:
     """What in the recipe a part comes from."""
     run, batches = traced.described.run, traced.batches
-    rows = f"{batches.per_device} row{'s' * (batches.per_device != 1)} of {run.data.length} tokens"
+    rows = f"{figures.counted(batches.per_device, 'row')} of {run.data.length} tokens"
     optimiser = type(run.optim).__module__.rpartition(".")[2]
     return {
         "activations": f"of {rows} at a time, train.remat={run.train.remat}",

@@ -31,6 +31,11 @@ def count(value: int | float, error: float | None = None) -> str:
     return f"{about(value / size, error)}{name}"
 
 
+def counted(number: int, what: str) -> str:
+    """So many of something: 1 row, 2 rows."""
+    return f"{number:,} {what}{'' if number == 1 else 's'}"
+
+
 def share(value: int | float, error: float | None = None) -> str:
     """A share in per cent: 41 ±6%."""
     return f"{about(100 * value, error)}%"

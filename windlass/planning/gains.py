@@ -23,15 +23,18 @@ def gain(best: Best) -> Iterator[tuple[str, str]]:
     yield "best", _summary(best)
     if best.keys:
         yield "step", _step(before, plan)
-    held, limit = figures.gib(plan.memory.total), figures.gib(plan.memory.limit)
+    yield from reasons.compiled(plan)
     was = f"{figures.gib(before.memory.total)} → " if best.keys else ""
-    yield "memory", f"{was}{held} of {limit} GiB a device, or up to {plan.memory.error:.0%} more"
+    yield "memory", f"{was}{reasons.memory(plan)}"
     if (paid := _paid(plan)) is not None:
         was = _paid(before) if best.keys and before.fits != "no" else None
         yield "run", f"{was} → {paid}" if was else paid
-    for key, value in flat(best.keys).items():
+    told = flat(best.keys)
+    if "train.accumulation" in told:  # which says the same
+        told.pop("train.batch_per_device", None)
+    for key, value in told.items():
         if (why := _why(key, value, before.settings, plan.settings)) is not None:
-            yield "why", why
+            yield "why", f"{key} {value}: {why}"
 
 
 def winning(found: Found) -> str:
@@ -45,12 +48,11 @@ def winning(found: Found) -> str:
 
 def _summary(best: Best) -> str:
     some = f"of {best.looked} settings looked at"
-    if not best.keys:
-        if best.plan.fits == "no":
-            return f"none {some} fits; these come nearest, {_short(best.plan)}"
-        return f"the recipe's own settings; none {some} is faster by {MARGIN:.0%}"
     if best.plan.fits != "yes":
-        return f"none {some} is sure to fit; these come nearest{_lacks(best.plan)}"
+        these = "these" if best.keys else "the recipe's own"
+        return f"none {some} is sure to fit; {these} come nearest{_lacks(best.plan)}"
+    if not best.keys:
+        return f"the recipe's own settings; none {some} is faster by {MARGIN:.0%}"
     if best.before.fits != "yes":
         return (
             f"the fastest {some} that fits; the recipe's own are not sure to{_lacks(best.before)}"
@@ -59,11 +61,7 @@ def _summary(best: Best) -> str:
 
 
 def _lacks(plan: Plan) -> str:
-    return f", {_short(plan)}" if plan.fits == "no" else ""
-
-
-def _short(plan: Plan) -> str:
-    return f"{figures.gib(plan.lacks)} GiB too many"
+    return f", {figures.gib(plan.lacks)} GiB too many" if plan.lacks else ""
 
 
 def _step(before: Plan, plan: Plan) -> str:
@@ -88,24 +86,25 @@ def _paid(plan: Plan) -> str | None:
     """What the run takes and costs, as far as that is known."""
     if plan.cost is None or (bill := plan.cost.run) is None:
         return None
-    money = limits.spent(plan.cost, bill)
-    hours = reasons.hours(bill.hours)
-    return hours if money is None else f"{hours}, {figures.dollars(money[0])} {money[1]}"
+    way = limits.cheapest(plan.cost, bill)
+    hours = reasons.hours(way.hours)
+    return hours if way.usd is None else f"{hours}, {figures.dollars(way.usd)} {way.how}"
 
 
 def _why(key: str, value: Any, before: dict[str, Any], now: dict[str, Any]) -> str | None:
+    old, new = before["rows_per_device"], now["rows_per_device"]
+    split, was = now["mesh"], before["mesh"]
     match key:
         case "train.remat":
-            return f"{key} {value}: {REMAT[value]}"
-        case "train.accumulation" | "train.batch_per_device":
-            old, new = before["rows_per_device"], now["rows_per_device"]
-            return f"{key} {value}: {new} rows a device at a time, not {old}"
-        case "train.layers_per_loop":
-            return f"{key} {value}: fewer and longer iterations, which take longer to compile"
-        case "mesh.data" if value > 1 and now["mesh"]["fsdp"] == 1:
-            return "mesh: each device has whole weights, and nothing to gather"
-        case "mesh.fsdp" if value > before["mesh"]["fsdp"]:
-            return f"mesh.fsdp {value}: weights are stored in pieces, which leaves more room"
-        case "mesh.tensor" if value > before["mesh"]["tensor"]:
-            return f"mesh.tensor {value}: matrices are computed in pieces, on more rows each"
+            return REMAT[value]
+        case "train.accumulation" | "train.batch_per_device" if new != old:
+            return f"{figures.counted(new, 'row')} a device at a time, not {old}"
+        case "train.layers_per_loop" if value > before["layers_per_loop"]:
+            return "fewer and longer iterations, which take longer to compile"
+        case "mesh.data" if value > 1 and split["fsdp"] == split["tensor"] == 1:
+            return "each device has whole weights, and nothing to gather"
+        case "mesh.fsdp" if value > was["fsdp"]:
+            return "weights are stored in pieces, which leaves more room"
+        case "mesh.tensor" if value > was["tensor"]:
+            return "matrices are computed in pieces, on more rows each"
     return None

@@ -6,7 +6,7 @@ from typing import NamedTuple
 from windlass.config import Within, listing, section
 from windlass.errors import UserError
 from windlass.planning import figures
-from windlass.planning.cost import Bill, Cost
+from windlass.planning.cost import Bill, Cost, Span
 from windlass.planning.plan import Plan, Refused
 
 
@@ -53,15 +53,29 @@ def kept(found: Sequence[Plan | Refused], limits: Limits) -> list[Plan | Refused
     ]
 
 
-def spent(cost: Cost, bill: Bill) -> tuple[float, str] | None:
-    """What a bill is in USD, and how it is paid; None where no price is known.
+class Way(NamedTuple):
+    """How the machines of a run can be rented."""
 
-    On demand, unless somebody says how often spot machines are taken away: then the cheaper one.
-    """
-    prices = {"on demand": bill.on_demand, "spot": bill.spot}
-    if cost.inputs["preemptions_per_hour"] is None and bill.on_demand is not None:
-        prices.pop("spot")
-    return min(((span.expected, how) for how, span in prices.items() if span), default=None)
+    usd: float | None  # None: no price is known
+    hours: Span
+    how: str
+
+
+def cheapest(cost: Cost, bill: Bill) -> Way:
+    """The cheapest way to rent what a bill is of."""
+    return min(_ways(cost, bill), key=lambda way: way.usd or 0.0)
+
+
+def _ways(cost: Cost, bill: Bill) -> list[Way]:
+    """On demand; and spot, where somebody says how often such machines are taken away, or where
+    no other price is known."""
+    ways = []
+    if bill.on_demand is not None:
+        ways.append(Way(bill.on_demand.expected, bill.hours, "on demand"))
+    counts = cost.inputs["preemptions_per_hour"] is not None or not ways
+    if counts and bill.spot is not None and bill.spot_hours is not None:
+        ways.append(Way(bill.spot.expected, bill.spot_hours, "spot"))
+    return ways or [Way(None, bill.hours, "on demand")]
 
 
 def _missed(plan: Plan, limits: Limits) -> _Missed | None:
@@ -70,20 +84,24 @@ def _missed(plan: Plan, limits: Limits) -> _Missed | None:
         return _Missed(f"it needs {figures.gib(plan.lacks)} GiB more than a device has", times)
     if plan.cost is None or (bill := plan.cost.run) is None:
         return _Missed("how long it takes is not known; --rows N may say it", float("inf"))
-    money = spent(plan.cost, bill)
-    why, times = [], 0.0
-    if limits.budget is not None and money is None:
+    if limits.budget is not None and cheapest(plan.cost, bill).usd is None:
         return _Missed(f"what a {plan.target.chip.name} costs is not known", float("inf"))
-    if limits.budget is not None and money is not None and money[0] > limits.budget:
-        over = figures.dollars(money[0] - limits.budget)
-        why.append(f"{figures.dollars(money[0])} {money[1]}, {over} above --budget")
-        times = money[0] / limits.budget
+    each = [_missed_so(way, limits) for way in _ways(plan.cost, bill)]
+    missed = [one for one in each if one is not None]
+    return min(missed, key=lambda one: one.times) if len(missed) == len(each) else None
+
+
+def _missed_so(way: Way, limits: Limits) -> _Missed | None:
+    why, times, hours = [], 0.0, way.hours.expected
+    if limits.budget is not None and way.usd is not None and way.usd > limits.budget:
+        over = figures.dollars(way.usd - limits.budget)
+        why.append(f"{figures.dollars(way.usd)} {way.how}, {over} above --budget")
+        times = way.usd / limits.budget
     within = limits.within and limits.within.hours
-    if within is not None and bill.hours.expected > within:
-        over = figures.seconds(3600 * (bill.hours.expected - within))
-        took = figures.seconds(3600 * bill.hours.expected)
-        why.append(f"{took}, {over} longer than --within")
-        times = max(times, bill.hours.expected / within)
+    if within is not None and hours > within:
+        over = figures.seconds(3600 * (hours - within))
+        why.append(f"{figures.seconds(3600 * hours)}, {over} longer than --within")
+        times = max(times, hours / within)
     return _Missed(listing(why, "and"), times) if why else None
 
 

@@ -10,6 +10,7 @@ from windlass.planning.plan import Plan, Refused
 from windlass.telemetry.console import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
+LEFT_OUT = "left out"  # of what cannot be laid out there, or takes too long or too much money
 COLUMNS = ("GiB a device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
 MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
@@ -40,7 +41,8 @@ def page(found: Sequence[Plan | Refused], command: str) -> str:
 
 def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
     first = plans[0]
-    tokens = f"{first.settings['batch']} rows of {first.settings['row_tokens']:,} tokens a step"
+    rows = figures.counted(first.settings["batch"], "row")
+    tokens = f"{rows} of {first.settings['row_tokens']:,} tokens a step"
     steps = first.extent.steps
     length = (
         f", {steps:,} steps, {figures.count(steps * first.extent.tokens)} tokens" if steps else ""
@@ -50,12 +52,12 @@ def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
 
 
 def _card(one: Plan | Refused, names: Sequence[str]) -> str:
-    target, fits = one.target, one.fits if isinstance(one, Plan) else "no"
+    target, fits = one.target, one.fits
     recipe = f"{escape(one.name)} on " if len(names) > 1 else ""
     top = (
         f'<div class="card {fits}"><div class="name">{recipe}{escape(target.name)}'
-        f'<span class="pill {fits}">{FITS[fits]}</span></div>'
-        f'<div class="chip">{target.devices} × {escape(target.chip.name)}</div>'
+        f"{_pill(one)}</div>"
+        f'<div class="chip">{escape(reasons.heading(target))}</div>'
     )
     if isinstance(one, Refused):
         return f"{top}<p>{escape(one.why)}</p></div>\n"
@@ -150,12 +152,17 @@ def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
 
 def _line(one: Plan | Refused, names: Sequence[str]) -> str:
     if isinstance(one, Refused):
-        told, fits = f'<td class="left" colspan="7">{escape(one.why)}</td>', "no"
+        told = f'<td class="left" colspan="{len(COLUMNS)}">{escape(one.why)}</td>'
     else:
-        cells, fits = reasons.cells(one), one.fits
+        cells = reasons.cells(one)
         told = "".join(f"<td>{escape(cells[name])}</td>" for name in COLUMNS)
-    pill = f'<td class="left"><span class="pill {fits}">{FITS[fits]}</span></td>'
-    return f'<tr class="{fits}"><td>{_label(one, names)}</td>{pill}{told}</tr>'
+    named = f'<td>{_label(one, names)}</td><td class="left">{_pill(one)}</td>'
+    return f'<tr class="{one.fits}">{named}{told}</tr>'
+
+
+def _pill(one: Plan | Refused) -> str:
+    said = FITS[one.fits] if isinstance(one, Plan) else LEFT_OUT
+    return f'<span class="pill {one.fits}">{said}</span>'
 
 
 def _reasons(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:

@@ -68,9 +68,9 @@ def layout(plan: Plan) -> Iterator[tuple[str, str]]:
     groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
     yield (
         "batch",
-        f"{chosen['batch']} rows of {chosen['row_tokens']:,} tokens: "
+        f"{figures.counted(chosen['batch'], 'row')} of {chosen['row_tokens']:,} tokens: "
         f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
-        f"{groups} shard{'s' if groups > 1 else ''}; {chosen['compute']}{kernel}, "
+        f"{figures.counted(groups, 'shard')}; {chosen['compute']}{kernel}, "
         f"remat {chosen['remat']}",
     )
     split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())

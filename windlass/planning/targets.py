@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import jax
 
 from windlass.config import KINDS, listing
+from windlass.config.reading import offer
 from windlass.devices import chips, mesh, selection, slices
 from windlass.devices.absent import Absent
 from windlass.devices.chips import Chip
@@ -92,7 +93,16 @@ def _named(name: str) -> Target:
 
 def chip(name: str) -> Chip:
     """The chip of its own name, or of a target's: `v5e`, `v5e-8`, `a100`."""
-    return _by_slug(name.strip().lower()) or find(name).chip
+    plain = name.strip().lower()
+    if (found := _by_slug(plain)) is not None:
+        return found
+    try:
+        return find(name).chip
+    except UserError:
+        if re.search(r"^\d+x|-\d+$", plain):  # a slice or several GPUs, of which more was said
+            raise
+    names = [one.slug for one in chips.every()]
+    raise UserError(f'no chip is called "{name}"; {offer(plain, names)}')
 
 
 def several(names: str | Sequence[str]) -> list[Target]:

@@ -186,9 +186,10 @@ def divide(trials: Trials) -> Divided:
         told = _held(least.memory)
         return Divided(counts[-1], f"1 row a device at a time, which may not fit: {told}")
     count = found.setting.accumulation
-    some = "1 row" if share == count else f"{share // count} rows"
+    some = figures.counted(share // count, "row")
     if count == counts[0]:
-        return Divided(count, f"all {some} of a device at once, {_held(found.memory)}")
+        every = some if share == 1 else f"all {some}"
+        return Divided(count, f"{every} of a device at once, {_held(found.memory)}")
     more = [one for n in counts[: counts.index(count)] if (one := _of(trials, first, n))]
     beyond = f"; {share // more[-1].setting.accumulation} need {figures.gib(more[-1].most)}"
     return Divided(count, f"{some} a device at a time, {_held(found.memory)}{beyond}")

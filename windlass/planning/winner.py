@@ -60,8 +60,10 @@ def find(
 
 def cost(plan: Plan) -> float:
     """USD of the run, or of a million tokens where nobody knows how long the run is."""
-    paid = plan.cost and limits.spent(plan.cost, plan.cost.run or plan.cost.million_tokens)
-    return float("inf") if not paid else paid[0]
+    if plan.cost is None:
+        return float("inf")
+    way = limits.cheapest(plan.cost, plan.cost.run or plan.cost.million_tokens)
+    return float("inf") if way.usd is None else way.usd
 
 
 def slowness(plan: Plan) -> float:
