@@ -5,6 +5,8 @@ VENV ?= .venv
 PY := $(VENV)/bin/python
 # Python compiles what it imports; pip would compile all that there is, for a minute.
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --no-compile
+# And it keeps that, or every process of the tests would compile all of JAX again.
+unexport PYTHONDONTWRITEBYTECODE
 
 .PHONY: help quickstart test check proof bench docs clean
 
