@@ -54,9 +54,8 @@ def _summary(best: Best) -> str:
     if not best.keys:
         return f"the recipe's own settings; none {some} is faster by {MARGIN:.0%}"
     if best.before.fits != "yes":
-        return (
-            f"the fastest {some} that fits; the recipe's own are not sure to{_lacks(best.before)}"
-        )
+        own = "do not" if best.before.fits == "no" else "are not sure to"
+        return f"the fastest {some} that fits; the recipe's own {own}{_lacks(best.before)}"
     return f"{best.faster:.2f} times as fast, {some}"
 
 
