@@ -6,6 +6,7 @@ from functools import cache
 import pytest
 
 from windlass.planning import reading, targets, traced
+from windlass.planning.memory import memory
 from windlass.planning.time import model_flops
 from windlass.planning.work import Work
 
@@ -13,14 +14,14 @@ EMBED, MLP, LAYERS, HEADS, KV, DIM, VOCAB = 256, 512, 3, 8, 8, 32, 1024
 ROWS, LENGTH = 16, 128
 
 
-def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, **train):
-    model = dict(family="llama", vocab=VOCAB, embed=EMBED, mlp=MLP, layers=LAYERS, heads=HEADS)
+def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, length=LENGTH, vocab=VOCAB, **train):
+    model = dict(family="llama", vocab=vocab, embed=EMBED, mlp=MLP, layers=LAYERS, heads=HEADS)
     model |= dict(kv_heads=KV, head_dim=DIM, theta=1e4)
     lora = {"kind": "lora", "rank": rank, "dropout": dropout}
     return {
         "model": model,
         "tokenizer": {"kind": "byte"},
-        "data": {"source": {"kind": "stories"}, "length": LENGTH},
+        "data": {"source": {"kind": "stories"}, "length": length},
         "optim": {"kind": "adamw", "learning_rate": 1e-3},
         "train": {"steps": 10, "batch": ROWS} | train,
         "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)),
@@ -40,6 +41,18 @@ def work_of(*given, **options) -> Work:
 
 LAYER = EMBED * (2 * HEADS + 2 * KV) * DIM + 3 * EMBED * MLP  # weights
 TOKENS = ROWS * LENGTH
+
+
+def work_parts(*given, **options) -> dict[str, float]:
+    done = work_of(*given, **options).products
+    return {
+        part: sum(one.flops * one.times for one in done if one.part == part)
+        for part in ("products", "head")
+    }
+
+
+def memory_parts(*given, **options) -> dict[str, float]:
+    return memory(trace_of(*given, **options)).parts
 
 
 def products(work: Work) -> float:
@@ -64,6 +77,17 @@ def test_the_operations_of_a_step_are_those_that_a_run_counts_but_for_attention_
 @pytest.mark.parametrize("mesh", [(1, 8, 1), (2, 2, 2)])
 def test_every_device_of_a_mesh_does_its_share(mesh):
     assert work_of("v5e-8", mesh).flops == pytest.approx(work_of("h200").flops / 8, rel=1e-6)
+
+
+@pytest.mark.parametrize(
+    "on, mesh, length", [("v5e-1", (1, 1, 1), VOCAB), ("v5e-8", (1, 1, 8), 128)]
+)
+def test_rows_of_as_many_places_as_there_are_words_are_no_logits(on, mesh, length):
+    # On eight devices each has 128 words.
+    alike, apart = ({"length": length, "vocab": vocab} for vocab in (VOCAB, VOCAB + 64))
+    for of in (work_parts, memory_parts):
+        same, other = of(on, mesh, **alike), of(on, mesh, **apart)
+        assert same == pytest.approx(other, rel=0.1) and same.keys() == other.keys()
 
 
 def test_random_numbers_are_drawn_for_the_rows_that_a_device_has():

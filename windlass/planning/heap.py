@@ -41,6 +41,7 @@ class Array(NamedTuple):
     """An array on one device."""
 
     shape: tuple[int, ...]
+    whole: tuple[int, ...]  # its shape on all devices together
     dtype: str
     bytes: int
     maker: str  # the operation that made it
@@ -233,8 +234,8 @@ class _Heap:
         return self.habits.bytes_of(self.shape(value), _itemsize(self.variables[value]))
 
     def array(self, value: int, size: int) -> Array:
-        maker = self.operations[self.maker[value]].name
-        return Array(self.shape(value), str(self.variables[value].aval.dtype), size, maker)
+        maker, of = self.operations[self.maker[value]].name, self.variables[value].aval
+        return Array(self.shape(value), of.shape, str(of.dtype), size, maker)
 
 
 def _carried(operation: Operation, value: int) -> int | None:

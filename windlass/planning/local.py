@@ -42,6 +42,14 @@ def shape_there(variable: Any) -> tuple[int, ...]:
     return tuple(-(-size // way) for size, way in zip(shape(variable), ways, strict=True))
 
 
+def is_of_words(shape: Sequence[int], vocab: int | None) -> bool:
+    """Whether an array is logits, or a table with a row for each word.
+
+    Where a vocabulary stands in a shape counts: rows may have as many places as there are words.
+    """
+    return vocab in shape[-1:] or len(shape) == 2 and shape[0] == vocab
+
+
 def shape(variable: Any) -> tuple[int, ...]:
     return variable.aval.shape
 

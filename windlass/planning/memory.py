@@ -12,6 +12,7 @@ from windlass.devices.axes import About, annotate
 from windlass.devices.chips import Chip, usable
 from windlass.planning import heap
 from windlass.planning.heap import Array, Habits
+from windlass.planning.local import is_of_words
 from windlass.planning.traced import Traced
 
 LANES = 128  # a TPU's registers are so wide
@@ -131,16 +132,17 @@ class _Kinds:
     """What the arrays of a step are for, by their shapes."""
 
     def __init__(self, traced: Traced):
-        sizes, tensor = traced.described.run.model.sizes, traced.split["tensor"]
-        self.vocab = {sizes["vocab"], -(-sizes["vocab"] // tensor)}
-        self.embed = sizes.get("embed")
+        sizes = traced.described.run.model.sizes
+        self.vocab, self.table = sizes["vocab"], (sizes["vocab"], sizes.get("embed"))
         self.depth = int(traced.batches.accumulation > 1)  # of what is whole in a microbatch
         self.weights = {_there(x) for x in jax.tree.leaves(traced.state.weights)}
 
     def part(self, array: Array) -> str:
-        if self.vocab & set(array.shape):
-            is_matrix = math.prod(array.shape) in self._matrices()
-            return "vocabulary" if is_matrix else "logits"
+        # Sums of gradients have an axis in front, of the devices that have rows of their own.
+        if array.whole[-2:] == self.table and math.prod(array.shape[:-2]) == 1:
+            return "vocabulary"
+        if is_of_words(array.whole, self.vocab):
+            return "logits"
         if array.maker == "reshard":
             return "gathered"
         if array.depth > self.depth:
@@ -148,9 +150,6 @@ class _Kinds:
         if array.shape in self.weights:
             return "copies" if array.maker == "convert_element_type" else "gradients"
         return "activations"
-
-    def _matrices(self) -> set[int]:
-        return {size * (self.embed or 0) for size in self.vocab}
 
 
 def _bytes(tree: PyTree) -> int:

@@ -97,7 +97,8 @@ class _Reader:
     def has_words(self, program: Jaxpr) -> bool:
         """Whether logits are computed here, and not only in what is called or repeated."""
         dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
-        return any(self.vocab in local.shape(v) for e in dots for v in (*e.invars, *e.outvars))
+        shapes = [local.shape(v) for e in dots for v in (*e.invars, *e.outvars)]
+        return any(local.is_of_words(shape, self.vocab) for shape in shapes)
 
 
 def _divide(nodes: list[Node], outputs: list[Value]) -> None:

@@ -118,12 +118,15 @@ class Region:
             if local.is_automatic(variable) and (ways := _ways(equation, reads)) > 1:
                 given.elements /= ways
                 given.axes = max((value.axes for value in reads), key=len)
-        if part == "elementwise" and any(self.vocab in local.shape(v) for v in equation.outvars):
+        if part == "elementwise" and self.has_words(equation.outvars):
             part = "head"
         is_free = any(map(local.is_automatic, equation.outvars))
         node = Node(equation.primitive.name, reads, writes, part, is_free=is_free, **about)
         self.nodes.append(node)
         return writes
+
+    def has_words(self, variables: Sequence[Any]) -> bool:
+        return any(local.is_of_words(local.shape(one), self.vocab) for one in variables)
 
     def flash(self, equation: JaxprEqn, called: str, part: str) -> Attention | None:
         """Attention by a kernel that the program only sketches."""
@@ -158,8 +161,7 @@ class Region:
         written = local.value(equation.outvars[0])
         dtype = local.dtype(max(equation.invars, key=local.itemsize))
         here = {"elementwise": "products"}.get(part, part)
-        shapes = [local.shape(variable) for variable in (*equation.invars, *equation.outvars)]
-        if here == "products" and any(self.vocab in shape for shape in shapes):
+        if here == "products" and self.has_words([*equation.invars, *equation.outvars]):
             here = "head"
         moved = reads[0].bytes + reads[1].bytes + written.bytes
         record = Product(m, n, k, batch, dtype, moved, self.times, here)
