@@ -52,6 +52,11 @@ def find(
         one if isinstance(plan, Plan) else plan
         for one, plan in zip(made, limits.kept(plans, within or Limits()), strict=True)
     ]
+    return chosen(each, wanted)
+
+
+def chosen(each: list[Best | Refused], wanted: Wanted) -> Found:
+    """The cheapest or fastest of these that fits for certain."""
     fitting = [one for one in each if isinstance(one, Best) and one.plan.fits == "yes"]
     by, note = _compared([one.plan for one in fitting], wanted)
     worth = cost if by == "cheapest" else slowness
@@ -59,15 +64,17 @@ def find(
 
 
 def cost(plan: Plan) -> float:
-    """USD of the run, or of a million tokens where nobody knows how long the run is."""
+    """USD for a token: batches may differ from target to target, and so what a run trains on."""
     if plan.cost is None:
         return float("inf")
-    way = limits.cheapest(plan.cost, plan.cost.run or plan.cost.million_tokens)
-    return float("inf") if way.usd is None else way.usd
+    run, steps = plan.cost.run, plan.extent.steps
+    way = limits.cheapest(plan.cost, run or plan.cost.million_tokens)
+    tokens = plan.extent.tokens * steps if run and steps else 1e6
+    return float("inf") if way.usd is None else way.usd / tokens
 
 
 def slowness(plan: Plan) -> float:
-    """Seconds for a token: batches may differ from target to target."""
+    """Seconds for a token."""
     return float("inf") if not plan.tokens_per_second else 1 / plan.tokens_per_second
 
 
