@@ -173,7 +173,7 @@ def plans(
     `compiles` the compiler of each target is asked, where it is here.
     """
     most = _limits(budget, within)
-    asked = Asked(rows, region, Assumed(preemptions=preemptions), compiles)
+    asked = _asked_of_plans(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
     found = matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
     return limits.kept(found, most)
@@ -204,10 +204,18 @@ def best(
     if wanted not in get_args(Wanted):
         raise UserError(f"best is {wanted}; it must be {listing(get_args(Wanted))}")
     most = _limits(budget, within)
-    asked = Asked(rows, region, Assumed(preemptions=preemptions), compiles)
+    asked = _asked_of_plans(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
     how: dict[str, Any] = {"wanted": wanted, "asked": asked, "console": console, "tell": tell}
     return winner.find(recipe, where, overrides, within=most, **how)
+
+
+def _asked_of_plans(
+    rows: int | None, region: str | None, preemptions: float | None, compiles: bool
+) -> Asked:
+    if region is not None:  # a slip of the pen is told before anything is planned
+        costs.check_place(costs.load(), region)
+    return Asked(rows, region, Assumed(preemptions=preemptions), compiles)
 
 
 def _limits(budget: int | float | None, within: str | None) -> Limits:
