@@ -5,10 +5,13 @@ import dataclasses
 import pytest
 
 from tests.planning.plans import made, without_time
+from windlass.cli.best import print_bests
 from windlass.cli.planned import print_plans
 from windlass.planning.changes import Change, Tried
 from windlass.planning.plan import Refused
+from windlass.planning.search import Best
 from windlass.planning.targets import find
+from windlass.planning.winner import chosen
 
 ONE = """\
 target  fits       GiB a device         step  tokens/s     MFU         run     on demand         spot
@@ -169,3 +172,13 @@ def test_changes_that_make_it_fit_are_said_with_what_they_do_to_a_step(capsys):
     print_plans([dataclasses.replace(plan, tried=Tried([], change))])
     nearest = "nothing that was tried would do; the nearest is train.remat=full: 12.0 of 15.8 GiB"
     assert f"  to fit   {nearest}\n" in capsys.readouterr().out
+
+
+def test_the_best_settings_of_several_recipes_are_told_under_their_names(capsys):
+    one = chosen([Best(made(), made(), {}, 3)], "cheapest")
+    print_bests([one, one], ["mine.yaml", "other.yaml"], [])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "mine.yaml" and lines[1].startswith("target ")
+    assert lines[lines.index("other.yaml") - 1] == ""
+    print_bests([one], ["mine.yaml"], [])
+    assert "mine.yaml" not in capsys.readouterr().out

@@ -22,8 +22,8 @@ def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str
     """
     with trimmed() as console:
         for number, (one, name) in enumerate(zip(found, names, strict=True)):
-            if number:
-                console.print()
+            if len(found) > 1:
+                console.print(Text("\n" * bool(number) + name, "bold"))
             for shown in _shown(one, ["windlass", "train", name, *keys], console):
                 console.print(shown)
 
