@@ -89,7 +89,7 @@ def test_the_search_for_dead_fields_finds_one_and_sees_the_values_of_constants()
 def loss_on_independent_tokens(config, leak=lambda model: model) -> float:
     """The loss, over ln V, on tokens that nothing predicts, after training on such tokens."""
     config = dataclasses.replace(config, vocab=32)
-    model, optimizer = leak(config.init(jax.random.key(0))), optax.adam(5e-3)
+    model, optimizer = leak(config.init(jax.random.key(0))), optax.adam(1e-2)
     weights, static = eqx.partition(model, eqx.is_array)
     frame = tiny.packed([tiny.documents(32, lengths) for lengths in [[17], [9, 9], [5, 13]]], 16)
     frame = {name: jnp.tile(column, (4, 1)) for name, column in frame.items()}
@@ -108,7 +108,7 @@ def loss_on_independent_tokens(config, leak=lambda model: model) -> float:
 
     @jax.jit
     def trained(weights):
-        keys = jax.random.split(jax.random.key(1), 200)
+        keys = jax.random.split(jax.random.key(1), 100)
         (weights, _), _ = jax.lax.scan(step, (weights, optimizer.init(weights)), keys)
         return jnp.mean(jax.lax.map(lambda key: loss(weights, key), jax.random.split(keys[0], 20)))
 
@@ -135,7 +135,7 @@ def test_no_family_learns_anything_of_independent_tokens(causal):
 def test_a_leak_is_learned_from_independent_tokens():
     share = loss_on_independent_tokens(tiny.config("qwen3"), leaking)
     print(f"leaking: {share:.4f} of ln V")
-    assert share < 0.9
+    assert share < 0.5
 
 
 def moved(model) -> np.ndarray:

@@ -100,14 +100,14 @@ def weights(run_dir: Path, step: int | None = None) -> dict[str, int]:
     return {"step": step} | {name: about["fingerprint"] for name, about in arrays.items()}
 
 
-def killed(program: Program, kills: int, seed: int) -> list[str]:
-    """Kill a run with -9 at random moments, the last of them inside a save."""
+def killed(program: Program, kills: int, seed: int, late: int = 40) -> list[str]:
+    """Kill a run with -9 at random moments, the last of them inside a save after a late step."""
     random = Random(seed)
     told = []
-    for moment in sorted(random.randrange(2, 40) for _ in range(kills - 1)):
+    for moment in sorted(random.randrange(2, late) for _ in range(kills - 1)):
         program.disturb(lambda program, moment=moment: program.step >= moment, signal.SIGKILL)
         told.append(f"killed at step {program.step}")
-    program.disturb(lambda program: program.is_saving and program.step > 40, signal.SIGKILL)
+    program.disturb(lambda program: program.is_saving and program.step > late, signal.SIGKILL)
     assert any(program.run_dir.glob("checkpoints/*.orbax-checkpoint-tmp*")), "the save was over"
     told.append(f"killed in a save at step {program.step}")
     return told
