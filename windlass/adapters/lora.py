@@ -13,10 +13,12 @@ from windlass.adapters import Adapted, chosen, depth
 from windlass.config import section
 from windlass.devices.axes import gathered
 from windlass.devices.names import name
+from windlass.layers.draws import small, uniform, zeros
 from windlass.layers.dropout import Dropout, number
 from windlass.layers.linear import Linear
 
 Model = TypeVar("Model")
+DRAWS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
 
 
 @section
@@ -91,11 +93,8 @@ class Lora(Adapted):
         sizes = dict(zip(base.axes["weight"], base.weight.shape, strict=True))
         sizes |= {"rank": config.rank}
         self.base = base
-        self.down = _filled(
-            Linear(reads, "rank", sizes, key=key),
-            lambda shape: _drawn(key, shape, config.init),
-        )
-        self.up = _filled(Linear("rank", writes, sizes, key=key), jnp.zeros)
+        self.down = Linear(reads, "rank", sizes, draw=DRAWS[config.init], key=key)
+        self.up = Linear("rank", writes, sizes, draw=zeros, key=key)
         self.dropout, self.scale = Dropout(config.dropout, stack), config.scale
         self.magnitude = self._lengths(base.weight.astype(jnp.float32)) if config.dora else None
 
@@ -131,14 +130,3 @@ class Lora(Adapted):
 
     def _lengths(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         return jnp.sqrt(jnp.sum(weight**2, axis=tuple(range(len(self.base.reads)))))
-
-
-def _drawn(key: PRNGKeyArray, shape: tuple[int, ...], init: str) -> Float[Array, "..."]:
-    if init == "normal":
-        return 0.02 * jax.random.normal(key, shape)
-    bound = 1 / math.sqrt(math.prod(shape[:-1]))
-    return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
-
-
-def _filled(linear: Linear, make) -> Linear:
-    return eqx.tree_at(lambda one: one.weight, linear, make(linear.weight.shape))

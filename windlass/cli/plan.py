@@ -94,7 +94,7 @@ def plan(
 ) -> int:
     """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
 
-    From shapes alone, in a second or two for each target: no weight is made, nothing is compiled,
+    From shapes alone, in about a second for each target: no weight is made, nothing is compiled,
     and the devices need not be here. The table has a line for each target: memory on a device at
     its fullest and at most, of what a program may use; the time of a step, tokens a second of full
     rows, and the share of the peak; the time of the run and what it costs, on demand and on spot

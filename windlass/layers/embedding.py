@@ -3,11 +3,11 @@
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
+from windlass.layers.draws import small
 
 
 class Embedding(Placed):
@@ -16,7 +16,7 @@ class Embedding(Placed):
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, sizes: dict[str, int], *, scale: float = 1.0, key: PRNGKeyArray):
-        self.weight = 0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"]))
+        self.weight = small(key, (sizes["vocab"], sizes["embed"]), 1)
         self.scale = scale
 
     @property

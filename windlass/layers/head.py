@@ -20,6 +20,7 @@ from windlass.devices.axes import (
     shard,
     split_over,
 )
+from windlass.layers.draws import small
 
 TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at 152k words
 
@@ -39,7 +40,7 @@ class Head(Placed):
 
     @staticmethod
     def init(sizes: dict[str, int], *, key: PRNGKeyArray) -> "Head":
-        return Head(0.02 * jax.random.normal(key, (sizes["vocab"], sizes["embed"])))
+        return Head(small(key, (sizes["vocab"], sizes["embed"]), sizes["embed"]))
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:

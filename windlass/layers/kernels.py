@@ -2,9 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from contextvars import ContextVar
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -15,6 +13,7 @@ from jaxtyping import Array, Float, Int
 
 from windlass.devices import chips
 from windlass.devices.axes import layout, tensor_ways
+from windlass.layers.sketch import is_sketched
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
 # with 16 heads. Flash kernels hold none of them.
@@ -27,19 +26,6 @@ GRADIENT = "causal_gradient"  # and of its backward pass, where it is only sketc
 MIXED = "mixed"  # what attention gives, to whoever decides what a backward pass may find saved
 LANES = 128  # the width of a TPU's registers: lengths are padded to a multiple of it
 LARGEST_BLOCK = 512  # positions that the TPU kernel takes at a time
-
-
-_IS_SKETCHED = ContextVar("_IS_SKETCHED", default=False)
-
-
-@contextmanager
-def sketched() -> Iterator[None]:
-    """Programs traced here have flash attention as its shapes alone: to be counted, not run."""
-    before = _IS_SKETCHED.set(True)
-    try:
-        yield
-    finally:
-        _IS_SKETCHED.reset(before)
 
 
 class Kernel(NamedTuple):
@@ -245,7 +231,7 @@ def _kernel(q: Array, slots: Array, first: Any) -> str:
         return "xla"
     _, length, _, dim = q.shape
     chosen = choose(device.platform, device.device_kind, q.dtype.name, dim, length)
-    return "sketch" if chosen.is_flash and _IS_SKETCHED.get() else chosen.name
+    return "sketch" if chosen.is_flash and is_sketched() else chosen.name
 
 
 @functools.cache

@@ -4,11 +4,11 @@ import math
 from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
+from windlass.layers.draws import Draw, narrow
 
 
 class Linear(Placed):
@@ -32,12 +32,13 @@ class Linear(Placed):
         sizes: dict[str, int],
         *,
         bias: bool = False,
+        draw: Draw = narrow,
         key: PRNGKeyArray,
     ):
         self.reads, self.writes = tuple(reads.split()), tuple(writes.split())
-        shape = [sizes[name] for name in self.reads + self.writes]
+        shape = tuple(sizes[name] for name in self.reads + self.writes)
         fan_in = math.prod(shape[: len(self.reads)])
-        self.weight = jax.random.truncated_normal(key, -3, 3, shape) / math.sqrt(fan_in)
+        self.weight = draw(key, shape, fan_in)
         self.bias = jnp.zeros(shape[len(self.reads) :]) if bias else None
 
     @property

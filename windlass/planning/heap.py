@@ -27,6 +27,7 @@ _FUSED = frozenset(
     "sqrt square sub tan tanh threefry2x32 transpose xor".split()
 )
 _REDUCED = frozenset("argmax cumsum reduce_and reduce_max reduce_min reduce_or reduce_sum".split())
+_ON_THE_WAY = _FUSED | _REDUCED
 # The same array under another name.
 _RENAMED = frozenset(
     "copy expand_dims name optimization_barrier reshape squeeze stop_gradient".split()
@@ -80,16 +81,17 @@ class _Heap:
         self.wanted: dict[int, bool] = {}
         self.behind: dict[int, frozenset[int]] = {}
         self.used: dict[int, int] = {}  # where what is computed on the way is used at last
+        self.held = set(filter(self.is_held, self.maker))
 
     def largest(self) -> list[Array]:
         ends: dict[int, set[int]] = defaultdict(set)
         for value, i in self.ends.items():
             ends[i].add(value)
         held: dict[int, int] = {}
-        most, found = 0, []
+        most, then, inside = 0, held, []
         for i, operation in enumerate(self.operations):
             for value in operation.writes:
-                if not self.is_held(value):
+                if value not in self.held:
                     continue
                 taken = self.place(operation, value, held, ends[i])
                 if taken is not None:
@@ -99,11 +101,10 @@ class _Heap:
             inner = self.inner(operation)
             total = sum(held.values()) + sum(array.bytes for array in inner)
             if total > most:
-                own = [self.array(value, size) for value, size in held.items() if size]
-                most, found = total, own + inner
+                most, then, inside = total, dict(held), inner
             for value in ends[i]:
                 held.pop(value, None)
-        return found
+        return [self.array(value, size) for value, size in then.items() if size] + inside
 
     def inner(self, operation: Operation) -> list[Array]:
         """What a round of a loop makes for itself."""
@@ -138,9 +139,9 @@ class _Heap:
         for i in reversed(range(len(self.operations))):
             for value in self.operations[i].writes:
                 used[value] = max([i, *(self.met(j) for j in self.readers[value])])
-        ends = {value: i for value, i in self.maker.items() if self.is_held(value)}
+        ends = {value: self.maker[value] for value in self.held}
         for value, i in used.items():
-            if not self.is_held(value):
+            if value not in self.held:
                 for source in self.sources(value):
                     ends[source] = max(ends[source], i)
         for i, operation in enumerate(self.operations):
@@ -153,7 +154,7 @@ class _Heap:
     def met(self, i: int) -> int:
         """When an operation is computed: in its turn, or where its result is used."""
         writes = self.operations[i].writes
-        return i if not writes or self.is_held(writes[0]) else self.used[writes[0]]
+        return i if not writes or writes[0] in self.held else self.used[writes[0]]
 
     def lingering(self, i: int, source: int) -> int:
         if not (self.habits.lingers and self.operations[self.maker[source]].name in _LAID_OUT):
@@ -164,8 +165,8 @@ class _Heap:
         return i if self.operations[following].name in _LOOPS else self.met(following)
 
     def is_held(self, value: int) -> bool:
-        i = self.maker.get(value)
-        if i is None or self.is_renamed(i):
+        i = self.maker[value]
+        if self.is_renamed(i):
             return False
         if self.is_fused(i) and self.operations[i].name not in _REDUCED:
             return self.is_wanted(value) or (self.habits.shares and self.is_shared(value))
@@ -177,7 +178,7 @@ class _Heap:
         return len(self.readers[value]) > 1 and name not in _VIEWS
 
     def is_fused(self, i: int) -> bool:
-        return self.operations[i].name in _FUSED | _REDUCED or self.is_cut(i)
+        return self.operations[i].name in _ON_THE_WAY or self.is_cut(i)
 
     def is_renamed(self, i: int) -> bool:
         operation = self.operations[i]
@@ -219,7 +220,7 @@ class _Heap:
         if value not in self.behind:
             if value in self.inputs or value not in self.maker:
                 found = frozenset[int]()
-            elif self.is_held(value):
+            elif value in self.held:
                 found = frozenset([value])
             else:
                 reads = self.operations[self.maker[value]].reads

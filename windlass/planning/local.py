@@ -35,9 +35,10 @@ def value(variable: Any) -> Value:
 def shape_there(variable: Any) -> tuple[int, ...]:
     """The shape of an array on one device."""
     sharding = variable.aval.sharding
-    ways = [
-        math.prod(sharding.mesh.shape[name] for name in names(entry)) for entry in sharding.spec
-    ]
+    if not any(sharding.spec):
+        return shape(variable)
+    sizes = sharding.mesh.shape
+    ways = [math.prod(sizes[name] for name in names(entry)) for entry in sharding.spec]
     ways += [1] * (len(shape(variable)) - len(ways))
     return tuple(-(-size // way) for size, way in zip(shape(variable), ways, strict=True))
 

@@ -173,6 +173,7 @@ class Asked(NamedTuple):
 PLAIN = Asked()
 
 
+@tracing.uncollected()
 def planned(
     described: Described,
     target: Target,

@@ -234,7 +234,7 @@ def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
     name = equation.primitive.name
     if name in _LAID_OUT:
         return 0.0
-    given = max((local.value(variable).elements for variable in equation.outvars), default=0)
+    given = max((math.prod(local.shape_there(v)) for v in equation.outvars), default=0)
     if name in _REDUCED:
         given = max((value.elements for value in reads), default=0)
     return given * _LONG.get(name, 1)

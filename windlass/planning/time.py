@@ -3,7 +3,7 @@
 from typing import NamedTuple
 
 from windlass.evaluation.loss import make_evaluation
-from windlass.layers.kernels import sketched
+from windlass.layers.sketch import sketched
 from windlass.planning import calibration, efficiency, reading
 from windlass.planning.calibration import Fitted
 from windlass.planning.efficiency import (

@@ -1,6 +1,8 @@
 """The step of a run on devices that need not be here, as a program to be read and not run."""
 
-from collections.abc import Sequence
+import gc
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import NamedTuple
 
 import jax
@@ -9,7 +11,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 
 from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import Chosen
-from windlass.layers.kernels import sketched
+from windlass.layers.sketch import sketched
 from windlass.planning.targets import Target
 from windlass.run import Batches
 from windlass.training import origin
@@ -52,6 +54,19 @@ def laid_out(layers: Layers, target: Target) -> Described:
     """The same of one that is loaded."""
     chosen = Chosen(target.chip.kind, target.devices, target.chip.kind, [], [])
     return read_for(layers, chosen, target.absent)
+
+
+@contextmanager
+def uncollected() -> Iterator[None]:
+    """Python looks for garbage only afterwards."""
+    # Among all that is imported, one look takes as long as a quarter of a trace.
+    is_enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if is_enabled:
+            gc.enable()
 
 
 def trace(described: Described, target: Target) -> Traced:

@@ -15,7 +15,7 @@ from windlass.planning import time as times
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
-from windlass.planning.traced import trace
+from windlass.planning.traced import trace, uncollected
 from windlass.training.built import Described, Divided
 
 NEAR = 1.03  # of the room: a guess may be so much too high
@@ -54,7 +54,7 @@ class Trial(NamedTuple):
 
 
 class Trials:
-    """Settings of one run on one target, each tried once: that takes about a second."""
+    """Settings of one run on one target, each tried once: that takes half a second."""
 
     def __init__(
         self,
@@ -120,6 +120,7 @@ class Trials:
         """The numbers of microbatches that the rows of a batch can be divided in, fewest first."""
         return mesh.divisors(max(1, self.described.batches.rows // setting.groups))
 
+    @uncollected()
     def _tried(self, setting: Setting, described: Described) -> Trial:
         traced = trace(described, self.target)
         memory = memories.memory(traced)

@@ -32,6 +32,7 @@ from windlass.telemetry import about
 from windlass.telemetry.kept import Kept, keep
 from windlass.training import folder as folders
 from windlass.training import origin, trainable
+from windlass.training.blank import blank, is_shape
 from windlass.training.footprint import footprint
 from windlass.training.moved import moved
 
@@ -216,16 +217,15 @@ class Built:
 
     def __init__(self, described: Described):
         self.described, self.run, self.mesh = described, described.run, described.mesh
-        self.base: PyTree = None  # the shapes are known before the types
-        self.abstract: PyTree = None
-        whole = eqx.filter_eval_shape(lambda: self.init(jax.random.key(0)))
-        arrays, self.static = eqx.partition(whole, _is_shape)
+        arrays, self.static = eqx.partition(
+            self._arranged(blank(self.run.model, self.run.adapter)), is_shape
+        )
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
         # What is not trained need not be more precise than what it is multiplied in.
         lowered = annotate(
             arrays, lambda x, about: described.compute if is_cast(x, about) else x.dtype
         )
-        self.abstract = jax.tree.map(
+        self.abstract: PyTree = jax.tree.map(
             lambda x, low, is_trained, place: jax.ShapeDtypeStruct(
                 x.shape, x.dtype if is_trained else low, sharding=place
             ),
@@ -241,14 +241,17 @@ class Built:
 
         A path is one of the family's own model, or of the adapted one.
         """
-        train, taken = self.run.train, taken or {}
-        model = arrange(self.run.model.init(key), remat=train.remat, unroll=train.layers_per_loop)
-        model = _filled(model, taken, self.base)
+        taken = taken or {}
+        model = _filled(self._arranged(self.run.model.init(key)), taken, self.base)
         if self.run.adapter is None:
             return model
         own_key = jax.random.fold_in(key, ADAPTER_KEY)
         adapted = self.run.adapter.adapt(model, names=self.names, key=own_key)
         return _filled(adapted, taken, self.abstract)
+
+    def _arranged(self, model: Any) -> Any:
+        train = self.run.train
+        return arrange(model, remat=train.remat, unroll=train.layers_per_loop)
 
     @property
     def names(self) -> Mapping[str, str]:
@@ -279,13 +282,9 @@ class Built:
 
 
 def _filled(model: Any, taken: dict[str, Array], like: PyTree) -> Any:
-    """The model with the arrays that are taken, by path, and of the types of another, if given."""
+    """The model with the arrays that are taken, by path, and of the types of another."""
     arrays, static = eqx.partition(model, eqx.is_array)
-    types = [x.dtype for x in jax.tree.leaves(arrays if like is None else like)]
+    types = [x.dtype for x in jax.tree.leaves(like)]
     found = [taken.get(path, x) for path, x in named(arrays).items()]
     values = [jnp.asarray(x, dtype) for x, dtype in zip(found, types, strict=True)]
     return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), values), static)
-
-
-def _is_shape(x: Any) -> bool:
-    return isinstance(x, jax.ShapeDtypeStruct)

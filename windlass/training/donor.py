@@ -3,7 +3,6 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
-from importlib import import_module
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -21,6 +20,7 @@ from windlass.errors import UserError
 from windlass.run import Run, Start
 from windlass.training import adapter, published, runs
 from windlass.training import folder as folders
+from windlass.training.blank import blank, is_shape
 
 SHOWN = 8  # arrays in a refusal
 
@@ -159,14 +159,7 @@ def _merged(
 ) -> tuple[int, dict[str, Array]]:
     """The weights of a run with an adapter as those of a plain model."""
     run = config.load(stored.folder / folders.RECIPE).read(Run, None)
-    names = getattr(import_module(type(run.model).__module__), "NAMES", {})
-    adapter: Any = run.adapter
-
-    def init(key):
-        return adapter.adapt(run.model.init(key), names=names, key=key)
-
-    shapes = eqx.filter_eval_shape(init, jax.random.key(0))
-    shapes, static = eqx.partition(shapes, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    shapes, static = eqx.partition(blank(run.model, run.adapter), is_shape)
     here = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         shapes,

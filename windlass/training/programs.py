@@ -56,7 +56,9 @@ class Programs:
             return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
 
         # The key is made while tracing: where only a compiler is, nothing can be computed.
-        shapes = jax.eval_shape(lambda: self._start(jax.random.key(0), {}, {}))
+        shapes = jax.eval_shape(
+            lambda arrays: self._begun(jax.random.key(0), lambda _: arrays), self.built.abstract
+        )
         return jax.tree.map(placed, shapes)
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
@@ -103,14 +105,19 @@ class Programs:
     def _start(
         self, key: PRNGKeyArray, taken: dict[str, Array], lowered: dict[str, Array]
     ) -> tuple[State, Frozen]:
-        weights_key, run_key = jax.random.split(key)
         # The compiler follows the layout of what comes out back to the random bits: with explicit
         # axes every device would make all of the model, and cut its piece.
         made: Callable[..., PyTree] = jax.sharding.auto_axes(
             lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
             out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        weights, frozen = self.built.parted(made(weights_key, taken | lowered))
+        return self._begun(key, lambda key: made(key, taken | lowered))
+
+    def _begun(
+        self, key: PRNGKeyArray, made: Callable[[PRNGKeyArray], PyTree]
+    ) -> tuple[State, Frozen]:
+        weights_key, run_key = jax.random.split(key)
+        weights, frozen = self.built.parted(made(weights_key))
         batch = jax.tree.map(
             lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding.spec),
             self.abstract_batch(),

@@ -228,11 +228,15 @@ def accumulate(
     split = jax.tree.map(lambda x: _split(x, microbatches), (batch, carry.rows))
     split = (jnp.arange(microbatches), *split)
     first = jax.tree.map(lambda x: x[0], split)
-    tally, _, gradient = jax.eval_shape(microbatch, first, carry.sums)
+    _, (tally, _) = jax.eval_shape(
+        lambda rows: total(weights, rows[1], key, Carry(rows[2], carry.sums)), first
+    )
     # The first tally to add to: nothing, and no maximum.
     none = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), tally)
     none = none._replace(extremes=jax.tree.map(lambda x: jnp.full_like(x, -jnp.inf), none[3]))
-    zeros = jax.tree.map(lambda g: jnp.zeros(g.shape, g.dtype, out_sharding=_sharding(g)), gradient)
+    zeros = jax.tree.map(
+        lambda w: jnp.zeros(w.shape, jnp.float32, out_sharding=_sharding(w)), weights
+    )
     (tally, sums, gradient), rows = jax.lax.scan(add, (none, carry.sums, zeros), split)
     return tally, Carry(jax.tree.map(_join, rows), sums), gradient
 

@@ -1,0 +1,35 @@
+"""What is traced for a plan, and how often."""
+
+import gc
+
+from tests.trained import recipe
+from windlass.models import qwen3
+from windlass.planning import targets, traced
+from windlass.training.blank import blank
+from windlass.training.built import Built
+from windlass.training.programs import Programs
+
+
+def test_a_model_is_made_once_for_all_targets(monkeypatch):
+    made, init = [], qwen3.Config.init
+
+    def counted(self, key):
+        made.append(self)
+        return init(self, key)
+
+    monkeypatch.setattr(qwen3.Config, "init", counted)
+    blank.cache_clear()
+    for target in targets.several("v5e-8,v6e-1,h200"):
+        described = traced.described(recipe(adapter={"kind": "lora"}), target)
+        with described.scope():
+            Programs(Built(described), 1).abstract_state()
+    assert len(made) == 1
+
+
+def test_python_looks_for_garbage_after_a_plan_as_it_did_before():
+    with traced.uncollected():
+        assert not gc.isenabled()
+        with traced.uncollected():
+            pass
+        assert not gc.isenabled()
+    assert gc.isenabled()
