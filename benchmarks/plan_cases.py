@@ -124,6 +124,11 @@ TPU = [
     case(MIDDLE, "v5e-8", 8, length=4096, remat="full"),
     case(THREE, "v5e-8", 8, remat="full"),
     case(EIGHT, "v5e-8", 8, rank=16),
+    case(HALF, "v5e-8", 64, rank=32, dropout=0.05),
+    case(HALF, "v5e-8", 64, rank=32),
+    case(HALF, "v5e-8", 64, rank=32, dropout=0.05, accumulation=2),
+    case(HALF, "v5e-8", 64, rank=32, dropout=0.05, remat="full"),
+    case(HALF, "v5e-8", 64, rank=32, dropout=0.05, accumulation=2, remat="none"),
     case(HALF, "v6e-4", 32),
     case(SMALL, "v6e-4", 32, length=512),
     case(MIDDLE, "v6e-4", 16),
@@ -156,8 +161,16 @@ GPU = [
     case(MIDDLE, "h200", 4, length=4096, rank=16, remat="none"),
     case(HALF, "h200", 64, accumulation=4),
     case(SMALL, "h200", 32, rank=16, dropout=0.05),
+    case(HALF, "h200", 32, layers_per_loop=4),
     case(HALF, "h200", 32, layers_per_loop=24),
+    case(HALF, "h200", 64, rank=32, dropout=0.05),
+    case(HALF, "h200", 64, rank=32, dropout=0.05, accumulation=2),
+    case(HALF, "h200", 64, rank=32, dropout=0.05, accumulation=2, remat="none"),
+    case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=2),
+    case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4),
     case(MIDDLE, "h200", 64, remat="none"),
     case(EIGHT, "h200", 2),
     case(THREE, "h200", 96),
 ]
+# The run of legal-cot-sft, beside which others of the list only compute the same otherwise.
+SAME = [case(HALF, on, 64, rank=32, dropout=0.05) for on in ("v5e-8", "h200")]

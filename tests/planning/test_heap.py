@@ -16,6 +16,7 @@ def held(function, *shapes, **habits) -> int:
         adds_to_products=False,
         reuses=True,
         shares=False,
+        draws_apart=False,
         lingers=False,
         bytes_of=lambda shape, itemsize: itemsize * jnp.zeros(shape, jnp.int8).size,
     )._replace(**habits)
@@ -52,6 +53,14 @@ def test_a_result_lies_where_what_it_was_made_of_is_no_longer_needed():
 
     assert held(far, matrix()) == ONE
     assert held(far, matrix(), reuses=False) == 2 * ONE
+
+
+def test_random_bits_are_held_where_a_kernel_of_its_own_draws_them():
+    def dropped(x):
+        return jnp.where(jax.random.bits(jax.random.key(0), x.shape) > 7, x, 0) @ x
+
+    assert held(dropped, matrix()) == ONE + 8  # of the key
+    assert held(dropped, matrix(), draws_apart=True) == 2 * ONE + 8
 
 
 def test_what_several_operations_want_may_be_computed_once_and_held():

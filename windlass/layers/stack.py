@@ -1,11 +1,14 @@
 """The layers of a model: scanned, rematerialised, in a repeating pattern of kinds."""
 
 import dataclasses
+import math
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.extend.core import Primitive
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.layers import kernels
@@ -13,6 +16,8 @@ from windlass.layers import kernels
 # What a layer saves for its backward pass under `saved`: the results of matrix products, which are
 # dear to compute again. Norms, rotations and activations are recomputed from them.
 SAVED = ("query", "key", "value", kernels.MIXED, "gate", "up", "residual")
+# What is made again even under `none`, as it is quicker to make than to fetch.
+FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
 
 
 class Stack(eqx.Module):
@@ -90,15 +95,27 @@ def arrange(model: PyTree, *, remat: str, unroll: int) -> PyTree:
 
 
 def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callable:
-    if remat == "none":
-        return function
+    if remat == "none" and not in_loop:
+        return function  # the compiler sees all layers, and knows best what to hold
     named = jax.checkpoint_policies.save_only_these_names(*SAVED)
     saved = jax.checkpoint_policies.save_from_both_policies(named, kernels.keeps)
+    policy = {"none": _is_computed, "saved": saved, "full": None}[remat]
     # The compiler would merge the second computation with the first and undo the saving; it cannot
     # do so across the loops of a scan, where the barrier against it only costs time.
-    return jax.checkpoint(
-        function, policy=saved if remat == "saved" else None, prevent_cse=not in_loop
-    )
+    return jax.checkpoint(function, policy=policy, prevent_cse=not in_loop)
+
+
+def _is_computed(primitive: Primitive, *arrays: Any, **settings: Any) -> bool:
+    """Whether an operation makes new numbers, and not the same in another form that is larger.
+
+    Weights that a layer has gathered would else be held for all layers at once.
+    """
+    if primitive.name == "convert_element_type":
+        return settings["new_dtype"].itemsize < arrays[0].dtype.itemsize
+    if primitive.name == "reshard":
+        shape, before, after = arrays[0].shape, arrays[0].sharding, settings["dst_sharding"]
+        return math.prod(after.shard_shape(shape)) < math.prod(before.shard_shape(shape))
+    return primitive.name not in FORMS
 
 
 def _take(tree: PyTree, index: int | slice) -> PyTree:

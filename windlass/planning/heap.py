@@ -26,11 +26,13 @@ _FUSED = frozenset(
     "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin slice split "
     "sqrt square sub tan tanh threefry2x32 transpose xor".split()
 )
+_DRAWN = frozenset("random_bits threefry2x32".split())
 _REDUCED = frozenset("argmax cumsum reduce_and reduce_max reduce_min reduce_or reduce_sum".split())
 _ON_THE_WAY = _FUSED | _REDUCED
 # The same array under another name.
 _RENAMED = frozenset(
-    "copy expand_dims name optimization_barrier reshape squeeze stop_gradient".split()
+    "copy expand_dims name optimization_barrier reduce_precision reshape squeeze "
+    "stop_gradient".split()
 )
 _VIEWS = frozenset("broadcast_in_dim convert_element_type iota slice transpose".split())
 _LAID_OUT = frozenset("reshard sharding_constraint mesh_cast".split())
@@ -55,6 +57,7 @@ class Habits(NamedTuple):
     adds_to_products: bool  # what is added to a product is added while it is made
     reuses: bool  # a result may lie where something it was computed from lay, however indirectly
     shares: bool  # what several operations want is computed once
+    draws_apart: bool  # random bits are by a kernel of their own, whatever they are used for
     lingers: bool  # what was gathered for a product stays until the next one is done
     bytes_of: Callable[[tuple[int, ...], int], int]  # of an array of a shape and an item size
 
@@ -178,7 +181,10 @@ class _Heap:
         return len(self.readers[value]) > 1 and name not in _VIEWS
 
     def is_fused(self, i: int) -> bool:
-        return self.operations[i].name in _ON_THE_WAY or self.is_cut(i)
+        name = self.operations[i].name
+        if name in _DRAWN and self.habits.draws_apart:
+            return False
+        return name in _ON_THE_WAY or self.is_cut(i)
 
     def is_renamed(self, i: int) -> bool:
         operation = self.operations[i]

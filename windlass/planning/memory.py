@@ -27,6 +27,7 @@ STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # kn
 ERROR = {"tpu": 0.10, "gpu": 0.05, "cpu": 4.0}
 KERNELS = 16 * 2**20  # bytes, that a TPU's compiler counts besides
 DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
+LEFT = 1.4  # times what a layer leaves, that each layer but one of a loop's round takes, measured
 TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
@@ -89,15 +90,15 @@ def stored(traced: Traced) -> dict[str, int]:
 
 def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[str, float]]:
     """What only the compiled program shows."""
+    train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
+    if chip.kind != "cpu" and train.layers_per_loop < layers:
+        # What the layers of a round leave is put together only at its end.
+        yield "layer", LEFT * (train.layers_per_loop - 1) * activations / layers
     if chip.kind == "gpu":
         yield "other", DRIVER
     if chip.kind != "tpu":
         return
-    train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
     yield "other", KERNELS
-    if train.layers_per_loop < layers:
-        # What the layers of a round leave is put together only at its end.
-        yield "layer", (train.layers_per_loop - 1) * activations / layers
     if traced.split["fsdp"] == 1:
         # The maps to heads are laid out anew for the loop, where nothing else does it on the way.
         relaid = annotate(traced.frozen.model, _is_map_to_heads)
@@ -123,6 +124,7 @@ def _habits(traced: Traced, chip: Chip) -> Habits:
         adds_to_products=is_tpu,
         reuses=is_tpu,
         shares=chip.kind == "cpu",
+        draws_apart=chip.kind == "gpu",
         lingers=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
     )

@@ -36,11 +36,12 @@ _APART = frozenset(
 _LAID_OUT = frozenset(
     "broadcast_in_dim iota concatenate pad gather slice dynamic_slice rev".split()
 )
-# What takes longer than a sum does. Random bits are by threefry: twenty rounds for two numbers.
+# What takes longer than a sum does. Random bits are by threefry: for each number twenty rounds of
+# five operations, and keys that are added between them.
 _LONG: dict[str, int] = dict.fromkeys(
     "exp exp2 log log1p expm1 tanh logistic rsqrt sqrt sin cos div erf".split(), 4
 )
-_LONG |= {"pow": 8, "random_bits": 40, "threefry2x32": 40}
+_LONG |= {"pow": 8, "random_bits": 115, "threefry2x32": 115}
 _TOGETHER = {
     "psum": "sum",
     "psum_invariant": "sum",
