@@ -14,6 +14,7 @@ def prove() -> dict:
         gpu["cases"] >= 12 and len(gpu["ran_out_of_memory"]) >= 3 and not gpu["false_fits"],
         gpu["memory_median_error"] <= 0.05 and gpu["time_median_error"] <= 0.15,
         state["worst_error"] <= 0.01,
+        all(one["no_slower_than_its_own"] for one in found["settings"].values()),
         anchors["mean_error"] <= plan_anchors.GOAL,
     ]
     return {"holds": all(holds), **found, "anchors": anchors}

@@ -11,6 +11,8 @@ import pytest
 from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
 from tests.trained import recipe
 from windlass.planning import memory, targets, traced
+from windlass.planning.local import shape_there
+from windlass.telemetry.flops import programs
 from windlass.training.built import describe
 
 FOUND = json.loads((Path(__file__).parents[2] / "benchmarks/plan_accuracy.json").read_text())
@@ -31,7 +33,7 @@ def planned(one: Case) -> memory.Memory:
         (case(MIDDLE, "v5e-4", 8, remat="full"), 0.05),
         (case(HALF, "h200", 32), 0.03),
         (case(SMALL, "h200", 4, length=4096, remat="none"), 0.03),
-        (case(MIDDLE, "h200", 16, rank=16), 0.03),
+        (case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4), 0.03),
     ],
     ids=lambda value: value.settings or value.on if isinstance(value, Case) else "",
 )
@@ -73,6 +75,24 @@ def test_rows_that_are_not_divided_by_fsdp_leave_as_much_and_weights_are_in_piec
     assert pieces["activations"] == pytest.approx(whole["activations"], rel=0.01)
     for part in ("weights", "optimiser"):
         assert pieces[part] == pytest.approx(whole[part] / 8, rel=1e-3)
+
+
+def _loops(program):
+    for equation in program.eqns:
+        if equation.primitive.name == "scan":
+            yield equation
+        for body in programs(equation.params):
+            yield from _loops(body)
+
+
+@pytest.mark.parametrize("remat", ["none", "saved"])
+def test_no_loop_over_layers_leaves_the_weights_that_each_had_gathered(remat):
+    one, target = case(HALF, "v5e-8", 32, mesh=(1, 8, 1), remat=remat), targets.find("v5e-8")
+    found = traced.trace(traced.described(one.recipe, target), target)
+    left = [shape_there(made) for loop in _loops(found.program) for made in loop.outvars]
+    model = found.described.run.model
+    pieces = [math.prod(shape) for shape in left if shape[:1] == (model.layers,)]
+    assert pieces and model.layers * model.embed * model.mlp not in pieces
 
 
 def test_where_the_compiler_has_spoken_the_parts_add_up_to_what_it_said():

@@ -5,10 +5,9 @@ import hashlib
 import json
 import os
 import platform
-import re
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
@@ -22,7 +21,7 @@ from windlass.devices import selection
 from windlass.devices.chips import usable
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
-from windlass.planning import gpus
+from windlass.planning import exhausted, gpus
 from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
 from windlass.telemetry.kept import setting
@@ -36,9 +35,6 @@ NO_LIBTPU = (
     "libtpu is missing, the compiler for TPUs; on an x86-64 host "
     "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
 )
-# A TPU's compiler says how much it would have needed, and of how much.
-_TOO_LARGE = re.compile(r"\(([\d.]+)([KMG])\) exceeds available HBM \(([\d.]+)([KMG])\)")
-_UNITS = {"K": 2**10, "M": 2**20, "G": 2**30}
 
 
 class Compiled(NamedTuple):
@@ -110,16 +106,18 @@ def find(layers: Layers, target: Target) -> Found | Absent:
         return devices
     laid_out = _laid_out(layers, target.chip.kind, devices)
     by = _compiler(target)
+    limit = usable(laid_out.chip) if laid_out.chip else None
     with laid_out.scope():
         lowered = _lowered(laid_out)
-    file = _file(lowered, by)
-    if file.is_file():
+    file = _file(lowered, by, limit)
+    with suppress(OSError, ValueError, TypeError):  # what is missing or spoilt is found anew
         return Found(**json.loads(file.read_text(encoding="utf-8")))
-    limit = usable(laid_out.chip) if laid_out.chip else None
     with laid_out.scope(), _unkept():
         found = _found(lowered, by, limit)
     file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+    new = file.with_suffix(f".{os.getpid()}")  # others may find out the same
+    new.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
+    new.replace(file)
     return found
 
 
@@ -128,11 +126,10 @@ def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
     try:
         program = Compiled(lowered.compile(), time.monotonic() - began)
     except JaxRuntimeError as error:
-        said = _TOO_LARGE.search(str(error))
-        if said is None:
+        needed = exhausted.told(str(error)).needed
+        if needed is None:
             raise
-        peak = round(float(said[1]) * _UNITS[said[2]])
-        return Found(by, peak, False, None, None, None, None, time.monotonic() - began)
+        return Found(by, round(needed), False, None, None, None, None, time.monotonic() - began)
     memory, text = program.program.memory_analysis(), Text(program.program.as_text() or "")
     assert memory is not None
     peak = program.peak_bytes
@@ -174,11 +171,11 @@ def _compiler(target: Target) -> str:
     return ", ".join([*named, f"JAX {jax.__version__}", f"for {target.name}"])
 
 
-def _file(lowered: jax.stages.Lowered, by: str) -> Path:
-    """Where it is kept what a compiler made of a program, with these flags."""
+def _file(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Path:
+    """Where it is kept what a compiler made of a program, with these flags and so much room."""
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
     asked = " ".join(field.name for field in dataclasses.fields(Found))
-    known = "\n".join([by, asked, flags(os.environ), lowered.as_text()])
+    known = "\n".join([by, asked, str(limit), flags(os.environ), lowered.as_text()])
     return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 
