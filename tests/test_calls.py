@@ -284,7 +284,7 @@ def test_what_wins_on_this_kind_of_device_is_stored_resolved(run):
 def test_what_wins_on_this_kind_of_device_is_printed(run):
     printed = Path(trained.OUTPUT).read_text()
     assert "by_device    on cpu: train.batch 16, optim.learning_rate 0.0036\n" in printed
-    assert "batch        16 = 16 a device × 1 accumulation × 1 shards" in printed
+    assert "batch        16 = 16 a device × 1 accumulation × 1 shard," in printed
 
 
 def test_the_resolved_recipe_is_of_the_same_run(run):

@@ -9,7 +9,7 @@ from windlass.devices import choice, mesh
 from windlass.devices.choice import Rows
 from windlass.devices.mesh import Mesh
 from windlass.planning.memory import Memory
-from windlass.planning.search import LOOPS, MARGIN, REMATS, Fixed, Search
+from windlass.planning.search import MARGIN, REMATS, Fixed, Search
 from windlass.planning.targets import find
 from windlass.planning.time import Time
 from windlass.planning.traced import described
@@ -19,7 +19,7 @@ from windlass.training.built import Described
 FREE = Fixed(rows=False, each=False, remat=False, loops=False, mesh=False)
 HELD = {"none": 30.0, "saved": 12.0, "full": 3.0}  # bytes that a row leaves
 TAKEN = {"none": 1.0, "saved": 1.1, "full": 1.4}  # seconds of a row
-WORTH = {1: 1.0, 2: 0.97, 4: 0.96}  # of a step in loops of so many layers
+WORTH = {1: 1.0, 2: 0.96}  # of a step in loops of one layer, and of all
 
 
 class MadeUp(Trials):
@@ -52,8 +52,7 @@ def every(trials: Trials) -> list[Trial]:
     splits = [tuple((name, one[name]) for name in mesh.AXES) for one in able]
     found = [
         trials(Setting(split, count, remat, loops))
-        for split, count, remat, loops in itertools.product(splits, (1, 2, 4, 8), REMATS, LOOPS)
-        if loops <= run.run.model.layers
+        for split, count, remat, loops in itertools.product(splits, (1, 2, 4, 8), REMATS, WORTH)
     ]
     return [one for one in found if one is not None]
 

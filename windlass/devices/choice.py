@@ -7,8 +7,7 @@ from typing import NamedTuple
 from windlass.devices import mesh as meshes
 from windlass.devices.mesh import AXES, Mesh
 
-# The share of a device's memory that an estimate may fill; of a GPU's JAX takes so much by itself.
-ROOM = {"tpu": 0.9, "gpu": 0.75}
+ROOM = {"tpu": 0.9, "gpu": 0.95}  # the share of what a program may use that an estimate may fill
 
 UNKNOWN = "in pieces, as the catalogue has not the memory of such devices"
 

@@ -24,8 +24,7 @@ from windlass.planning.trials import NEAR, Setting, Trial, Trials
 from windlass.training.built import Described
 
 REMATS = ("none", "saved", "full")
-LOOPS = (1, 2, 4)  # layers in an iteration that are worth a look: more take long to compile
-WHOLE = 8  # layers at most that are looked at all in one iteration
+WHOLE = 8  # layers at most that are looked at all in one iteration: more take long to compile
 MARGIN = 0.02  # of a step that must be gained: less is no reason to change a recipe
 
 
@@ -156,10 +155,10 @@ class Search:
             yield from (now._replace(remat=word) for word in REMATS if word != now.remat)
         splits = self._splits()
         yield from (now._replace(split=one) for one in splits if _is_near(one, now.split))
+        # Some of the layers in an iteration take more memory than one, and no less time.
         layers = getattr(self.trials.described.run.model, "layers", 1)
-        loops = (*LOOPS, layers) if layers <= WHOLE else LOOPS
         if not self.fixed.loops:
-            yield from (now._replace(layers_per_loop=n) for n in loops if n <= layers)
+            yield from (now._replace(layers_per_loop=n) for n in {1, layers} if n <= WHOLE)
 
     def _fitting(self) -> Iterator[Trial]:
         """What fits, where the recipe does not, from what changes little to what changes more."""

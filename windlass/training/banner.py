@@ -38,7 +38,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     yield (
         "batch",
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
-        f"× {batches.shards} shards, of {session.run.data.length} tokens",
+        f"× {batches.shards} shard{'s' * (batches.shards != 1)}, "
+        f"of {session.run.data.length} tokens",
     )
     if described.divided is not None:
         yield "microbatch", f"auto: {described.divided.why}"

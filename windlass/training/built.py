@@ -206,9 +206,9 @@ def _laid_out(
 
 def _too_large(needs: float, chip: chips.Chip) -> str:
     return (
-        f"this run needs about {needs / 2**30:.1f} GiB a device, and a {chip.name} has "
-        f"{chip.memory_bytes / 2**30:.1f}: an adapter, train.remat=full, more train.accumulation "
-        "or more devices make it less"
+        f"this run needs about {needs / 2**30:.1f} GiB a device, and of a {chip.name} a program "
+        f"may use {chips.usable(chip) / 2**30:.1f}: an adapter, train.remat=full, more "
+        "train.accumulation or more devices make it less"
     )
 
 

@@ -10,7 +10,7 @@ from jaxtyping import PyTree
 
 from windlass import adapters
 from windlass.devices.axes import About, annotate, is_cast
-from windlass.devices.chips import Chip
+from windlass.devices.chips import Chip, usable
 from windlass.devices.choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
 from windlass.run import Run
@@ -50,8 +50,8 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
         row_logits=OF_LOGITS * tokens * vocab,
         tile=OF_LOGITS * TILE_TOKENS * vocab,
         is_frozen=2 * chosen.trained < chosen.total,
-        memory=chip.memory_bytes,
-        room=ROOM[chip.kind] * chip.memory_bytes,
+        memory=usable(chip),
+        room=ROOM[chip.kind] * usable(chip),
     )
 
 
