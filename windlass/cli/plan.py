@@ -178,7 +178,10 @@ def _calibrate(runs: list[str]) -> int:
     for one in calls.calibrate(*runs):
         factors = ", ".join(f"{name} {x:.2f}x" for name, x in one.factors.items())
         print(f"{one.chip}, by {len(one.runs)} runs: {factors} of the time by its table")
-        print(f"  plans were off by {one.before:.1%}, and are by {one.after:.1%} (medians)")
+        told = f"were off by {one.before:.1%}, and are by {one.after:.1%} (medians)"
+        if one.after == one.before:
+            told = f"are off by {one.after:.1%} (median), and nothing makes them better"
+        print(f"  plans {told}")
     print(f"plans use this from now on; without {calibration.file()} they no longer do")
     return 0
 

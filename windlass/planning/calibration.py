@@ -112,6 +112,8 @@ def _fit(chip: str, runs: Sequence[_Run]) -> Fitted:
     solved = np.linalg.lstsq(known, wanted, rcond=None)[0]
     factors = {name: float(max(0.1, x)) for name, x in zip(groups, solved, strict=True)}
     before, after = ([_error(run, by) for run in runs] for by in ({}, factors))
+    if statistics.median(after) >= statistics.median(before):  # what is left is no part's fault
+        factors, after = dict.fromkeys(groups, 1.0), before
     worst = max(SURE, max(after))
     today = datetime.date.today().isoformat()
     names = [run.name for run in runs]
