@@ -16,7 +16,7 @@ from windlass import data
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of, load, load_frozen
-from windlass.config import AnyRecipe, Layers, Written, json_schema, listing, read, tree
+from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, listing, read, tree
 from windlass.data import Prepared, reference, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
@@ -39,7 +39,6 @@ from windlass.planning.account import Account, account
 from windlass.planning.calibration import Fitted
 from windlass.planning.comparison import Comparison
 from windlass.planning.cost import Assumed
-from windlass.planning.limits import Limits
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.planning.planner import Planner
 from windlass.planning.winner import Found, Wanted

@@ -4,9 +4,9 @@ import pytest
 
 from tests.planning.plans import made
 from windlass import calls
-from windlass.config import Within
+from windlass.config import Limits, Within
 from windlass.errors import UserError
-from windlass.planning.limits import Limits, kept
+from windlass.planning.limits import kept
 from windlass.planning.plan import Plan
 
 # 7200 steps of half a second are an hour, a start takes 4 minutes: $10.24 of 8 v5e at $1.20.

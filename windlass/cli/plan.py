@@ -9,30 +9,25 @@ import typer
 from rich.console import Console
 
 from windlass.cli.options import options, waiting
-from windlass.config import Within, listing, section, shipped
+from windlass.config import Limits, listing, section, shipped
 from windlass.errors import UserError
 
 
 @section
-class Planned:
+class Planned(Limits):
     """The options of `plan`."""
 
     rows: int | None
     preemptions: float | None
-    budget: float | None
-    within: Within | None
     best: Literal["cheapest", "fastest"] | None
 
-    def __post_init__(self):
+    def wrong(self) -> list[str]:
         wrong = []
         if self.rows is not None and self.rows < 1:
             wrong.append(f"rows is {self.rows}; it must be 1 or more")
         if self.preemptions is not None and self.preemptions < 0:
             wrong.append(f"preemptions is {self.preemptions:g}; it must be 0 or more")
-        if self.budget is not None and not 0 < self.budget < float("inf"):
-            wrong.append(f"budget is {self.budget:g}; it must be above 0, in USD")
-        if wrong:
-            raise ValueError(*wrong)
+        return [*wrong, *super().wrong()]
 
 
 def plan(

@@ -3,12 +3,12 @@
 from typing import Any
 
 from windlass.config.every import Due, Every
+from windlass.config.limits import Limits, Within
 from windlass.config.reading import Problem, listing, read
 from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load, shipped
 from windlass.config.schema import comments, json_schema
 from windlass.config.sections import Open, differences, section, tree
 from windlass.config.text import write
-from windlass.config.within import Within
 
 __all__ = [
     "KINDS",
@@ -16,6 +16,7 @@ __all__ = [
     "Due",
     "Every",
     "Layers",
+    "Limits",
     "Open",
     "Problem",
     "Within",

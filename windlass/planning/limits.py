@@ -3,28 +3,11 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from windlass.config import Within, listing, section
+from windlass.config import Limits, listing
 from windlass.errors import UserError
 from windlass.planning import figures
 from windlass.planning.cost import Bill, Cost, Span
 from windlass.planning.plan import Plan, Refused
-
-
-@section
-class Limits:
-    """What a run may take; null: as much as it likes."""
-
-    budget: int | float | None = None  # USD
-    within: Within | None = None
-
-    def __post_init__(self):
-        if self.budget is not None and not 0 < self.budget < float("inf"):
-            raise ValueError(f"budget is {self.budget:g}; it must be above 0, in USD")
-
-    def __str__(self) -> str:
-        said = [] if self.budget is None else [f"--budget {self.budget:g}"]
-        said += [] if self.within is None else [f"--within {self.within.written()}"]
-        return " and ".join(said)
 
 
 class _Missed(NamedTuple):

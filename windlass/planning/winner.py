@@ -5,10 +5,9 @@ from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
-from windlass.config import AnyRecipe
+from windlass.config import AnyRecipe, Limits
 from windlass.devices import prices
 from windlass.planning import limits, matrix, search
-from windlass.planning.limits import Limits
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused
 from windlass.planning.search import Best
 from windlass.planning.targets import Target

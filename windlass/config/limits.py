@@ -1,10 +1,10 @@
-"""How long something may take at most."""
+"""How long a run may take at most, and how much it may cost."""
 
 import re
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
-from windlass.config.sections import Spelled
+from windlass.config.sections import Spelled, section
 
 _UNITS = {"min": 1 / 60, "h": 1.0, "d": 24.0}
 _NAMES = {
@@ -40,3 +40,26 @@ class Within(Spelled):
     @property
     def hours(self) -> float:
         return self.number * _UNITS[self.unit]
+
+
+@section
+class Limits:
+    """What a run may take; null: as much as it likes."""
+
+    budget: float | None = None  # USD
+    within: Within | None = None
+
+    def __post_init__(self):
+        if wrong := self.wrong():
+            raise ValueError(*wrong)
+
+    def wrong(self) -> list[str]:
+        """What is wrong with the values of some fields."""
+        if self.budget is None or 0 < self.budget < float("inf"):
+            return []
+        return [f"budget is {self.budget:g}; it must be above 0, in USD"]
+
+    def __str__(self) -> str:
+        said = [] if self.budget is None else [f"--budget {self.budget:g}"]
+        said += [] if self.within is None else [f"--within {self.within.written()}"]
+        return " and ".join(said)
