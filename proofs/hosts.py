@@ -20,6 +20,7 @@ import yaml
 
 import tests.conftest  # noqa: F401  the settings under which the numbers are compared
 from tests import published
+from tests.flags import with_devices
 from tests.processes import REPOSITORY, processes
 from tests.training import test_reference as pairs
 from tests.training.campaign import RECIPE, weights
@@ -177,9 +178,7 @@ def written(here: Path, recipe: dict, *keys: str) -> list[str]:
 
 def environment(devices: int) -> dict[str, str]:
     path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-    flags = [flag for flag in os.environ["XLA_FLAGS"].split() if "count" not in flag]
-    flags.append(f"--xla_force_host_platform_device_count={devices}")
-    return {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags)}
+    return {"PYTHONPATH": path, "XLA_FLAGS": with_devices(devices)}
 
 
 def compared(runs: dict[str, Path], reference: str) -> dict[str, Any]:

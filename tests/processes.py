@@ -10,6 +10,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from tests.flags import with_devices
 from tests.training.campaign import Ended
 
 REPOSITORY = Path(__file__).parents[1]
@@ -38,10 +39,7 @@ class Processes:
         self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
         place = ["--coordinator", f"127.0.0.1:{free_port()}", "--processes", str(processes)]
         path = os.pathsep.join([str(REPOSITORY), os.environ.get("PYTHONPATH", "")])
-        # Compiled as these tests compile, for other devices.
-        flags = [one for one in os.environ.get("XLA_FLAGS", "").split() if "count" not in one]
-        flags.append(f"--xla_force_host_platform_device_count={devices}")
-        environ = {"PYTHONPATH": path, "XLA_FLAGS": " ".join(flags), **(environ or {})}
+        environ = {"PYTHONPATH": path, "XLA_FLAGS": with_devices(devices), **(environ or {})}
         for i, log in enumerate(self.logs):
             own = [*words, *(each or {}).get(i, ()), *place, "--process", str(i)]
             with log.open("wb") as output:

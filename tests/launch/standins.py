@@ -1,8 +1,15 @@
 """Stand-ins for programs that rent machines, which cannot be reached from a test."""
 
+import atexit
+import functools
 import json
 import os
+import shutil
+import tempfile
 from pathlib import Path
+
+# What a machine may have of its own, and no test may reach.
+CLOUDS = ("gcloud", "gcsfuse", "gke-gcloud-auth-plugin", "gsutil", "kubectl", "sky", "uv")
 
 # Notes its words as a line of JSON, and ends with the code it was told.
 RECORDER = """\
@@ -39,8 +46,22 @@ def executable(path: Path, text: str) -> None:
 
 def path(folder: Path, *, alone: bool = False) -> str:
     """PATH with a folder in front; `alone`: without what else a user may have installed."""
-    rest = "/usr/bin:/bin" if alone else os.environ["PATH"]
-    return f"{folder}:{rest}"
+    return f"{folder}:{_without_clouds() if alone else os.environ['PATH']}"
+
+
+@functools.cache
+def _without_clouds() -> str:
+    """A folder of links to the system's programs, but for those that rent machines.
+
+    Debian's packages put kubectl and gcloud into /usr/bin, beside bash and grep.
+    """
+    folder = Path(tempfile.mkdtemp(prefix="windlass-path-"))
+    atexit.register(shutil.rmtree, folder)
+    for program in [*Path("/bin").iterdir(), *Path("/usr/bin").iterdir()]:
+        link = folder / program.name
+        if program.name not in CLOUDS and not link.is_symlink():
+            link.symlink_to(program)
+    return str(folder)
 
 
 # A cloud in a folder: one queued resource with its state, and a home for each node.
