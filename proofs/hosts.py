@@ -21,7 +21,7 @@ import yaml
 import tests.conftest  # noqa: F401  the settings under which the numbers are compared
 from tests import published
 from tests.flags import with_devices
-from tests.processes import REPOSITORY, processes
+from tests.spawn import REPOSITORY, processes
 from tests.training import test_reference as pairs
 from tests.training.campaign import RECIPE, weights
 from windlass import calls

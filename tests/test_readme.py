@@ -34,7 +34,7 @@ exec {sys.executable} -m windlass "$@"
 ONE_BY_ONE = """\
 import shlex, sys
 from windlass.cli.commands import run
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 for line in sys.stdin:
     program, *words = shlex.split(line.partition(">")[0])
     assert program == ".venv/bin/windlass", line

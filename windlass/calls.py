@@ -22,7 +22,6 @@ from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import prices as costs
 from windlass.devices import selection
-from windlass.devices.clusters import Hosts
 from windlass.devices.prices import Prices
 from windlass.devices.selection import Device
 from windlass.errors import UserError
@@ -42,6 +41,8 @@ from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.planning.planner import Planner
 from windlass.planning.winner import Found, Wanted
+from windlass.processes.clusters import Hosts
+from windlass.processes.signals import Signals
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -57,7 +58,6 @@ from windlass.training.length import Length
 from windlass.training.loop import Trained
 from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Evaluator, Session
-from windlass.training.signals import Signals
 from windlass.training.step import Frozen
 
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise

@@ -8,7 +8,7 @@ import pytest
 
 from tests import trained
 from windlass.cli.commands import run
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 
 
 class Ended(NamedTuple):

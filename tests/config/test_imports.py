@@ -32,7 +32,7 @@ def imported(script: str) -> list[str]:
     [
         "import windlass, windlass.config\n"
         "windlass.config.load({'train.batch': 3}, ['train.steps=2']).merged('tpu')",
-        "from windlass.cli.commands import run\nfrom windlass.training.signals import Signals\n"
+        "from windlass.cli.commands import run\nfrom windlass.processes.signals import Signals\n"
         "assert run(['--help'], Signals()) == 0 == run(['train', '--help'], Signals())\n"
         "assert run(['train'], Signals()) == 0",
     ],

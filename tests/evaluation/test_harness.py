@@ -18,7 +18,7 @@ from windlass.errors import UserError
 from windlass.evaluation import harness
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.likelihood import Scorer
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own
 LONGEST = 48

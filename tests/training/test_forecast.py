@@ -6,8 +6,8 @@ from pathlib import Path
 import pytest
 
 from tests.training.campaign import RECIPE
-from windlass.devices import hosts
 from windlass.errors import UserError
+from windlass.processes import hosts
 from windlass.training import forecast
 from windlass.training.built import Described, Divided, describe
 from windlass.training.forecast import Forecast

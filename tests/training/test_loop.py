@@ -30,6 +30,7 @@ from windlass.data.load import Loader
 from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
+from windlass.processes.signals import Signals
 from windlass.telemetry.console import Report
 from windlass.training import folder as folders
 from windlass.training import loop
@@ -37,7 +38,6 @@ from windlass.training.built import Described, Divided, describe
 from windlass.training.forecast import Planner
 from windlass.training.loop import Trained, train
 from windlass.training.session import open_session
-from windlass.training.signals import Signals
 
 SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
 UNMEASURED = ["train.evaluate_every=null", "data.validation=0"]

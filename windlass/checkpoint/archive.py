@@ -14,7 +14,7 @@ from jaxtyping import Array, PyTree
 
 from windlass.checkpoint import seal
 from windlass.checkpoint.fingerprint import measure, named
-from windlass.devices import hosts
+from windlass.processes import hosts
 
 UNFINISHED = ".orbax-checkpoint-tmp"  # Orbax writes here, and commits by renaming
 MANIFEST = "manifest/metadata"

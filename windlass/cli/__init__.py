@@ -2,7 +2,7 @@
 
 import sys
 
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 
 
 def main() -> None:

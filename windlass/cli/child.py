@@ -5,8 +5,8 @@ import sys
 from functools import partial
 from typing import Any, TextIO
 
-from windlass.training.line import Line
-from windlass.training.signals import Signals
+from windlass.processes.pipe import Line
+from windlass.processes.signals import Signals
 
 
 def main() -> None:

@@ -25,7 +25,7 @@ from windlass.cli.options import (
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
 from windlass.errors import PeerLost, UserError
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 
 LONG = 1000  # columns of a line that nothing may break
 app = typer.Typer(

@@ -14,7 +14,7 @@ from rich.text import Text
 from windlass.cli.writing import harmless
 from windlass.config.reading import offer
 from windlass.errors import UserError
-from windlass.training.signals import Signals
+from windlass.processes.signals import Signals
 
 if TYPE_CHECKING:
     from windlass.evaluation.chat import Conversation

@@ -11,9 +11,9 @@ from rich.text import Text
 
 from windlass.cli.options import A_RECIPE, options, saved, say
 from windlass.config import AnyRecipe, Written, shipped
-from windlass.devices.clusters import Asked, find
 from windlass.errors import UserError
-from windlass.training.parent import stand_by
+from windlass.processes.clusters import Asked, find
+from windlass.processes.parent import stand_by
 
 
 def train(
@@ -79,7 +79,7 @@ def train(
     if hosts is not None and hosts.process:
         signals.who = f"{hosts}: "
     from windlass.calls import train as call
-    from windlass.training.peers import together
+    from windlass.processes.peers import together
 
     with together(hosts, signals):
         asked: AnyRecipe | None = recipe

@@ -13,8 +13,8 @@ from windlass.data.mix import Mixture
 from windlass.data.pack import Rows
 from windlass.data.shuffle import permuted
 from windlass.data.worker import Make, making
-from windlass.devices.alone import ALONE
 from windlass.errors import UserError
+from windlass.processes.exclusive import ALONE
 
 # The layout of a column of a batch, from its shape and its name.
 Placement = Callable[[tuple[int, ...], str], Sharding]

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from windlass.checkpoint.store import folder_of, steps_in
-from windlass.devices import hosts
 from windlass.planning import figures
 from windlass.planning import time as times
 from windlass.planning.changes import Tried, several
 from windlass.planning.memory import Memory
 from windlass.planning.traced import Traced
+from windlass.processes import hosts
 from windlass.telemetry.console import size
 
 LARGEST = 4  # parts that are named

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 import windlass
-from windlass.devices import hosts
 from windlass.errors import UserError
+from windlass.processes import hosts
 
 PACKAGES = (
     "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers tensorboard "

@@ -11,9 +11,9 @@ from typing import Any
 
 import jax
 
-from windlass.devices import hosts
-from windlass.devices.alone import ALONE
 from windlass.errors import UserError
+from windlass.processes import hosts
+from windlass.processes.exclusive import ALONE
 from windlass.telemetry.console import Report, duration
 from windlass.telemetry.kept import Kept
 from windlass.telemetry.metrics import read, truncate

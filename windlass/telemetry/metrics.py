@@ -9,8 +9,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
-from windlass.devices import hosts
 from windlass.errors import UserError
+from windlass.processes import hosts
 from windlass.telemetry.tensorboard import Events
 
 T = TypeVar("T")

@@ -7,8 +7,8 @@ from pathlib import Path
 from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.data.show import facts
-from windlass.devices import hosts
 from windlass.devices.axes import undivided
+from windlass.processes import hosts
 from windlass.training.session import Session
 from windlass.training.trainable import Chosen
 

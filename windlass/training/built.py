@@ -19,7 +19,7 @@ from windlass.checkpoint.fingerprint import named
 from windlass.checkpoint.store import identity_in
 from windlass.config import AnyRecipe, Layers, Problem, tree
 from windlass.config.sections import flat
-from windlass.devices import absent, alignment, chips, hosts, mesh, precision, selection
+from windlass.devices import absent, alignment, chips, mesh, precision, selection
 from windlass.devices.absent import Absent
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.devices.choice import Choice
@@ -27,6 +27,7 @@ from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
 from windlass.layers.kernels import Kernel
 from windlass.layers.stack import arrange
+from windlass.processes import hosts
 from windlass.run import Batches, Run
 from windlass.telemetry import about
 from windlass.telemetry.kept import Kept, keep

@@ -11,8 +11,8 @@ from typing import Any, Literal, NamedTuple, get_args
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices import hosts, shared
 from windlass.errors import FULL, UserError
+from windlass.processes import hosts, shared_folders
 from windlass.run import Run, Train, Weights, essential
 
 RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
@@ -159,7 +159,7 @@ def locked(folder: Path) -> Iterator[None]:
 
 def check_shared(folder: Path) -> None:
     """Refuse a folder that not all processes of a run see: each writes its own part there."""
-    blind = [str(i) for i, sees in enumerate(shared.seen(folder)) if not sees]
+    blind = [str(i) for i, sees in enumerate(shared_folders.seen(folder)) if not sees]
     if blind:
         raise UserError(
             f"process {listing(blind, 'and')} of {hosts.count()} does not see {folder}, where "

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
 from windlass.config import tree
-from windlass.devices import hosts
 from windlass.errors import UserError
+from windlass.processes import hosts
 from windlass.telemetry.console import size
 from windlass.training.built import Described, Divided
 

@@ -15,10 +15,13 @@ from rich.console import Console
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
-from windlass.devices import hosts as processes
-from windlass.devices.clusters import Hosts, find
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
+from windlass.processes import hosts as processes
+from windlass.processes.clock import Clock
+from windlass.processes.clusters import Hosts, find
+from windlass.processes.peers import Peers, check_devices, together
+from windlass.processes.signals import Signals
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
@@ -30,15 +33,12 @@ from windlass.training import adapter, forecast, origin, reference, runs
 from windlass.training import folder as folders
 from windlass.training.banner import banner
 from windlass.training.built import Described, Divided, describe
-from windlass.training.clock import Clock
 from windlass.training.forecast import Forecast, Planner
 from windlass.training.length import fate
 from windlass.training.moved import moved
 from windlass.training.outcome import outcome
-from windlass.training.peers import Peers, check_devices, together
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
-from windlass.training.signals import Signals
 from windlass.training.step import Frozen, State
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many

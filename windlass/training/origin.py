@@ -9,9 +9,9 @@ from jaxtyping import Array
 from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
-from windlass.devices import shared
 from windlass.errors import UserError
 from windlass.hub import fetch
+from windlass.processes import shared_folders
 from windlass.run import Run, Start
 from windlass.training import adapter, donor, published
 
@@ -67,7 +67,9 @@ def check(start: Start) -> None:
     if start.run is not None:
         donor.check(start)
     elif start.hub is not None:
-        shared.once("downloading the weights", fetch.place(), lambda: published.weights(start))
+        shared_folders.once(
+            "downloading the weights", fetch.place(), lambda: published.weights(start)
+        )
     else:
         published.weights(start)
 

@@ -21,7 +21,7 @@ from windlass.data.cache import publish
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import Rows
 from windlass.data.progress import progress
-from windlass.devices import hosts
+from windlass.processes import hosts
 from windlass.telemetry.compiles import Program
 from windlass.training.session import Session
 from windlass.training.step import Frozen, State

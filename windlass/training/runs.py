@@ -12,8 +12,8 @@ from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import Layers, listing
 from windlass.config.reading import closest
 from windlass.data import reference
-from windlass.devices import shared
 from windlass.errors import UserError
+from windlass.processes import shared_folders
 from windlass.telemetry import about, metrics, tensorboard
 from windlass.training import folder as folders
 
@@ -25,7 +25,7 @@ WRITTEN = (
     # Left by a kill.
     *("about.new", "plan.new", "recipe.new", f"{reference.FOLDER}.new"),
     *(f"{name}.partial" for name in LINES),
-    f"{shared.PROBE}*",
+    f"{shared_folders.PROBE}*",
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
 

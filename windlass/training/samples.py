@@ -4,9 +4,9 @@ import os
 import re
 from pathlib import Path
 
-from windlass.devices import hosts
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
+from windlass.processes import hosts
 from windlass.training import folder as folders
 from windlass.training.session import Session
 from windlass.training.step import Frozen, State

@@ -7,9 +7,9 @@ from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference
 from windlass.data.load import evaluation_batches
-from windlass.devices import hosts, shared
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
+from windlass.processes import hosts, shared_folders
 from windlass.telemetry.compiles import Program
 from windlass.training import folder as folders
 from windlass.training.built import Built, Described
@@ -56,7 +56,7 @@ class Session:
 def open_session(described: Described, console: Console) -> Session:
     vocabulary = folders.vocabulary(described.folder, described.run.tokenizer)
     data = described.run.data
-    prepared = shared.once(
+    prepared = shared_folders.once(
         "preparing the data", cache_of(data), lambda: prepare(data, vocabulary, console=console)
     )
     check_same(prepared)

@@ -4,9 +4,9 @@ import socket
 
 import pytest
 
-from windlass.devices import hosts
-from windlass.devices.clusters import Hosts
 from windlass.errors import UserError
+from windlass.processes import hosts
+from windlass.processes.clusters import Hosts
 
 
 def test_a_single_process_speaks_to_itself_without_any_service():

@@ -15,8 +15,8 @@ from jax._src import distributed  # JAX shows its service of keys and barriers n
 from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
-from windlass.devices.clusters import Hosts
 from windlass.errors import PeerLost, UserError
+from windlass.processes.clusters import Hosts
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # without a sign of life, after which a process counts as gone

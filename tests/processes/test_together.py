@@ -9,15 +9,15 @@ import pytest
 import yaml
 from rich.console import Console
 
-from tests.processes import processes
+from tests.spawn import processes
 from tests.training.campaign import RECIPE
 from windlass import calls
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.processes.signals import Signals
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import read
 from windlass.training import folder as folders
 from windlass.training.loop import train
-from windlass.training.signals import Signals
 
 # A schedule that does not end with the run: stopping early must not change it.
 KEYS = ["train.evaluate_every=2", "checkpoint.every=2", "optim.schedule.shape=constant"]

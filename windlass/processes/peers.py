@@ -16,12 +16,12 @@ import jax
 import windlass
 from windlass.config import differences, listing
 from windlass.config.reading import show
-from windlass.devices import hosts as processes
-from windlass.devices.clusters import Hosts
-from windlass.devices.hosts import HEARTBEAT_SECONDS
 from windlass.errors import PeerLost, UserError
-from windlass.training.lost import Lost, kept, left, named
-from windlass.training.signals import Signals, clear, say
+from windlass.processes import hosts as processes
+from windlass.processes.clusters import Hosts
+from windlass.processes.failures import Lost, kept, left, named
+from windlass.processes.hosts import HEARTBEAT_SECONDS
+from windlass.processes.signals import Signals, clear, say
 
 REFUSED, FAILED = 2, 1
 WAITING = "waiting for the other processes"

@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from windlass.config import Every
-from windlass.devices import hosts
+from windlass.processes import hosts
 
 STEPS = 10  # between two looks at the clock of another process
 

@@ -10,13 +10,13 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.processes import LONGEST, processes
+from tests.spawn import LONGEST, processes
 from tests.training.campaign import RECIPE, Ended, weights
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.errors import UserError
+from windlass.processes.peers import check_devices
+from windlass.processes.signals import Signals
 from windlass.training.loop import train
-from windlass.training.peers import check_devices
-from windlass.training.signals import Signals
 
 # A schedule that does not end with the run: when it is stopped changes nothing before.
 KEYS = ["train.evaluate_every=null", "checkpoint.every=4", "optim.schedule.shape=constant"]

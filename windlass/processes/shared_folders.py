@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TypeVar
 
-from windlass.devices import hosts
+from windlass.processes import hosts
 
 T = TypeVar("T")
 

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import listing
-from windlass.devices.hosts import HEARTBEAT_SECONDS
+from windlass.processes.hosts import HEARTBEAT_SECONDS
 
 # What JAX logs before it ends a process that has lost others, or the one that serves them all.
 SILENT = r"stopped sending heartbeats\):\n(.*?)\nThe tasks have crashed"

@@ -11,7 +11,7 @@ import pytest
 
 from tests.training.campaign import Ended, Program, ended
 
-FIRST_LINES = "import sys; from windlass.training.signals import Signals"
+FIRST_LINES = "import sys; from windlass.processes.signals import Signals"
 
 
 def told(body: str, *numbers: signal.Signals, gap: float = 0.3) -> Ended:
@@ -95,7 +95,7 @@ def test_a_signal_during_a_compilation_leaves_no_crash():
 def test_a_trainer_ends_when_its_parent_and_the_terminal_are_gone():
     body = """
         import time
-        from windlass.training.line import Line
+        from windlass.processes.pipe import Line
         with Signals(Line(heard=0, told=1, log="")).listening():
             print("ready", flush=True)
             time.sleep(30)
@@ -117,7 +117,7 @@ def test_a_trainer_ends_when_its_parent_and_the_terminal_are_gone():
 
 def test_what_was_set_before_is_set_again_after():
     before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    from windlass.training.signals import Signals
+    from windlass.processes.signals import Signals
 
     with pytest.raises(KeyError), Signals().listening():
         raise KeyError

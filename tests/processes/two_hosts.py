@@ -12,14 +12,14 @@ from windlass.config import Due, Every
 from windlass.data import Data, prepare
 from windlass.data.load import Loader
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices import hosts, shared
 from windlass.errors import UserError
+from windlass.processes import hosts, shared_folders
+from windlass.processes.clock import Clock
 from windlass.sources.stories import Source
-from windlass.training.clock import Clock
 from windlass.training.folder import check_shared
 from windlass.training.session import check_same
 
-shared.LATE = 0.2
+shared_folders.LATE = 0.2
 port, index, common, own = sys.argv[1], int(sys.argv[2]), Path(sys.argv[3]), Path(sys.argv[4])
 hosts.join(hosts.Hosts(f"127.0.0.1:{port}", 2, index, "a test"))
 
@@ -88,9 +88,9 @@ prepared = prepare(data, Tokenizer())
 print(
     json.dumps(
         {
-            "seen": [shared.seen(common), shared.seen(own)],
+            "seen": [shared_folders.seen(common), shared_folders.seen(own)],
             "once": [
-                shared.once(name, folder, lambda folder=folder: makes(folder))
+                shared_folders.once(name, folder, lambda folder=folder: makes(folder))
                 for name, folder in (("common", common), ("own", own))
             ],
             "probes": [path.name for path in (*common.glob(".*"), *own.glob(".*"))],

@@ -4,8 +4,8 @@ import signal
 
 import pytest
 
-from windlass.training.lost import Lost, in_log, left
-from windlass.training.parent import explained
+from windlass.processes.failures import Lost, in_log, left
+from windlass.processes.parent import explained
 
 # As JAX 0.10.2 and 0.11.2 log it before they abort.
 SILENT = """\

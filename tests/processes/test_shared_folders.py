@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.processes import free_port
+from tests.spawn import free_port
 from windlass.data import tokenizer
-from windlass.devices.shared import PROBE
+from windlass.processes.shared_folders import PROBE
 
 
 @pytest.fixture(scope="module")

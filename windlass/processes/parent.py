@@ -13,9 +13,9 @@ from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
-from windlass.devices.clusters import Hosts
-from windlass.training.line import facts
-from windlass.training.signals import Signals, clear, say
+from windlass.processes.clusters import Hosts
+from windlass.processes.pipe import facts
+from windlass.processes.signals import Signals, clear, say
 
 FAILED = 1
 
@@ -58,8 +58,8 @@ def _pass(passes: int, number: signal.Signals) -> None:
 
 def explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
     """Why a trainer was ended by a signal, as far as can be told."""
-    from windlass.devices.hosts import JOINING_SECONDS
-    from windlass.training.lost import in_log, kept, left
+    from windlass.processes.failures import in_log, kept, left
+    from windlass.processes.hosts import JOINING_SECONDS
 
     text = Path(log).read_text(encoding="utf-8", errors="replace")
     where = kept(log)
