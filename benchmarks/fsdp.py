@@ -22,7 +22,7 @@ os.environ["XLA_FLAGS"] = (
 sys.path.insert(0, str(HERE.parent))
 
 from windlass.devices import chips  # noqa: E402
-from windlass.devices.choice import Rows  # noqa: E402
+from windlass.devices.mesh_choice import Rows  # noqa: E402
 from windlass.planning import compiler  # noqa: E402
 from windlass.training.built import Built, describe  # noqa: E402
 from windlass.training.footprint import footprint  # noqa: E402

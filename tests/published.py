@@ -14,7 +14,7 @@ from tests import tiny
 from windlass.data.tokenizer import byte
 from windlass.hub import config as configs
 from windlass.hub import weights
-from windlass.hub.template import CHATML
+from windlass.hub.chat_template import CHATML
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 VOCAB = 257 + len(SPECIAL)

@@ -13,9 +13,9 @@ from windlass.data import FORMATS, Data
 from windlass.data.pack import COLUMNS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import chips, mesh, precision
-from windlass.devices import choice as choices
-from windlass.devices.choice import Footprint, Rows
+from windlass.devices import mesh_choice as choices
 from windlass.devices.mesh import Mesh
+from windlass.devices.mesh_choice import Footprint, Rows
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
 from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose

@@ -8,8 +8,8 @@ import pytest
 from jax.sharding import AxisType
 
 from windlass.config import Problem, read
-from windlass.devices.choice import Rows, choose
 from windlass.devices.mesh import AXES, Mesh, arranged, build, problems, shape, slices
+from windlass.devices.mesh_choice import Rows, choose
 from windlass.errors import UserError
 
 SIZES = {"heads": 16, "kv_heads": 8, "embed": 1024, "mlp": 3072, "vocab": 50257}

@@ -19,7 +19,7 @@ from windlass.data.show import COLORS, row, table
 from windlass.data.tokenizer import Tokenizer, learn, load
 from windlass.errors import UserError
 from windlass.formats.chat import Format
-from windlass.hub.template import Template, chat_prompt
+from windlass.hub.chat_template import Template, chat_prompt
 from windlass.sources import jsonl
 from windlass.sources.stories import tell
 

@@ -15,7 +15,7 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.formats import Rendered
 from windlass.formats.pairs import Format
-from windlass.hub.template import CHATML, Template
+from windlass.hub.chat_template import CHATML, Template
 from windlass.sources import jsonl
 
 WHERE = "pairs.jsonl line 3"

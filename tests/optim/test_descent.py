@@ -9,8 +9,8 @@ import pytest
 
 from tests import tiny
 from windlass.config import read
-from windlass.devices.names import named
 from windlass.errors import UserError
+from windlass.layers.names import named
 from windlass.optim import Descent, Group, Schedule
 from windlass.optim.adamw import Optimizer
 

@@ -5,9 +5,9 @@ import itertools
 import pytest
 
 from tests import trained
-from windlass.devices import choice, mesh
-from windlass.devices.choice import Rows
+from windlass.devices import mesh, mesh_choice
 from windlass.devices.mesh import Mesh
+from windlass.devices.mesh_choice import Rows
 from windlass.planning.memory import Memory
 from windlass.planning.search import MARGIN, REMATS, Fixed, Search
 from windlass.planning.targets import find
@@ -48,7 +48,7 @@ def run() -> Described:
 
 def every(trials: Trials) -> list[Trial]:
     run = trials.described
-    able = choice.possible(Mesh(), 8, Rows(64, None), run.run.model.sizes)
+    able = mesh_choice.possible(Mesh(), 8, Rows(64, None), run.run.model.sizes)
     splits = [tuple((name, one[name]) for name in mesh.AXES) for one in able]
     found = [
         trials(Setting(split, count, remat, loops))

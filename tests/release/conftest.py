@@ -11,7 +11,7 @@ from tokenizers import Tokenizer as Library
 import windlass
 from tests import trained
 from windlass.data.tokenizer import END, byte
-from windlass.hub.template import CHATML
+from windlass.hub.chat_template import CHATML
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")
 VOCAB = 272  # bytes, the end of a document, special tokens, and some that nothing is

@@ -14,10 +14,10 @@ from numpy.typing import DTypeLike
 from rich.console import Console
 
 from tests import tiny
+from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.compiles import Program, Recompiled, Watch
 from windlass.telemetry.console import Report
 from windlass.telemetry.heartbeat import PATIENCE
-from windlass.telemetry.kept import Kept
 
 
 class Watched:

@@ -6,8 +6,8 @@ import pytest
 
 from windlass.config import load
 from windlass.devices import chips
-from windlass.devices.choice import ROOM, Footprint, Rows
 from windlass.devices.mesh import AXES
+from windlass.devices.mesh_choice import ROOM, Footprint, Rows
 from windlass.run import Run, choice, microbatch
 from windlass.training.footprint import footprint
 

@@ -14,8 +14,8 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.devices.axes import Placed
-from windlass.devices.names import first_match, name, refuse_idle
 from windlass.layers.linear import Linear
+from windlass.layers.names import first_match, name, refuse_idle
 
 Model = TypeVar("Model")
 

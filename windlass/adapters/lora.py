@@ -12,10 +12,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 from windlass.adapters import Adapted, chosen, depth
 from windlass.config import section
 from windlass.devices.axes import gathered
-from windlass.devices.names import name
-from windlass.layers.draws import small, uniform, zeros
 from windlass.layers.dropout import Dropout, number
+from windlass.layers.initializers import small, uniform, zeros
 from windlass.layers.linear import Linear
+from windlass.layers.names import name
 
 Model = TypeVar("Model")
 DRAWS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`

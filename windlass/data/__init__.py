@@ -12,15 +12,15 @@ import numpy as np
 from rich.console import Console
 
 from windlass.config import Open, listing, section
-from windlass.data.cache import Corpus, Part, corpus, is_learned, kept, under, vocabulary
 from windlass.data.checks import Checks
+from windlass.data.corpus import Corpus, Part, corpus, is_learned, kept, under, vocabulary
 from windlass.data.mix import CYCLE, Mixture
 from windlass.data.pack import COLUMNS, Packing, Rows, rows, targets_of
 from windlass.data.split import SPLITS, split
 from windlass.data.tokenizer import Tokeniser, Tokenizer
 from windlass.errors import UserError
 from windlass.formats import Longer
-from windlass.hub import template
+from windlass.hub import chat_template
 
 SOURCES = Open("windlass.sources", tag="kind", attribute="Source")
 FORMATS = Open("windlass.formats", tag="kind", attribute="Format", usual="text")
@@ -234,7 +234,7 @@ def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Tokeniser
     """The tokeniser of a recipe, with the chat template that its format asks for."""
     found = vocabulary(data.parts, tokenizer, cache_of(data), console, data.format)
     asked = data.format.template
-    return found if asked is None else found.speaking(template.found(asked))
+    return found if asked is None else found.speaking(chat_template.found(asked))
 
 
 def _parted(data: Data, tokens: Corpus, console: Console) -> dict[str, Rows]:

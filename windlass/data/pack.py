@@ -10,7 +10,7 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass.data.cache import Corpus, claimed, opened, publish, room, save
+from windlass.data.corpus import Corpus, claimed, opened, publish, room, save
 from windlass.formats import Longer
 
 FORMAT = 3  # raised whenever the same documents would be packed differently

@@ -15,8 +15,8 @@ from tokenizers import Tokenizer as Library
 
 from windlass.config import listing, section
 from windlass.errors import UserError
-from windlass.hub import turns
-from windlass.hub.template import Template
+from windlass.hub import assistant_spans
+from windlass.hub.chat_template import Template
 
 FILE, SETTINGS, GENERATION = "tokenizer.json", "tokenizer_config.json", "generation_config.json"
 END = "<|endoftext|>"
@@ -196,7 +196,7 @@ class Tokeniser:
     @cached_property
     def stops(self) -> frozenset[int]:
         """The tokens after which nothing more is written: an answer's, and a document's."""
-        ends = turns.shape(self.chat).ends if self.chat is not None else ()
+        ends = assistant_spans.shape(self.chat).ends if self.chat is not None else ()
         of_chats = {x for x in self.special if self.name(x) in ends}
         return frozenset({self.eos, *self.ends} | of_chats)
 

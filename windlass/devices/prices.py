@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.config import own
+from windlass.config import folder
 from windlass.config.reading import offer
 from windlass.devices import price_file
 from windlass.devices.price_file import days
@@ -131,4 +131,4 @@ def read(file: Path) -> Prices:
 
 
 def _stored() -> Path:
-    return own.folder() / "prices.yaml"
+    return folder.folder() / "prices.yaml"

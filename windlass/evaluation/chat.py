@@ -11,7 +11,7 @@ from windlass.data.tokenizer import Tokeniser
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator as Writer
 from windlass.evaluation.sampling import Sampling
-from windlass.hub.template import Thinking, Unrendered, chat_prompt
+from windlass.hub.chat_template import Thinking, Unrendered, chat_prompt
 
 Messages = list[dict[str, Any]]
 ANSWER = "\ue000"  # no template writes this by itself

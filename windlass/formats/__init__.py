@@ -2,7 +2,7 @@
 
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
-from windlass.hub.template import Template
+from windlass.hub.chat_template import Template
 
 # What becomes of a document that is longer than a row.
 Longer = Literal["split", "cut", "drop"]

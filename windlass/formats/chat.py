@@ -8,9 +8,9 @@ from typing import Any, ClassVar, Literal
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.formats import Contract, Longer, Rendered, Span
-from windlass.hub.marks import REASONING
-from windlass.hub.template import EMPTY_THOUGHT, Template, Unrendered
-from windlass.hub.turns import BEFORE_WORDS, Chat, read, shape
+from windlass.hub.assistant_spans import BEFORE_WORDS, Chat, read, shape
+from windlass.hub.chat_template import EMPTY_THOUGHT, Template, Unrendered
+from windlass.hub.markers import REASONING
 
 # What roles are called in data sets, beside what templates call them.
 ROLES = {

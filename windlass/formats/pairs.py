@@ -5,7 +5,7 @@ from typing import Any, ClassVar, Literal
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.formats import Contract, Rendered, Span, chat
-from windlass.hub.template import Template
+from windlass.hub.chat_template import Template
 
 Messages = list[dict[str, Any]]
 

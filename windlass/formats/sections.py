@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.formats import Contract, Longer, Rendered, Span
-from windlass.hub.template import Template
+from windlass.hub.chat_template import Template
 
 
 @section

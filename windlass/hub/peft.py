@@ -13,10 +13,10 @@ from windlass import adapters
 from windlass.adapters.lora import Adapter, Lora
 from windlass.config import listing
 from windlass.config.reading import report, show
-from windlass.devices.names import name
 from windlass.errors import UserError
 from windlass.hub.config import mapping
 from windlass.hub.names import placed, to_tensors
+from windlass.layers.names import name
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
-from windlass.config import listing, own
+from windlass.config import folder as own
+from windlass.config import listing
 from windlass.config.reading import offer
 from windlass.errors import UserError
 from windlass.launch import Target, find

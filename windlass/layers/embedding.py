@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
-from windlass.layers.draws import small
+from windlass.layers.initializers import small
 
 
 class Embedding(Placed):

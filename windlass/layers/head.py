@@ -20,7 +20,7 @@ from windlass.devices.axes import (
     shard,
     split_over,
 )
-from windlass.layers.draws import small
+from windlass.layers.initializers import small
 
 TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at 152k words
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
-from windlass.layers.draws import Draw, narrow
+from windlass.layers.initializers import Draw, narrow
 
 
 class Linear(Placed):

@@ -20,8 +20,8 @@ from jaxtyping import Array, Float, Int, PyTree
 
 from windlass.config import section
 from windlass.devices.axes import matrices
-from windlass.devices.names import first_match, named, refuse_idle
 from windlass.errors import UserError
+from windlass.layers.names import first_match, named, refuse_idle
 
 Rate = Callable[[Int[Array, ""] | int], Float[Array, ""]]
 Moment = Literal["float32", "bfloat16"]

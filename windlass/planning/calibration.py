@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from windlass.config import listing, own
+from windlass.config import folder, listing
 from windlass.errors import UserError
 from windlass.planning.fusion import Amount
 from windlass.training import folder as folders
@@ -75,7 +75,7 @@ def calibrate(places: Iterable[Path]) -> list[Fitted]:
 
 
 def file() -> Path:
-    return own.folder() / "efficiency.json"
+    return folder.folder() / "efficiency.json"
 
 
 def _read(place: Path) -> _Run | None:

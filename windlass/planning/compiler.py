@@ -24,7 +24,7 @@ from windlass.errors import UserError
 from windlass.planning import exhausted, gpus
 from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
-from windlass.telemetry.kept import setting
+from windlass.telemetry.compile_cache import setting
 from windlass.telemetry.memory import program_parts
 from windlass.training import origin
 from windlass.training.built import Built, Described, read_for

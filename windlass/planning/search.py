@@ -11,9 +11,9 @@ from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.config.sections import flat
 from windlass.config.text import write
-from windlass.devices import choice, mesh
-from windlass.devices.choice import Rows
+from windlass.devices import mesh, mesh_choice
 from windlass.devices.mesh import Mesh
+from windlass.devices.mesh_choice import Rows
 from windlass.devices.prices import Prices
 from windlass.errors import UserError
 from windlass.planning import changes
@@ -187,7 +187,7 @@ class Search:
             return []
         rows = Rows(described.batches.rows, None)
         sizes = described.run.model.sizes
-        able = choice.possible(Mesh(), len(described.devices), rows, sizes)
+        able = mesh_choice.possible(Mesh(), len(described.devices), rows, sizes)
         return [tuple((name, split[name]) for name in mesh.AXES) for split in able]
 
 

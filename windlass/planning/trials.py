@@ -7,8 +7,8 @@ from typing import NamedTuple
 
 from windlass import run as runs
 from windlass.devices import chips, mesh
-from windlass.devices.choice import Choice
 from windlass.devices.mesh import Mesh
+from windlass.devices.mesh_choice import Choice
 from windlass.planning import figures
 from windlass.planning import memory as memories
 from windlass.planning import time as times

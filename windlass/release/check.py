@@ -15,8 +15,8 @@ import numpy as np
 from windlass.config import listing
 from windlass.data.tokenizer import Tokeniser
 from windlass.errors import UserError
+from windlass.hub.chat_template import chat_prompt
 from windlass.hub.config import families
-from windlass.hub.template import chat_prompt
 
 ROWS, LENGTH = 2, 64  # of random tokens
 # Of the largest logit: two programs that add in another order differ by some 1e-6 of it, while a

@@ -17,11 +17,11 @@ from windlass.checkpoint.store import FROZEN, contents, load, load_frozen, saved
 from windlass.data import tokenizer
 from windlass.data.tokenizer import Tokeniser
 from windlass.devices.mesh import Mesh
-from windlass.devices.names import named as listed
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
+from windlass.layers.names import named as listed
 from windlass.run import Run, choice
-from windlass.telemetry.kept import keep
+from windlass.telemetry.compile_cache import keep
 from windlass.training import folder as folders
 from windlass.training import origin
 from windlass.training.built import Built, Described

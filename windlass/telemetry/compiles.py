@@ -14,8 +14,8 @@ import jax
 from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.processes.exclusive import ALONE
+from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.console import Report, duration
-from windlass.telemetry.kept import Kept
 from windlass.telemetry.metrics import read, truncate
 from windlass.telemetry.signature import Signature, key, told
 

@@ -22,7 +22,7 @@ from windlass.config.sections import flat
 from windlass.devices import absent, alignment, chips, mesh, precision, selection
 from windlass.devices.absent import Absent
 from windlass.devices.axes import annotate, cast, is_cast, placements
-from windlass.devices.choice import Choice
+from windlass.devices.mesh_choice import Choice
 from windlass.devices.selection import Chosen, Device
 from windlass.errors import UserError
 from windlass.layers.kernels import Kernel
@@ -30,7 +30,7 @@ from windlass.layers.stack import arrange
 from windlass.processes import hosts
 from windlass.run import Batches, Run
 from windlass.telemetry import about
-from windlass.telemetry.kept import Kept, keep
+from windlass.telemetry.compile_cache import Kept, keep
 from windlass.training import folder as folders
 from windlass.training import origin, trainable
 from windlass.training.blank import blank, is_shape

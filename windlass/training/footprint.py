@@ -11,7 +11,7 @@ from jaxtyping import PyTree
 from windlass import adapters
 from windlass.devices.axes import About, annotate, is_cast
 from windlass.devices.chips import Chip, usable
-from windlass.devices.choice import ROOM, Footprint
+from windlass.devices.mesh_choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
 from windlass.run import Run
 from windlass.training import trainable

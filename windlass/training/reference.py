@@ -17,7 +17,7 @@ from rich.console import Console
 
 from windlass.checkpoint.fingerprint import measure
 from windlass.data import Prepared, reference
-from windlass.data.cache import publish
+from windlass.data.corpus import publish
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import Rows
 from windlass.data.progress import progress

@@ -6,7 +6,7 @@ import jax
 from jaxtyping import PyTree
 
 from windlass.adapters import own
-from windlass.devices.names import first_match, named, refuse_idle
+from windlass.layers.names import first_match, named, refuse_idle
 
 
 class Chosen(NamedTuple):

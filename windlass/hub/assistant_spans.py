@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 from typing import Any, NamedTuple
 
-from windlass.hub.marks import REASONING, Marks, Places
-from windlass.hub.template import Template, Unrendered
+from windlass.hub.chat_template import Template, Unrendered
+from windlass.hub.markers import REASONING, Marks, Places
 
 BEFORE_WORDS = re.compile(r"<think>\s*(?:</think>\s*)?\Z")
 # What ends a turn that calls a tool, where it is not what ends an answer.

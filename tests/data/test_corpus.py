@@ -13,9 +13,10 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Prepared, cache, prepare
+from windlass.data import Data, Prepared, prepare
+from windlass.data import corpus as cache
 from windlass.data import documents as documents_of
-from windlass.data.cache import corpus
+from windlass.data.corpus import corpus
 from windlass.data.tokenizer import Tokenizer, byte
 from windlass.errors import UserError
 from windlass.sources import jsonl, stories

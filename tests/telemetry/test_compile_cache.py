@@ -8,8 +8,8 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from windlass.telemetry import kept
-from windlass.telemetry.kept import keep, setting
+from windlass.telemetry import compile_cache
+from windlass.telemetry.compile_cache import keep, setting
 
 
 @pytest.fixture
@@ -87,6 +87,6 @@ def test_a_program_that_another_process_removes_meanwhile_counts_for_nothing(pla
 
 def test_above_the_limit_the_longest_unused_go(place, monkeypatch):
     entries = [entry(place, f"jit_{used}", used, os.urandom(1000)) for used in (3, 1, 2)]
-    monkeypatch.setattr(kept, "LIMIT", 2500)
+    monkeypatch.setattr(compile_cache, "LIMIT", 2500)
     assert keep().size > 2000
     assert [path.exists() for path in entries] == [True, False, True]
