@@ -20,8 +20,8 @@ from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
 from windlass.run import Run
+from windlass.run_folder import folder as folders
 from windlass.telemetry import about
-from windlass.training import folder as folders
 from windlass.training.built import describe
 
 

@@ -46,17 +46,17 @@ from windlass.processes.signals import Signals
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs as standings
+from windlass.run_folder.folder import Place
+from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import Report
-from windlass.training import folder as folders
 from windlass.training import loop, origin, tuning
-from windlass.training import runs as standings
 from windlass.training.built import Built, describe
-from windlass.training.folder import Place
 from windlass.training.length import Length
 from windlass.training.loop import Trained
-from windlass.training.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.session import Evaluator, Session
 from windlass.training.step import Frozen
 

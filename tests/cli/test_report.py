@@ -13,8 +13,8 @@ from windlass import calls
 from windlass.cli.plot import plot
 from windlass.planning import curves
 from windlass.planning.comparison import at
+from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
-from windlass.training import forecast
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +55,7 @@ def copies(place, tmp_path_factory) -> Path:
 
 def test_a_run_keeps_its_plan_beside_what_it_measured(place):
     run = trained.only_run(place)
-    found = forecast.read(run / "plan.json")
+    found = plan_file.read(run / "plan.json")
     assert found is not None
     planned, measured = found["planned"], found["measured"]
     assert planned["target"]["name"] == "cpu" and planned["settings"]["batch"] == 16
@@ -72,7 +72,7 @@ def test_a_run_keeps_its_plan_beside_what_it_measured(place):
     batch = 16 * 90 * 4 * 5  # rows × tokens × bytes × columns
     assert parts["arguments"] == pytest.approx(held + batch, rel=1e-3)
     (told,) = re.findall(r"^plan +(.* measured .*)$", (place / trained.OUTPUT).read_text(), re.M)
-    assert told == forecast.line(found)
+    assert told == plan_file.line(found)
 
 
 def test_a_run_is_reported_with_its_curves_and_its_plan(program, copies):

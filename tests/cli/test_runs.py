@@ -13,8 +13,8 @@ import pytest
 
 from tests import trained
 from windlass.cli.runs import table
+from windlass.run_folder.runs import Standing, size_of
 from windlass.telemetry.console import size
-from windlass.training.runs import Standing, size_of
 
 DELETED = r"deleted (runs/\S+), [\d.]+ \wiB\n"
 

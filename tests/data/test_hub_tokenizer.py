@@ -12,8 +12,8 @@ from rich.console import Console
 from windlass.data import Data, prepare
 from windlass.data import tokenizer as vocabularies
 from windlass.data.tokenizer import Tokenizer
+from windlass.run_folder import folder as folders
 from windlass.sources.example import Source
-from windlass.training import folder as folders
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SOURCE = Source(name="legal", column="question")

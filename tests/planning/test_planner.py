@@ -23,9 +23,10 @@ from windlass.planning import memory as memories
 from windlass.planning.changes import Change, Tried
 from windlass.planning.memory import Memory
 from windlass.planning.traced import described, trace
+from windlass.run_folder import plan_file
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import Meter
-from windlass.training import forecast, loop
+from windlass.training import loop
 from windlass.training.built import describe
 
 # The step is that of the loop's own tests, and so compiled once for both.
@@ -82,7 +83,7 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
         "of these goes on from there"
     )
     assert steps_in(folder_of(run)) == [0, 2]
-    found = forecast.read(run / "plan.json")
+    found = plan_file.read(run / "plan.json")
     assert found is not None and found["planned"]["memory"]["total_bytes"] > 0
     assert found["measured"]["compiler_bytes"] > 0 and found["measured"]["steps"] == 2
 

@@ -14,9 +14,9 @@ from tests.training.campaign import RECIPE
 from windlass import calls
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.processes.signals import Signals
+from windlass.run_folder import folder as folders
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import read
-from windlass.training import folder as folders
 from windlass.training.loop import train
 
 # A schedule that does not end with the run: stopping early must not change it.

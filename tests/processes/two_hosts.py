@@ -15,8 +15,8 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.processes import hosts, shared_folders
 from windlass.processes.clock import Clock
+from windlass.run_folder.folder import check_shared
 from windlass.sources.stories import Source
-from windlass.training.folder import check_shared
 from windlass.training.session import check_same
 
 shared_folders.LATE = 0.2

@@ -19,7 +19,7 @@ from windlass.errors import UserError
 from windlass.hub.names import from_tensors
 from windlass.release import check
 from windlass.release.source import Source
-from windlass.training import folder as folders
+from windlass.run_folder import folder as folders
 from windlass.training.built import Built, describe
 
 torch = pytest.importorskip("torch")

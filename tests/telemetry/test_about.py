@@ -9,9 +9,9 @@ import pytest
 
 import windlass
 from tests import trained
+from windlass.run_folder import folder as folders
 from windlass.telemetry import about
 from windlass.telemetry.about import About, commits
-from windlass.training import folder as folders
 
 
 def git(place: Path, *words: str) -> str:

@@ -10,8 +10,8 @@ import pytest
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from tests import trained
+from windlass.run_folder import folder as folders
 from windlass.telemetry.metrics import Metrics, read
-from windlass.training import folder as folders
 
 Points = dict[str, list[tuple[int, float, float]]]
 

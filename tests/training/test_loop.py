@@ -31,11 +31,11 @@ from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
+from windlass.run_folder import folder as folders
+from windlass.run_folder.plan_file import Planner
 from windlass.telemetry.console import Report
-from windlass.training import folder as folders
 from windlass.training import loop
 from windlass.training.built import Described, Divided, describe
-from windlass.training.forecast import Planner
 from windlass.training.loop import Trained, train
 from windlass.training.session import open_session
 

@@ -13,8 +13,8 @@ from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import Store, folder_of
 from windlass.errors import UserError
+from windlass.run_folder import folder as folders
 from windlass.telemetry import metrics
-from windlass.training import folder as folders
 from windlass.training import origin
 from windlass.training.built import describe
 from windlass.training.session import open_session

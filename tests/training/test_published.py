@@ -23,7 +23,7 @@ from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.models import qwen3
 from windlass.run import Start
-from windlass.training import folder as folders
+from windlass.run_folder import folder as folders
 from windlass.training import origin
 from windlass.training.built import describe
 

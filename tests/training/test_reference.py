@@ -13,9 +13,9 @@ import windlass
 from tests import tiny
 from windlass.checkpoint import archive
 from windlass.errors import UserError
+from windlass.run_folder import folder as folders
 from windlass.telemetry import metrics
 from windlass.telemetry.console import Report
-from windlass.training import folder as folders
 
 WORDS = "ash bay cedar dune elm fern gale heath iris jade".split()
 RECIPE = {

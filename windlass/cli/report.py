@@ -35,7 +35,7 @@ def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> No
     console.soft_wrap = not console.is_terminal
     for line in _shown(found, min(console.width, WIDEST)):
         console.print(line)
-    from windlass.training.folder import REPORT
+    from windlass.run_folder.folder import REPORT
 
     console.print(
         Text.assemble(("\npage".ljust(NAME + 1), "bold"), str(found.standing.folder / REPORT))

@@ -7,10 +7,10 @@ from typing import Any
 
 from rich.table import Table
 
+from windlass.run_folder import folder as folders
+from windlass.run_folder.runs import Standing
 from windlass.telemetry import about, metrics
 from windlass.telemetry.console import duration, number, size
-from windlass.training import folder as folders
-from windlass.training.runs import Standing
 
 COLUMNS = ("run", "recipe", "state", "step", "loss", "validation", "size", "age")
 STYLES = {"training": "green", "finished": "", "stopped": "yellow"}

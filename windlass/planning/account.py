@@ -11,10 +11,10 @@ from typing import Any, NamedTuple
 
 from windlass.devices import chips
 from windlass.devices.prices import Prices, cheapest
+from windlass.run_folder import folder as folders
+from windlass.run_folder import plan_file, runs
+from windlass.run_folder.runs import Standing
 from windlass.telemetry import about, metrics
-from windlass.training import folder as folders
-from windlass.training import forecast, runs
-from windlass.training.runs import Standing
 
 # What is drawn over the steps, and what it is called to a reader.
 CURVES = {
@@ -70,12 +70,12 @@ class Account:
     @property
     def errors(self) -> dict[str, float]:
         """By how much each prediction is too high."""
-        return forecast.errors(self.plan)
+        return plan_file.errors(self.plan)
 
     @property
     def memory_bytes(self) -> Number | None:
         """What the run took of a device at most."""
-        return forecast.measured_bytes(self.plan)
+        return plan_file.measured_bytes(self.plan)
 
     @property
     def best(self) -> tuple[int, Number] | None:
@@ -117,7 +117,7 @@ def account(folder: Path, prices: Prices) -> Account:
     file = folder / folders.METRICS
     records = metrics.read(file) if file.exists() else []
     starts = about.read(folder / folders.ABOUT)
-    plan = forecast.read(folder / folders.PLAN) or {}
+    plan = plan_file.read(folder / folders.PLAN) or {}
     timed = [record for record in records if "step_ms" in record]
     wall = sum(_walls(starts, records))
     speed = _speed(timed, plan)

@@ -12,8 +12,8 @@ import numpy as np
 from windlass.config import folder, listing
 from windlass.errors import UserError
 from windlass.planning.fusion import Amount
-from windlass.training import folder as folders
-from windlass.training import forecast
+from windlass.run_folder import folder as folders
+from windlass.run_folder import plan_file
 
 # Parts of a step that are as fast as one thing of a chip is.
 GROUPS = {
@@ -79,7 +79,7 @@ def file() -> Path:
 
 
 def _read(place: Path) -> _Run | None:
-    whole = forecast.read(place / folders.PLAN) or {}
+    whole = plan_file.read(place / folders.PLAN) or {}
     planned, measured = whole.get("planned") or {}, whole.get("measured") or {}
     time, seconds = planned.get("time") or {}, measured.get("step_seconds")
     if not time or not seconds:

@@ -6,8 +6,8 @@ from typing import Any
 from windlass.planning.account import Account, Cost
 from windlass.planning.comparison import Comparison
 from windlass.planning.figures import counted, dollars
+from windlass.run_folder.plan_file import milliseconds
 from windlass.telemetry.console import duration, number, quantity, size
-from windlass.training.forecast import milliseconds
 
 UNKNOWN = "?"
 Rows = list[tuple[str, list[str]]]

@@ -10,9 +10,9 @@ import yaml
 
 import windlass
 from windlass.checkpoint.store import contents
+from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics
 from windlass.telemetry.console import number
-from windlass.training import folder as folders
 
 Form = Literal["model", "adapter", "merged"]
 LOSSES = {

@@ -10,7 +10,7 @@ from windlass.hub import config, peft, shards, weights
 from windlass.hub.shards import Tensor
 from windlass.release.card import Subject, card
 from windlass.release.source import Source
-from windlass.training import folder as folders
+from windlass.run_folder import folder as folders
 
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 # The name that transformers 5 writes for any tokenizer.json, and the one that 4 knows as well.

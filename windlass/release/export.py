@@ -26,8 +26,8 @@ from windlass.release.check import Comparison
 from windlass.release.contents import File
 from windlass.release.source import Source
 from windlass.run import Weights
+from windlass.run_folder import runs
 from windlass.telemetry.console import size
-from windlass.training import runs
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 

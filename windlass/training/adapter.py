@@ -11,8 +11,8 @@ from windlass.config import Layers, tree
 from windlass.config.reading import report, show
 from windlass.errors import UserError
 from windlass.hub import peft
-from windlass.training import folder as folders
-from windlass.training import runs
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
 
 # What may be another in training that goes on: it changes nothing of what the arrays mean.
 FREE = ("kind", "path", "dropout", "init")

@@ -18,8 +18,9 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.devices.axes import annotate, placements
 from windlass.errors import UserError
 from windlass.run import Run, Start
-from windlass.training import adapter, published, runs
-from windlass.training import folder as folders
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
+from windlass.training import adapter, published
 from windlass.training.blank import blank, is_shape
 
 SHOWN = 8  # arrays in a refusal

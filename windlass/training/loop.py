@@ -22,6 +22,10 @@ from windlass.processes.clock import Clock
 from windlass.processes.clusters import Hosts, find
 from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
+from windlass.run_folder import folder as folders
+from windlass.run_folder import plan_file, runs
+from windlass.run_folder.plan_file import Forecast, Planner
+from windlass.run_folder.relocation import moved
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
@@ -29,13 +33,10 @@ from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import training_flops
 from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
-from windlass.training import adapter, forecast, origin, reference, runs
-from windlass.training import folder as folders
+from windlass.training import adapter, origin, reference
 from windlass.training.banner import banner
 from windlass.training.built import Described, Divided, describe
-from windlass.training.forecast import Forecast, Planner
 from windlass.training.length import fate
-from windlass.training.moved import moved
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
@@ -294,7 +295,7 @@ class Loop:
         why = self.forecast.begin(self.session.built.described, len(self.loader.rows), planner)
         if why is not None:
             self.report.note(why)
-        if (told := forecast.line({**self.forecast.whole, "measured": {}})) is not None:
+        if (told := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
             self.report.fact("plan", told)
 
     def measure(self) -> None:
@@ -500,7 +501,7 @@ class Loop:
             why = self.why_early(state)
             summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
         summary.append(("compiled", self.watch.summary()))
-        if (planned := forecast.line(self.forecast.whole)) is not None:
+        if (planned := plan_file.line(self.forecast.whole)) is not None:
             summary.append(("plan", planned))
         if is_finished:
             how = f'windlass generate {self.folder} "Once upon a time"'

@@ -15,8 +15,8 @@ from windlass.hub import config as configs
 from windlass.hub import fetch
 from windlass.hub import weights as files
 from windlass.run import Start
-from windlass.training import folder as folders
-from windlass.training import runs
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
 
 FULL_HASH = 40  # letters of a commit
 TOKENIZER = "tokenizer.json"

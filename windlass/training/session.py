@@ -10,8 +10,8 @@ from windlass.data.load import evaluation_batches
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.processes import hosts, shared_folders
+from windlass.run_folder import folder as folders
 from windlass.telemetry.compiles import Program
-from windlass.training import folder as folders
 from windlass.training.built import Built, Described
 from windlass.training.length import Length
 from windlass.training.programs import Programs

@@ -21,8 +21,9 @@ from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub.fetch import CONFIGS, fetch
 from windlass.run import Run, Start
-from windlass.training import origin, runs
-from windlass.training.folder import MODEL
+from windlass.run_folder import runs
+from windlass.run_folder.folder import MODEL
+from windlass.training import origin
 
 BASE = "chat-lora"
 WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained

@@ -13,9 +13,9 @@ from tests import trained
 from windlass import calls
 from windlass.cli.runs import as_json
 from windlass.errors import UserError
+from windlass.run_folder import folder as folders
 from windlass.telemetry.about import About
 from windlass.telemetry.metrics import Metrics
-from windlass.training import folder as folders
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from windlass.config.reading import closest
 from windlass.data import reference
 from windlass.errors import UserError
 from windlass.processes import shared_folders
+from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics, tensorboard
-from windlass.training import folder as folders
 
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.

@@ -1,6 +1,6 @@
 """What is told of a run that goes on elsewhere."""
 
-from windlass.training.moved import moved
+from windlass.run_folder.relocation import moved
 
 
 def chose(count: int, per_device: int, accumulation: int = 1, **others) -> dict:

@@ -8,9 +8,9 @@ import pytest
 from tests.training.campaign import RECIPE
 from windlass.errors import UserError
 from windlass.processes import hosts
-from windlass.training import forecast
+from windlass.run_folder import plan_file
+from windlass.run_folder.plan_file import Forecast
 from windlass.training.built import Described, Divided, describe
-from windlass.training.forecast import Forecast
 
 GIB = 2**30
 
@@ -46,11 +46,11 @@ def whole(**measured) -> dict:
 
 def test_the_plan_and_what_became_of_it_are_told_in_a_line():
     found = whole(device_peak_bytes=9.5 * GIB, compiler_bytes=9.4 * GIB, step_seconds=0.221)
-    assert forecast.line(found) == (
+    assert plan_file.line(found) == (
         "9.3 GiB and 214 ms a step predicted, 9.5 GiB and 221 ms measured (-2%, -3%)"
     )
-    assert forecast.line(whole()) == "9.3 GiB and 214 ms a step predicted"
-    assert forecast.errors(found) == pytest.approx(
+    assert plan_file.line(whole()) == "9.3 GiB and 214 ms a step predicted"
+    assert plan_file.errors(found) == pytest.approx(
         {
             "memory": 9.3 / 9.5 - 1,
             "compiler": 9.3 / 9.4 - 1,
@@ -65,8 +65,8 @@ def test_where_no_time_was_planned_none_is_told():
         "planned": {"memory": {"total_bytes": GIB}, "time": None},
         "measured": {"compiler_bytes": 2 * GIB, "device_peak_bytes": None, "step_seconds": 0.1},
     }
-    assert forecast.line(found) == "1.0 GiB predicted, 2.0 GiB measured (-50%)"
-    assert forecast.line({"planned": None, "measured": {"step_seconds": 0.1}}) is None
+    assert plan_file.line(found) == "1.0 GiB predicted, 2.0 GiB measured (-50%)"
+    assert plan_file.line({"planned": None, "measured": {"step_seconds": 0.1}}) is None
 
 
 def test_a_run_that_goes_on_keeps_its_plan_unless_its_devices_hold_something_else(
@@ -99,7 +99,7 @@ def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
     found = Forecast(file)
     found.begin(described, 10, Stub(KeyError("scan")))
     found.measured(step_seconds=0.5)
-    assert forecast.read(file) == found.whole
+    assert plan_file.read(file) == found.whole
     assert found.whole["planned"] is None and found.whole["measured"] == {"step_seconds": 0.5}
 
 
@@ -139,11 +139,11 @@ def test_a_file_that_somebody_spoilt_is_refused_to_readers_and_replaced_by_runs(
     file = tmp_path / "plan.json"
     file.write_text(json.dumps({"planned": None}))
     with pytest.raises(UserError) as refused:
-        forecast.read(file)
+        plan_file.read(file)
     assert str(refused.value) == f"{file} is not as it was written: 'measured'; remove it"
     file.write_text(json.dumps({"planned": {"memory": 5}, "measured": {}}))
     with pytest.raises(UserError) as refused:
-        forecast.read(file)
+        plan_file.read(file)
     assert str(refused.value) == f"{file} is not as it was written: memory has no names; remove it"
     Forecast(file).begin(described, 10, Stub())
-    assert forecast.read(file) is not None
+    assert plan_file.read(file) is not None
