@@ -57,7 +57,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray], int]:
     from windlass.objectives.next_token import Objective
     from windlass.optim import Schedule
     from windlass.optim.adamw import Optimizer
-    from windlass.training.step import Frozen, make_step, start
+    from windlass.program.step import Frozen, make_step, start
 
     jax.config.update("jax_platforms", "cpu")
     jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))

@@ -44,7 +44,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray]]:
     from windlass.objectives.next_token import Objective
     from windlass.optim import Schedule
     from windlass.optim.adamw import Optimizer
-    from windlass.training.step import Frozen, make_step, start
+    from windlass.program.step import Frozen, make_step, start
 
     jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))
     config = qwen2.Config(**SIZES, theta=THETA, eps=EPS, tied=True)

@@ -102,8 +102,8 @@ def _measured(case: Case) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from windlass.training.built import Built, describe
-    from windlass.training.programs import Programs
+    from windlass.program.built import Built, describe
+    from windlass.program.programs import Programs
 
     described = describe(case.recipe, ["device=gpu"])
     by = f"{described.devices[0].device_kind}, JAX {jax.__version__}"

@@ -32,7 +32,7 @@ def prove() -> dict:
 def gaps(family: str, is_adapted: bool) -> dict[str, dict[str, float]]:
     """How far a family's losses and gradient norms on each mesh are from those on one device."""
     import tests.conftest  # noqa: F401  the settings under which the numbers are compared
-    from tests.training.test_step import LORA, MESHES, Bench
+    from tests.program.test_step import LORA, MESHES, Bench
 
     adapter = LORA if is_adapted else None
     expected, found = None, {}

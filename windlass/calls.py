@@ -43,6 +43,9 @@ from windlass.planning.planner import Planner
 from windlass.planning.winner import Found, Wanted
 from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals
+from windlass.program.built import Built, describe
+from windlass.program.length import Length
+from windlass.program.step import Frozen
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.run import Run
@@ -54,11 +57,8 @@ from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import Report
 from windlass.training import loop, origin, tuning
-from windlass.training.built import Built, describe
-from windlass.training.length import Length
 from windlass.training.loop import Trained
 from windlass.training.session import Evaluator, Session
-from windlass.training.step import Frozen
 
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
 __all__ = [

@@ -14,8 +14,8 @@ from windlass.planning.exhausted import Told
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.traced import Traced
+from windlass.program.built import Described, Divided
 from windlass.telemetry.memory import is_exhausted
-from windlass.training.built import Described, Divided
 
 GIB = 2**30
 TPU = (

@@ -12,8 +12,8 @@ from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
 from tests.trained import recipe
 from windlass.planning import memory, targets, traced
 from windlass.planning.local import shape_there
+from windlass.program.built import describe
 from windlass.telemetry.flops import programs
-from windlass.training.built import describe
 
 FOUND = json.loads((Path(__file__).parents[2] / "benchmarks/plan_accuracy.json").read_text())
 GIB = 2**30

@@ -23,11 +23,11 @@ from windlass.planning import memory as memories
 from windlass.planning.changes import Change, Tried
 from windlass.planning.memory import Memory
 from windlass.planning.traced import described, trace
+from windlass.program.built import describe
 from windlass.run_folder import plan_file
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import Meter
 from windlass.training import loop
-from windlass.training.built import describe
 
 # The step is that of the loop's own tests, and so compiled once for both.
 KEYS = ["train.steps=6", "train.batch=16", "train.evaluate_every=null", "data.validation=0"]

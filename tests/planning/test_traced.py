@@ -5,9 +5,9 @@ import gc
 from tests.trained import recipe
 from windlass.models import qwen3
 from windlass.planning import targets, traced
-from windlass.training.blank import blank
-from windlass.training.built import Built
-from windlass.training.programs import Programs
+from windlass.program.abstract import blank
+from windlass.program.built import Built
+from windlass.program.programs import Programs
 
 
 def test_a_model_is_made_once_for_all_targets(monkeypatch):

@@ -8,9 +8,9 @@ import pytest
 from tests.training.campaign import RECIPE
 from windlass.errors import UserError
 from windlass.processes import hosts
+from windlass.program.built import Described, Divided, describe
 from windlass.run_folder import plan_file
 from windlass.run_folder.plan_file import Forecast
-from windlass.training.built import Described, Divided, describe
 
 GIB = 2**30
 

@@ -13,8 +13,8 @@ from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
 from windlass.optim import Descent
 from windlass.optim.adamw import Optimizer
-from windlass.training.step import Frozen, State, make_step, start
-from windlass.training.trainable import choose
+from windlass.program.step import Frozen, State, make_step, start
+from windlass.program.trainable import choose
 
 STEPS = 10
 # With the usual eps of 1e-8, rounding errors of gradients that are zero become steps, and after ten

@@ -31,11 +31,11 @@ from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
+from windlass.program.built import Described, Divided, describe
 from windlass.run_folder import folder as folders
 from windlass.run_folder.plan_file import Planner
 from windlass.telemetry.console import Report
 from windlass.training import loop
-from windlass.training.built import Described, Divided, describe
 from windlass.training.loop import Trained, train
 from windlass.training.session import open_session
 
@@ -294,7 +294,7 @@ def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bi
     here, monkeypatch
 ):
     # So large that some steps overflow before one does not.
-    monkeypatch.setattr("windlass.training.scale.START", 2.0**18)
+    monkeypatch.setattr("windlass.program.loss_scale.START", 2.0**18)
     keys = ["precision.compute=float16", *UNMEASURED, "train.steps=4"]
     whole = Told("run.dir=whole", *keys).trained
     run = left(whole.folder, 2)

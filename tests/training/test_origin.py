@@ -13,10 +13,10 @@ from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import Store, folder_of
 from windlass.errors import UserError
+from windlass.program.built import describe
 from windlass.run_folder import folder as folders
 from windlass.telemetry import metrics
 from windlass.training import origin
-from windlass.training.built import describe
 from windlass.training.session import open_session
 
 SMALL = ["train.steps=2", "train.batch=16", "train.evaluate_every=null", "mesh.fsdp=2"]

@@ -24,11 +24,11 @@ from windlass.errors import UserError
 from windlass.planning import exhausted, gpus
 from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
+from windlass.program.built import Built, Described, read_for
+from windlass.program.programs import Programs
 from windlass.telemetry.compile_cache import setting
 from windlass.telemetry.memory import program_parts
 from windlass.training import origin
-from windlass.training.built import Built, Described, read_for
-from windlass.training.programs import Programs
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
 NO_LIBTPU = (

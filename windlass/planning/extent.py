@@ -8,9 +8,9 @@ from rich.console import Console
 from windlass import data
 from windlass.data import Data
 from windlass.errors import UserError
+from windlass.program.built import Described
+from windlass.program.length import Length
 from windlass.run import Run
-from windlass.training.built import Described
-from windlass.training.length import Length
 
 
 class Extent(NamedTuple):

@@ -23,7 +23,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.trials import divided
-from windlass.training.built import Described
+from windlass.program.built import Described
 
 Fits = Literal["yes", "tight", "no"]
 

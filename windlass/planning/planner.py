@@ -13,8 +13,8 @@ from windlass.planning.plan import Asked
 from windlass.planning.targets import Target
 from windlass.planning.traced import trace
 from windlass.planning.trials import Trials, divide
+from windlass.program.built import Described, Divided
 from windlass.telemetry.memory import device_limit
-from windlass.training.built import Described, Divided
 
 
 class Planner:

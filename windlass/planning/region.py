@@ -11,8 +11,8 @@ from windlass.layers.kernels import GRADIENT
 from windlass.planning import local
 from windlass.planning.fusion import Amount, Node, Value
 from windlass.planning.work import Attention, Collective, Product
+from windlass.program.step import MICROBATCH
 from windlass.telemetry.flops import CAUSAL, constants_and_carried, programs
-from windlass.training.step import MICROBATCH
 
 _GRADIENT = re.compile(rf"{GRADIENT}(?:_(\d+))?")
 # What gives its argument another shape or name. A product takes axes in any order, so that one

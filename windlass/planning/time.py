@@ -17,10 +17,10 @@ from windlass.planning.fusion import Amount
 from windlass.planning.topology import Reach, reaches
 from windlass.planning.traced import STEPS, Traced
 from windlass.planning.work import Collective, Work
+from windlass.program.built import Built, Described
+from windlass.program.programs import Programs
+from windlass.program.step import Frozen
 from windlass.telemetry.flops import training_flops
-from windlass.training.built import Built, Described
-from windlass.training.programs import Programs
-from windlass.training.step import Frozen
 
 PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has

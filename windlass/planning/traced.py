@@ -13,11 +13,11 @@ from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import Chosen
 from windlass.layers.sketch import sketched
 from windlass.planning.targets import Target
+from windlass.program.built import Built, Described, read_for
+from windlass.program.programs import Programs
+from windlass.program.step import Frozen, State
 from windlass.run import Batches
 from windlass.training import origin
-from windlass.training.built import Built, Described, read_for
-from windlass.training.programs import Programs
-from windlass.training.step import Frozen, State
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
 

@@ -20,11 +20,11 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
 from windlass.layers.names import named as listed
+from windlass.program.built import Built, Described
 from windlass.run import Run, choice
 from windlass.run_folder import folder as folders
 from windlass.telemetry.compile_cache import keep
 from windlass.training import origin
-from windlass.training.built import Built, Described
 from windlass.training.published import START
 
 

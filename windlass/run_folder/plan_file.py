@@ -9,8 +9,8 @@ from typing import Any, Protocol, runtime_checkable
 from windlass.config import tree
 from windlass.errors import UserError
 from windlass.processes import hosts
+from windlass.program.built import Described, Divided
 from windlass.telemetry.console import size
-from windlass.training.built import Described, Divided
 
 # Sections of a recipe that change nothing a device holds or computes.
 IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")

@@ -9,8 +9,8 @@ from windlass.data.load import Loader
 from windlass.data.show import facts
 from windlass.devices.axes import undivided
 from windlass.processes import hosts
+from windlass.program.trainable import Chosen
 from windlass.training.session import Session
-from windlass.training.trainable import Chosen
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:

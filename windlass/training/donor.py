@@ -17,11 +17,11 @@ from windlass.config import Layers, listing, tree
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices.axes import annotate, placements
 from windlass.errors import UserError
+from windlass.program.abstract import blank, is_shape
 from windlass.run import Run, Start
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.training import adapter, published
-from windlass.training.blank import blank, is_shape
 
 SHOWN = 8  # arrays in a refusal
 

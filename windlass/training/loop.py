@@ -22,6 +22,9 @@ from windlass.processes.clock import Clock
 from windlass.processes.clusters import Hosts, find
 from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
+from windlass.program.built import Described, Divided, describe
+from windlass.program.length import fate
+from windlass.program.step import Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.plan_file import Forecast, Planner
@@ -35,12 +38,9 @@ from windlass.telemetry.memory import device_peak, is_exhausted, memory, program
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import adapter, origin, reference
 from windlass.training.banner import banner
-from windlass.training.built import Described, Divided, describe
-from windlass.training.length import fate
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
-from windlass.training.step import Frozen, State
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many
 

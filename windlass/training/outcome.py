@@ -5,9 +5,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 from windlass.evaluation.verdict import training_loss, verdict
+from windlass.program.step import State
 from windlass.telemetry import metrics
 from windlass.training.session import Session
-from windlass.training.step import State
 
 
 def outcome(

@@ -22,9 +22,9 @@ from windlass.data.load import evaluation_batches
 from windlass.data.pack import Rows
 from windlass.data.progress import progress
 from windlass.processes import hosts
+from windlass.program.step import Frozen, State
 from windlass.telemetry.compiles import Program
 from windlass.training.session import Session
-from windlass.training.step import Frozen, State
 
 NEW = f"{reference.FOLDER}.new"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
 from windlass.processes import hosts
+from windlass.program.step import Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.training.session import Session
-from windlass.training.step import Frozen, State
 
 
 class Writer:

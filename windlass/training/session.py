@@ -10,12 +10,12 @@ from windlass.data.load import evaluation_batches
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.processes import hosts, shared_folders
+from windlass.program.built import Built, Described
+from windlass.program.length import Length
+from windlass.program.programs import Programs
+from windlass.program.step import Frozen
 from windlass.run_folder import folder as folders
 from windlass.telemetry.compiles import Program
-from windlass.training.built import Built, Described
-from windlass.training.length import Length
-from windlass.training.programs import Programs
-from windlass.training.step import Frozen
 
 # What decides, of given documents, which rows a step has.
 ROWS = ("stride", "packing", "shuffle", "validation", "test", "split_seed")

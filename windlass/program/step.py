@@ -12,8 +12,8 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
 from windlass.objectives import Carry, Objective, Tally
-from windlass.training import stream
-from windlass.training.scale import LossScale
+from windlass.program import token_hash as stream
+from windlass.program.loss_scale import LossScale
 
 
 class Progress(NamedTuple):

@@ -4,15 +4,15 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from windlass.training import stream
+from windlass.program import token_hash
 
 BATCHES = np.random.default_rng(0).integers(1000, size=(3, 4, 6)).astype(np.int32)
 
 
 def hashed(batches: np.ndarray) -> int:
-    found = stream.none()
+    found = token_hash.none()
     for tokens in batches:
-        found = stream.with_batch(found, jnp.asarray(tokens))
+        found = token_hash.with_batch(found, jnp.asarray(tokens))
     return int(found)
 
 

@@ -8,8 +8,8 @@ from windlass.config import load
 from windlass.devices import chips
 from windlass.devices.mesh import AXES
 from windlass.devices.mesh_choice import ROOM, Footprint, Rows
+from windlass.program.footprint import footprint
 from windlass.run import Run, choice, microbatch
-from windlass.training.footprint import footprint
 
 MODELS = {
     "0.5B": dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64),

@@ -12,8 +12,8 @@ from tests.training.bench import Bench, batch
 from windlass.adapters.lora import Adapter
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
-from windlass.training import stream
-from windlass.training.step import State, accumulate
+from windlass.program import token_hash
+from windlass.program.step import State, accumulate
 
 # Of the eight heads on the third of them each device has one, and of two key heads a copy.
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2), (4, 1, 2), (1, 4, 2)]
@@ -93,7 +93,7 @@ def test_a_step_that_is_not_finite_changes_nothing_and_no_step_after_it_does():
     for part in ("weights", "moments", "carry", "key"):
         assert eqx.tree_equal(getattr(before, part), getattr(after, part))
     # The rows of the step that was not finite were consumed, and those after it were not.
-    spoilt = stream.with_batch(jnp.asarray(before.progress.stream), bench.rows(1)["tokens"])
+    spoilt = token_hash.with_batch(jnp.asarray(before.progress.stream), bench.rows(1)["tokens"])
     assert after.progress.stream == spoilt
 
 

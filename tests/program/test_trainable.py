@@ -6,7 +6,7 @@ import pytest
 
 from tests import tiny
 from windlass.errors import UserError
-from windlass.training.trainable import choose
+from windlass.program.trainable import choose
 
 
 def arrays():

@@ -28,14 +28,15 @@ from windlass.errors import UserError
 from windlass.layers.kernels import Kernel
 from windlass.layers.stack import arrange
 from windlass.processes import hosts
+from windlass.program import trainable
+from windlass.program.abstract import blank, is_shape
+from windlass.program.footprint import footprint
 from windlass.run import Batches, Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder.relocation import moved
 from windlass.telemetry import about
 from windlass.telemetry.compile_cache import Kept, keep
-from windlass.training import origin, trainable
-from windlass.training.blank import blank, is_shape
-from windlass.training.footprint import footprint
+from windlass.training import origin
 
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 

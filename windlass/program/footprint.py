@@ -13,9 +13,9 @@ from windlass.devices.axes import About, annotate, is_cast
 from windlass.devices.chips import Chip, usable
 from windlass.devices.mesh_choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
+from windlass.program import trainable
+from windlass.program.abstract import blank, is_shape
 from windlass.run import Run
-from windlass.training import trainable
-from windlass.training.blank import blank, is_shape
 
 # Bytes of each number of a matrix of words while it is whole: as it is multiplied, a float32 copy,
 # and where it is trained a sum of gradients.

@@ -4,8 +4,8 @@ import pytest
 
 from windlass.optim import Schedule
 from windlass.optim.adamw import Optimizer
+from windlass.program.length import Length, fate
 from windlass.run import Train
-from windlass.training.length import Length, fate
 
 
 @pytest.mark.parametrize(

@@ -3,8 +3,8 @@
 import jax
 
 from tests.trained import recipe
-from windlass.training.built import Built, describe
-from windlass.training.programs import Programs
+from windlass.program.built import Built, describe
+from windlass.program.programs import Programs
 
 
 def test_each_device_makes_its_own_pieces_of_the_weights_and_no_more():

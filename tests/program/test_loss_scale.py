@@ -11,8 +11,8 @@ from tests.training.bench import Bench, batch
 from windlass.devices.axes import cast
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
-from windlass.training.scale import GROWS_AFTER, START, LossScale
-from windlass.training.step import State, accumulate
+from windlass.program.loss_scale import GROWS_AFTER, START, LossScale
+from windlass.program.step import State, accumulate
 
 
 def gradient(compute: str, scale: float | None):

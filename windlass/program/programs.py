@@ -11,9 +11,9 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
+from windlass.program.built import Built
+from windlass.program.step import Frozen, State, make_step, start
 from windlass.telemetry.compiles import Program
-from windlass.training.built import Built
-from windlass.training.step import Frozen, State, make_step, start
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
 RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_passes": True}
