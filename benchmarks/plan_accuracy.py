@@ -81,7 +81,7 @@ def _find(of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str]) ->
 
 def _compiled(number: int) -> dict[str, Any]:
     from windlass.planning import compiler, targets
-    from windlass.training import origin
+    from windlass.starting import origin
 
     case = TPU[number]
     found = compiler.find(origin.load(case.recipe, []), targets.find(case.on))

@@ -53,10 +53,11 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
 from windlass.run_folder.folder import Place
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
+from windlass.starting import origin, tuning
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import Report
-from windlass.training import loop, origin, tuning
+from windlass.training import loop
 from windlass.training.loop import Trained
 from windlass.training.session import Evaluator, Session
 

@@ -15,7 +15,7 @@ from windlass.devices.prices import load
 from windlass.errors import UserError
 from windlass.models.qwen3 import Config
 from windlass.planning import matrix, targets
-from windlass.training import origin
+from windlass.starting import origin
 
 
 @pytest.fixture(scope="module")

@@ -15,7 +15,7 @@ from tests.models.test_parity import apart
 from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.program.built import Built, describe
-from windlass.training import origin
+from windlass.starting import origin
 
 MESHES = {"alone": (1, 1, 1), "2x2x2": (2, 2, 2)}
 cases = pytest.mark.parametrize("case", folders.CASES)

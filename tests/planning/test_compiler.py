@@ -16,7 +16,7 @@ from windlass.planning import compiler, targets, traced
 from windlass.planning.plan import Asked, planned
 from windlass.program.built import Built, describe
 from windlass.program.programs import Programs
-from windlass.training import origin
+from windlass.starting import origin
 
 
 def test_the_peak_of_a_step_is_its_pieces_of_the_state_once_its_rows_and_what_it_needs_between():

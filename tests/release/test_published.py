@@ -21,7 +21,7 @@ from windlass.data import tokenizer
 from windlass.errors import UserError
 from windlass.release import check
 from windlass.release.export import Export, Options
-from windlass.training import origin
+from windlass.starting import origin
 
 torch = pytest.importorskip("torch")
 TOKENS = check.random_tokens(259)

@@ -16,7 +16,7 @@ from windlass.cli import commands
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
 from windlass.program.built import Built, describe
-from windlass.training import origin
+from windlass.starting import origin
 
 # A learning rate that is too high: the loss falls, then rises. A checkpoint is due at no step.
 KEYS = [

@@ -19,7 +19,7 @@ from windlass.errors import UserError
 from windlass.launch import installing
 from windlass.launch.description import MOUNT, Bucket, Launch
 from windlass.run import Run
-from windlass.training import origin
+from windlass.starting import origin
 
 LONGEST_NAME = 40  # of pods and machines, whose names begin with it, there is a limit of 63
 # Keys that name files: those of sources can be URLs.

@@ -26,9 +26,9 @@ from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
 from windlass.program.built import Built, Described, read_for
 from windlass.program.programs import Programs
+from windlass.starting import origin
 from windlass.telemetry.compile_cache import setting
 from windlass.telemetry.memory import program_parts
-from windlass.training import origin
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
 NO_LIBTPU = (

@@ -16,7 +16,7 @@ from windlass.planning import traced as tracing
 from windlass.planning.figures import gib
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
 from windlass.planning.targets import Target
-from windlass.training import origin
+from windlass.starting import origin
 
 T = TypeVar("T")
 AS_FAST = 0.99  # of the fastest, which is no difference

@@ -17,7 +17,7 @@ from windlass.program.built import Built, Described, read_for
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen, State
 from windlass.run import Batches
-from windlass.training import origin
+from windlass.starting import origin
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
 

@@ -11,7 +11,7 @@ from windlass.planning import limits, matrix, search
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused
 from windlass.planning.search import Best
 from windlass.planning.targets import Target
-from windlass.training import origin
+from windlass.starting import origin
 
 Wanted = Literal["cheapest", "fastest"]
 

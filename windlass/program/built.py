@@ -34,9 +34,9 @@ from windlass.program.footprint import footprint
 from windlass.run import Batches, Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder.relocation import moved
+from windlass.starting import origin
 from windlass.telemetry import about
 from windlass.telemetry.compile_cache import Kept, keep
-from windlass.training import origin
 
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 

@@ -23,9 +23,9 @@ from windlass.layers.names import named as listed
 from windlass.program.built import Built, Described
 from windlass.run import Run, choice
 from windlass.run_folder import folder as folders
+from windlass.starting import origin
+from windlass.starting.hugging_face import START
 from windlass.telemetry.compile_cache import keep
-from windlass.training import origin
-from windlass.training.published import START
 
 
 class Source:

@@ -29,6 +29,7 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.plan_file import Forecast, Planner
 from windlass.run_folder.relocation import moved
+from windlass.starting import adapter, origin
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
@@ -36,7 +37,7 @@ from windlass.telemetry.console import Report, duration
 from windlass.telemetry.flops import training_flops
 from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
-from windlass.training import adapter, origin, reference
+from windlass.training import reference
 from windlass.training.banner import banner
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer

@@ -25,7 +25,7 @@ from windlass.models import qwen3
 from windlass.program.built import describe
 from windlass.run import Start
 from windlass.run_folder import folder as folders
-from windlass.training import origin
+from windlass.starting import origin
 
 # That of the small run of other tests, so that what is compiled for it is compiled once.
 CONFIG = read(qwen3.Config, {"vocab": 300, **tiny.WIDTHS})

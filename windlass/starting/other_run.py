@@ -21,7 +21,7 @@ from windlass.program.abstract import blank, is_shape
 from windlass.run import Run, Start
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
-from windlass.training import adapter, published
+from windlass.starting import adapter, hugging_face
 
 SHOWN = 8  # arrays in a refusal
 
@@ -55,7 +55,7 @@ def keep(start: Start, folder: Path, ours: Any) -> None:
     theirs, trained = recipe.get("adapter"), recipe["train"].get("trainable")
     is_same = theirs is not None and trained is None and adapter.goes_on(theirs, ours)
     if kept.is_dir():
-        leave = None if is_same else shutil.ignore_patterns(published.START)
+        leave = None if is_same else shutil.ignore_patterns(hugging_face.START)
         shutil.copytree(kept, folder / folders.MODEL, ignore=leave, dirs_exist_ok=True)
 
 

@@ -13,7 +13,7 @@ from windlass.errors import UserError
 from windlass.hub import fetch
 from windlass.processes import shared_folders
 from windlass.run import Run, Start
-from windlass.training import adapter, donor, published
+from windlass.starting import adapter, hugging_face, other_run
 
 ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
@@ -45,11 +45,11 @@ def _with_model(layers: Layers) -> Layers:
     if problems:
         raise UserError(report(problems, layers.origin))
     if start.run is not None:
-        base = donor.lend(start, layers)
+        base = other_run.lend(start, layers)
     else:
         given = [key for key in model if key not in KEYS]
         asks = written.get("tokenizer") is None
-        base = published.lend(start, layers, given, has_tokenizer=not asks)
+        base = hugging_face.lend(start, layers, given, has_tokenizer=not asks)
     if written.get("tokenizer") is not None:
         base.pop("tokenizer", None)
     return layers.upon(base, instead_of={"model": KEYS})
@@ -65,20 +65,20 @@ class Taken(NamedTuple):
 def check(start: Start) -> None:
     """See that the weights are there, or refuse, before anything that takes long."""
     if start.run is not None:
-        donor.check(start)
+        other_run.check(start)
     elif start.hub is not None:
         shared_folders.once(
-            "downloading the weights", fetch.place(), lambda: published.weights(start)
+            "downloading the weights", fetch.place(), lambda: hugging_face.weights(start)
         )
     else:
-        published.weights(start)
+        hugging_face.weights(start)
 
 
 def take(start: Start, built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
     """The arrays for a built model; `vocabulary` is what a checkpoint says of its tokenizer."""
     if start.run is not None:
-        return Taken(*donor.take(start, built, vocabulary, say))
-    return Taken(*published.take(start, built.base, built.names))
+        return Taken(*other_run.take(start, built, vocabulary, say))
+    return Taken(*hugging_face.take(start, built.base, built.names))
 
 
 def keep(run: Run, folder: Path) -> None:
@@ -86,6 +86,6 @@ def keep(run: Run, folder: Path) -> None:
     if run.start is None:
         return
     if run.start.run is not None:
-        donor.keep(run.start, folder, run.adapter)
+        other_run.keep(run.start, folder, run.adapter)
     else:
-        published.keep(run.start, folder)
+        hugging_face.keep(run.start, folder)

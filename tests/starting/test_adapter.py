@@ -26,7 +26,7 @@ from windlass.hub import peft
 from windlass.models import qwen3
 from windlass.program.built import describe
 from windlass.run_folder import folder as folders
-from windlass.training import adapter, origin
+from windlass.starting import adapter, origin
 from windlass.training.session import Session, open_session
 
 ADAPTER: dict[str, Any] = {

@@ -23,7 +23,7 @@ from windlass.hub.fetch import CONFIGS, fetch
 from windlass.run import Run, Start
 from windlass.run_folder import runs
 from windlass.run_folder.folder import MODEL
-from windlass.training import origin
+from windlass.starting import origin
 
 BASE = "chat-lora"
 WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained

@@ -15,8 +15,8 @@ from windlass.checkpoint.store import Store, folder_of
 from windlass.errors import UserError
 from windlass.program.built import describe
 from windlass.run_folder import folder as folders
+from windlass.starting import origin
 from windlass.telemetry import metrics
-from windlass.training import origin
 from windlass.training.session import open_session
 
 SMALL = ["train.steps=2", "train.batch=16", "train.evaluate_every=null", "mesh.fsdp=2"]
