@@ -10,10 +10,10 @@ import pytest
 
 from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
 from tests.trained import recipe
+from windlass.analysis.flops import programs
+from windlass.analysis.per_device import shape_there
 from windlass.planning import memory, targets, traced
-from windlass.planning.local import shape_there
 from windlass.program.built import describe
-from windlass.telemetry.flops import programs
 
 FOUND = json.loads((Path(__file__).parents[2] / "benchmarks/plan_accuracy.json").read_text())
 GIB = 2**30

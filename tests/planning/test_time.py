@@ -4,13 +4,13 @@ import math
 
 import pytest
 
+from windlass.analysis.work import Attention, Collective, Product
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
 from windlass.planning import efficiency, targets, traced
 from windlass.planning.efficiency import attention_seconds, product_seconds, rates
 from windlass.planning.time import by_table, collective_seconds
 from windlass.planning.topology import Reach
-from windlass.planning.work import Attention, Collective, Product
 
 
 def product(m, n, k, dtype="bfloat16") -> Product:

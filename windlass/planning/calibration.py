@@ -9,9 +9,9 @@ from typing import NamedTuple
 
 import numpy as np
 
+from windlass.analysis.fusion import Amount
 from windlass.config import folder, listing
 from windlass.errors import UserError
-from windlass.planning.fusion import Amount
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file
 

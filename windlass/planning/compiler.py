@@ -16,13 +16,13 @@ from typing import NamedTuple
 import jax
 from jax.errors import JaxRuntimeError
 
+from windlass.analysis.hlo import Text, flags
 from windlass.config import AnyRecipe, Layers
 from windlass.devices import selection
 from windlass.devices.chips import usable
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.planning import exhausted, gpus
-from windlass.planning.hlo import Text, flags
 from windlass.planning.targets import Target
 from windlass.program.built import Built, Described, read_for
 from windlass.program.programs import Programs

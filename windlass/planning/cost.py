@@ -3,12 +3,12 @@
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from windlass.analysis.fusion import Amount
 from windlass.config import Every
 from windlass.devices import price_file, prices
 from windlass.devices.prices import Price, Prices
 from windlass.errors import UserError
 from windlass.planning.extent import Extent
-from windlass.planning.fusion import Amount
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time

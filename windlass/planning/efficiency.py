@@ -4,10 +4,10 @@ import dataclasses
 import math
 from typing import NamedTuple
 
+from windlass.analysis.fusion import Amount
+from windlass.analysis.work import Attention, Product
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
-from windlass.planning.fusion import Amount
-from windlass.planning.work import Attention, Product
 
 
 @dataclasses.dataclass(frozen=True)

@@ -8,11 +8,11 @@ import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
+from windlass.analysis import liveness
+from windlass.analysis.liveness import Array, Habits
+from windlass.analysis.per_device import is_of_words
 from windlass.devices.axes import About, annotate
 from windlass.devices.chips import Chip, usable
-from windlass.planning import heap
-from windlass.planning.heap import Array, Habits
-from windlass.planning.local import is_of_words
 from windlass.planning.traced import Traced
 
 LANES = 128  # a TPU's registers are so wide
@@ -61,7 +61,7 @@ def memory(traced: Traced) -> Memory:
     chip = traced.described.chip or traced.target.chip
     parts = {part: 0.0 for part in PARTS} | stored(traced)
     kinds = _Kinds(traced)
-    for array in heap.largest(traced.program, _habits(traced, chip)):
+    for array in liveness.largest(traced.program, _habits(traced, chip)):
         parts[kinds.part(array)] += array.bytes
     for part, size in _besides(traced, chip, parts["activations"]):
         parts[part] += size

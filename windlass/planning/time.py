@@ -2,9 +2,13 @@
 
 from typing import NamedTuple
 
+from windlass.analysis import cost_model
+from windlass.analysis.flops import training_flops
+from windlass.analysis.fusion import Amount
+from windlass.analysis.work import Collective, Work
 from windlass.evaluation.loss import make_evaluation
 from windlass.layers.sketch import sketched
-from windlass.planning import calibration, efficiency, reading
+from windlass.planning import calibration, efficiency
 from windlass.planning.calibration import Fitted
 from windlass.planning.efficiency import (
     Efficiency,
@@ -13,14 +17,11 @@ from windlass.planning.efficiency import (
     memory_seconds,
     product_seconds,
 )
-from windlass.planning.fusion import Amount
 from windlass.planning.topology import Reach, reaches
 from windlass.planning.traced import STEPS, Traced
-from windlass.planning.work import Collective, Work
 from windlass.program.built import Built, Described
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen
-from windlass.telemetry.flops import training_flops
 
 PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
@@ -58,7 +59,7 @@ def time(traced: Traced) -> Time | None:
 
 def by_table(traced: Traced) -> Time:
     """The time of a traced step, by a roofline of what its devices can do."""
-    return estimate(traced, reading.read(traced), efficiency.rates(traced.target.chip))
+    return estimate(traced, cost_model.read(traced), efficiency.rates(traced.target.chip))
 
 
 def estimate(traced: Traced, work: Work, rates: Rates) -> Time:

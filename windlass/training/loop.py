@@ -12,6 +12,7 @@ from jax.errors import JaxRuntimeError
 from jaxtyping import Array
 from rich.console import Console
 
+from windlass.analysis.flops import training_flops
 from windlass.checkpoint.store import Store, folder_of, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
@@ -34,7 +35,6 @@ from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report, duration
-from windlass.telemetry.flops import training_flops
 from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import reference

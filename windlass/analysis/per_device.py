@@ -6,7 +6,7 @@ from typing import Any
 
 from jax.sharding import AxisType
 
-from windlass.planning.fusion import Value
+from windlass.analysis.fusion import Value
 
 
 def axes_at(variable: Any, dimensions: Sequence[int]) -> tuple[str, ...]:

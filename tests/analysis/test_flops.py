@@ -9,13 +9,13 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from windlass.adapters import own
 from windlass.adapters.lora import Adapter
+from windlass.analysis.flops import forward_flops, training_flops
 from windlass.devices.axes import placements
 from windlass.layers.kernels import attend
 from windlass.layers.stack import arrange
 from windlass.models import qwen3
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
-from windlass.telemetry.flops import forward_flops, training_flops
 
 # The shape of Qwen2.5-0.5B.
 SIZES: dict[str, Any] = dict(

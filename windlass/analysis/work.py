@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from windlass.planning.fusion import Amount
-from windlass.telemetry.flops import attention_flops
+from windlass.analysis.flops import attention_flops
+from windlass.analysis.fusion import Amount
 
 
 class Product(NamedTuple):

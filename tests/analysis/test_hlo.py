@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from windlass.planning.hlo import Text
+from windlass.analysis.hlo import Text
 
 SIDE, ROUNDS = 32, 7
 

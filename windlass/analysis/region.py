@@ -7,12 +7,12 @@ from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from windlass.analysis import per_device
+from windlass.analysis.flops import CAUSAL, constants_and_carried, programs
+from windlass.analysis.fusion import Amount, Node, Value
+from windlass.analysis.work import Attention, Collective, Product
 from windlass.layers.kernels import GRADIENT
-from windlass.planning import local
-from windlass.planning.fusion import Amount, Node, Value
-from windlass.planning.work import Attention, Collective, Product
 from windlass.program.step import MICROBATCH
-from windlass.telemetry.flops import CAUSAL, constants_and_carried, programs
 
 _GRADIENT = re.compile(rf"{GRADIENT}(?:_(\d+))?")
 # What gives its argument another shape or name. A product takes axes in any order, so that one
@@ -64,7 +64,7 @@ class Region:
 
     def follow(self, program: Jaxpr, inputs: Sequence[Value], part: str) -> list[Value]:
         known = dict(zip(program.invars, inputs, strict=True))
-        known |= {variable: local.value(variable) for variable in program.constvars}
+        known |= {variable: per_device.value(variable) for variable in program.constvars}
 
         def value(variable: Any) -> Value:
             return Value(0, 4) if isinstance(variable, Literal) else known[variable]
@@ -98,7 +98,7 @@ class Region:
             return self.together(equation, reads, part)
         if name in ("while", "cond"):
             body = max(bodies, key=lambda body: len(body.eqns))
-            inside = [local.value(variable) for variable in body.invars]
+            inside = [per_device.value(variable) for variable in body.invars]
             self.inner(body, inside, self.times, part)
             return self.add(equation, reads, part, is_apart=True)
         if name in _APART:
@@ -114,20 +114,20 @@ class Region:
         )
 
     def add(self, equation: JaxprEqn, reads: list[Value], part: str, **about: Any) -> list[Value]:
-        writes = [local.value(variable) for variable in equation.outvars]
+        writes = [per_device.value(variable) for variable in equation.outvars]
         for variable, given in zip(equation.outvars, writes, strict=True):
-            if local.is_automatic(variable) and (ways := _ways(equation, reads)) > 1:
+            if per_device.is_automatic(variable) and (ways := _ways(equation, reads)) > 1:
                 given.elements /= ways
                 given.axes = max((value.axes for value in reads), key=len)
         if part == "elementwise" and self.has_words(equation.outvars):
             part = "head"
-        is_free = any(map(local.is_automatic, equation.outvars))
+        is_free = any(map(per_device.is_automatic, equation.outvars))
         node = Node(equation.primitive.name, reads, writes, part, is_free=is_free, **about)
         self.nodes.append(node)
         return writes
 
     def has_words(self, variables: Sequence[Any]) -> bool:
-        return any(local.is_of_words(local.shape(one), self.vocab) for one in variables)
+        return any(per_device.is_of_words(per_device.shape(one), self.vocab) for one in variables)
 
     def flash(self, equation: JaxprEqn, called: str, part: str) -> Attention | None:
         """Attention by a kernel that the program only sketches."""
@@ -138,7 +138,7 @@ class Region:
         (body,) = programs(equation.params)
         if forward and any(e.primitive.name in ("dot_general", "jit", "pjit") for e in body.eqns):
             return None
-        shapes = [local.shape(variable) for variable in equation.invars]
+        shapes = [per_device.shape(variable) for variable in equation.invars]
         heads = [shape for shape in shapes if len(shape) == 4]
         rows, length, most, dim = max(heads, key=lambda shape: shape[2])
         window = (forward or backward or [None, None])[1]
@@ -150,17 +150,17 @@ class Region:
             dim,
             None if window is None else int(window),
             backward is not None,
-            local.dtype(equation.invars[0]),
+            per_device.dtype(equation.invars[0]),
             self.times,
         )
 
     def product(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         (left_axes, _), (left_batch, _) = equation.params["dimension_numbers"]
-        left, right = (local.shape_there(variable) for variable in equation.invars)
+        left, right = (per_device.shape_there(variable) for variable in equation.invars)
         k, batch = (math.prod(left[a] for a in axes) for axes in (left_axes, left_batch))
         m, n = math.prod(left) // max(1, k * batch), math.prod(right) // max(1, k * batch)
-        written = local.value(equation.outvars[0])
-        dtype = local.dtype(max(equation.invars, key=local.itemsize))
+        written = per_device.value(equation.outvars[0])
+        dtype = per_device.dtype(max(equation.invars, key=per_device.itemsize))
         here = {"elementwise": "products"}.get(part, part)
         if here == "products" and self.has_words([*equation.invars, *equation.outvars]):
             here = "head"
@@ -173,18 +173,18 @@ class Region:
             is_apart=True,
             is_product=True,
             record=record,
-            summed=local.axes_at(equation.invars[0], left_axes),
+            summed=per_device.axes_at(equation.invars[0], left_axes),
         )
 
     def reshard(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         before, after = (
-            local.axes(equation.invars[0]) or reads[0].axes,
-            local.axes(equation.outvars[0]),
+            per_device.axes(equation.invars[0]) or reads[0].axes,
+            per_device.axes(equation.outvars[0]),
         )
         lost = tuple(sorted(before - after))
         if not lost:
             return self.add(equation, reads, part, is_cut=True)
-        moved = local.value(equation.outvars[0]).bytes
+        moved = per_device.value(equation.outvars[0]).bytes
         record = Collective("gather", lost, moved, self.times, part)
         return self.add(equation, reads, part, is_apart=True, record=record)
 
@@ -192,7 +192,7 @@ class Region:
         names = equation.params.get("axes") or equation.params.get("axis_name") or ()
         axes = tuple(names) if isinstance(names, tuple | list) else (names,)
         whole = max(
-            sum(v.bytes for v in reads), sum(local.value(v).bytes for v in equation.outvars)
+            sum(v.bytes for v in reads), sum(per_device.value(v).bytes for v in equation.outvars)
         )
         kind = _TOGETHER[equation.primitive.name]
         record = Collective(kind, axes, whole, self.times, part)
@@ -205,9 +205,13 @@ class Region:
             # What is added is read, with the places that it is added to, which are written again.
             added = reads[1] if name == "dynamic_update_slice" else reads[2]
             own = 3 * added.bytes
-            summed = tuple(sorted(added.axes)) if local.is_automatic(equation.outvars[0]) else ()
+            summed = (
+                tuple(sorted(added.axes)) if per_device.is_automatic(equation.outvars[0]) else ()
+            )
         else:
-            own = sum(v.bytes for v in reads) + sum(local.value(v).bytes for v in equation.outvars)
+            own = sum(v.bytes for v in reads) + sum(
+                per_device.value(v).bytes for v in equation.outvars
+            )
         return self.add(equation, reads, part, is_apart=True, own=own, summed=summed)
 
     def loop(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
@@ -218,7 +222,7 @@ class Region:
         inner = "elementwise" if part == "optimiser" else part
         if length == 1:  # no loop is left of it
             return self.follow(body, reads, inner)
-        inside = [local.value(variable) for variable in body.invars]
+        inside = [per_device.value(variable) for variable in body.invars]
         self.inner(
             body,
             inside,
@@ -235,19 +239,21 @@ def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
     name = equation.primitive.name
     if name in _LAID_OUT:
         return 0.0
-    given = max((math.prod(local.shape_there(v)) for v in equation.outvars), default=0)
+    given = max((math.prod(per_device.shape_there(v)) for v in equation.outvars), default=0)
     if name in _REDUCED:
         given = max((value.elements for value in reads), default=0)
     return given * _LONG.get(name, 1)
 
 
 def _over(equation: JaxprEqn) -> tuple[str, ...]:
-    return local.axes_at(equation.invars[0], equation.params["axes"])
+    return per_device.axes_at(equation.invars[0], equation.params["axes"])
 
 
 def _enters(equation: JaxprEqn) -> bool:
     """Whether a reshard only hands an array over to the compiler's choice, or takes it back."""
-    return local.is_automatic(equation.outvars[0]) and not local.is_automatic(equation.invars[0])
+    return per_device.is_automatic(equation.outvars[0]) and not per_device.is_automatic(
+        equation.invars[0]
+    )
 
 
 def _ways(equation: JaxprEqn, reads: list[Value]) -> Amount:
@@ -256,5 +262,5 @@ def _ways(equation: JaxprEqn, reads: list[Value]) -> Amount:
         return 1.0
     pairs = zip(equation.invars, reads, strict=True)
     return max(
-        (math.prod(local.shape(v)) / x.elements for v, x in pairs if x.elements), default=1.0
+        (math.prod(per_device.shape(v)) / x.elements for v, x in pairs if x.elements), default=1.0
     )

@@ -13,9 +13,9 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from windlass.planning.local import shape_there
-from windlass.planning.straight import Operation, Straight
-from windlass.telemetry.flops import constants_and_carried, programs
+from windlass.analysis.flattened import Operation, Straight
+from windlass.analysis.flops import constants_and_carried, programs
+from windlass.analysis.per_device import shape_there
 
 # Computed where it is used.
 _FUSED = frozenset(

@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from windlass.planning.heap import Habits, largest
+from windlass.analysis.liveness import Habits, largest
 
 SIDE = 64
 ONE = SIDE * SIDE * 4  # bytes of a matrix

@@ -4,11 +4,11 @@ from collections.abc import Sequence
 
 from jax.extend.core import Jaxpr
 
-from windlass.planning import local
-from windlass.planning.fusion import Amount, Node, Value, live, traffic
-from windlass.planning.region import Region
+from windlass.analysis import per_device
+from windlass.analysis.fusion import Amount, Node, Value, live, traffic
+from windlass.analysis.region import Region
+from windlass.analysis.work import Attention, Collective, Product, Work
 from windlass.planning.traced import Traced
-from windlass.planning.work import Attention, Collective, Product, Work
 
 # Through these a sum over devices, of which each wants a piece, may still be taken by pieces.
 _LINEAR = frozenset("convert_element_type mul neg div".split())
@@ -18,7 +18,7 @@ def read(traced: Traced) -> Work:
     """The work of a traced step on one of its devices."""
     vocab = getattr(traced.described.run.model, "vocab", None)
     reader = _Reader(vocab, fuses_products=traced.target.chip.kind == "tpu")
-    inputs = [local.value(variable) for variable in traced.program.invars]
+    inputs = [per_device.value(variable) for variable in traced.program.invars]
     reader.region(traced.program, inputs, 1.0, "optimiser")
     return reader.work(traced.split)
 
@@ -97,8 +97,8 @@ class _Reader:
     def has_words(self, program: Jaxpr) -> bool:
         """Whether logits are computed here, and not only in what is called or repeated."""
         dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
-        shapes = [local.shape(v) for e in dots for v in (*e.invars, *e.outvars)]
-        return any(local.is_of_words(shape, self.vocab) for shape in shapes)
+        shapes = [per_device.shape(v) for e in dots for v in (*e.invars, *e.outvars)]
+        return any(per_device.is_of_words(shape, self.vocab) for shape in shapes)
 
 
 def _divide(nodes: list[Node], outputs: list[Value]) -> None:

@@ -5,8 +5,8 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from windlass.analysis.flops import programs
 from windlass.layers.kernels import GRADIENT, NAME
-from windlass.telemetry.flops import programs
 
 _CALLS = frozenset(
     "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "

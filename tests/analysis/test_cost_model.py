@@ -5,10 +5,11 @@ from functools import cache
 
 import pytest
 
-from windlass.planning import reading, targets, traced
+from windlass.analysis import cost_model
+from windlass.analysis.work import Work
+from windlass.planning import targets, traced
 from windlass.planning.memory import memory
 from windlass.planning.time import model_flops
-from windlass.planning.work import Work
 
 EMBED, MLP, LAYERS, HEADS, KV, DIM, VOCAB = 256, 512, 3, 8, 8, 32, 1024
 ROWS, LENGTH = 16, 128
@@ -36,7 +37,7 @@ def trace_of(on, mesh=(1, 1, 1), **options) -> traced.Traced:
 
 @cache
 def work_of(*given, **options) -> Work:
-    return reading.read(trace_of(*given, **options))
+    return cost_model.read(trace_of(*given, **options))
 
 
 LAYER = EMBED * (2 * HEADS + 2 * KV) * DIM + 3 * EMBED * MLP  # weights

@@ -1,0 +1,1 @@
+"""Reading programs: one table of primitives behind liveness, the cost model, FLOPs and the text of compiled programs."""
