@@ -33,10 +33,8 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.planning import calibration, limits, matrix, report_page, targets, winner
-from windlass.planning.account import Account, account
+from windlass.planning import calibration, limits, matrix, targets, winner
 from windlass.planning.calibration import Fitted
-from windlass.planning.comparison import Comparison
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.planning.planner import Planner
@@ -48,6 +46,9 @@ from windlass.program.length import Length
 from windlass.program.step import Frozen
 from windlass.release import folder as exports
 from windlass.release.export import export
+from windlass.reports import run_page
+from windlass.reports.comparison import Comparison
+from windlass.reports.run_summary import Account, account
 from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
@@ -436,7 +437,7 @@ def report(run: str | Path | None) -> Account:
     found = account(find(run), costs.load())
     page = found.standing.folder / folders.REPORT
     try:
-        page.write_text(report_page.page(found), encoding="utf-8")
+        page.write_text(run_page.page(found), encoding="utf-8")
     except OSError as error:
         raise UserError(f"{page} cannot be written: {error.strerror}") from None
     return found

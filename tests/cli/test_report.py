@@ -11,8 +11,8 @@ import pytest
 from tests import trained
 from windlass import calls
 from windlass.cli.plot import plot
-from windlass.planning import curves
-from windlass.planning.comparison import at
+from windlass.reports import curves
+from windlass.reports.comparison import at
 from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
 

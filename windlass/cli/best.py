@@ -9,10 +9,10 @@ from rich.text import Text
 
 from windlass.cli.options import trimmed
 from windlass.cli.planned import COLUMNS, notes_of, tables
-from windlass.planning import gains, reasons
 from windlass.planning.plan import Plan
 from windlass.planning.search import Best
 from windlass.planning.winner import Found
+from windlass.reports import gains, reasons
 
 
 def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str]) -> None:

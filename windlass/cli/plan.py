@@ -141,7 +141,7 @@ def plan(
         from windlass import calls
         from windlass.cli.best import print_bests
         from windlass.cli.planned import print_plans
-        from windlass.planning.page import page
+        from windlass.reports.plan_page import page
 
         how: dict[str, Any] = vars(asked) | {"within": asked.within and asked.within.written()}
         wanted = how.pop("best")

@@ -9,9 +9,10 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.cli.options import LONG, trimmed
-from windlass.planning import figures, reasons
+from windlass.planning import figures
 from windlass.planning.matrix import best, misfits
 from windlass.planning.plan import Plan, Refused
+from windlass.reports import reasons
 from windlass.telemetry.console import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}

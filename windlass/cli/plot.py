@@ -5,8 +5,8 @@ from collections.abc import Callable, Sequence
 
 from rich.text import Text
 
-from windlass.planning.account import Curve, Number
-from windlass.planning.comparison import at
+from windlass.reports.comparison import at
+from windlass.reports.run_summary import Curve, Number
 from windlass.telemetry.console import number
 
 BLANK = 0x2800  # of Braille's characters

@@ -61,7 +61,7 @@ def compare(
     if as_json:
         print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
         return
-    from windlass.planning.columns import rows
+    from windlass.reports.columns import rows
 
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     shown.add_column("")
@@ -77,7 +77,7 @@ def compare(
 
 def _shown(run: Any, width: int) -> Iterator[Text | Table]:
     from windlass.cli.plot import plot
-    from windlass.planning.columns import facts, predictions
+    from windlass.reports.columns import facts, predictions
     from windlass.telemetry.console import quantity
 
     for name, value in facts(run):

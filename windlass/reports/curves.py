@@ -5,7 +5,7 @@ from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from windlass.planning.account import Curve, Number
+from windlass.reports.run_summary import Curve, Number
 
 WIDTH, HEIGHT = 470, 220
 LEFT, RIGHT, TOP, BOTTOM = 56, 10, 12, 28  # what axes and their numbers take of it

@@ -7,9 +7,9 @@ from html.parser import HTMLParser
 import pytest
 
 from tests.planning.plans import made, without_time
-from windlass.planning.page import page
 from windlass.planning.plan import Plan, Refused
 from windlass.planning.targets import find
+from windlass.reports.plan_page import page
 
 VOID = {"meta", "line", "rect", "circle", "br"}
 

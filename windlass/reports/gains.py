@@ -4,10 +4,11 @@ from collections.abc import Iterator
 from typing import Any
 
 from windlass.config.sections import flat
-from windlass.planning import figures, limits, reasons
+from windlass.planning import figures, limits
 from windlass.planning.plan import Plan
 from windlass.planning.search import MARGIN, Best
 from windlass.planning.winner import Found
+from windlass.reports import reasons
 
 TOLD = 3  # parts of a step whose difference is told
 REMAT = {

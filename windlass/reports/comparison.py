@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from windlass.config.sections import flat
-from windlass.planning.account import Account, Curve, Number
+from windlass.reports.run_summary import Account, Curve, Number
 from windlass.telemetry.metrics import plain
 
 LOOKS = 4  # steps at which losses are held against each other

@@ -4,10 +4,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from importlib import resources
 
-from windlass.planning import charts, columns, figures
-from windlass.planning.account import Account, Number
-from windlass.planning.charts import Piece
-from windlass.planning.curves import Line, chart
+from windlass.planning import figures
+from windlass.reports import charts, columns
+from windlass.reports.charts import Piece
+from windlass.reports.curves import Line, chart
+from windlass.reports.run_summary import Account, Number
 from windlass.telemetry.console import number, quantity, size
 
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too

@@ -3,8 +3,8 @@
 import dataclasses
 
 from tests.planning.plans import made
-from windlass.planning import gains, reasons
 from windlass.planning.search import Best
+from windlass.reports import gains, reasons
 
 
 def laid_out(rows: int, **how):

@@ -4,9 +4,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from windlass.planning import charts, figures, reasons
-from windlass.planning.charts import Piece, Point
+from windlass.planning import figures
 from windlass.planning.plan import Plan, Refused
+from windlass.reports import charts, reasons
+from windlass.reports.charts import Piece, Point
 from windlass.telemetry.console import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}

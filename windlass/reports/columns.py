@@ -3,9 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from windlass.planning.account import Account, Cost
-from windlass.planning.comparison import Comparison
 from windlass.planning.figures import counted, dollars
+from windlass.reports.comparison import Comparison
+from windlass.reports.run_summary import Account, Cost
 from windlass.run_folder.plan_file import milliseconds
 from windlass.telemetry.console import duration, number, quantity, size
 

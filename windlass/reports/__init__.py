@@ -1,0 +1,1 @@
+"""Plans and runs as people read them: tables, curves, pages, reasons in words."""
