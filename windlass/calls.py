@@ -20,9 +20,7 @@ from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, lis
 from windlass.data import Prepared, reference, tokenizer
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices import prices as costs
 from windlass.devices import selection
-from windlass.devices.prices import Prices
 from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
@@ -34,10 +32,12 @@ from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
 from windlass.planning import calibration, limits, matrix, targets, winner
+from windlass.planning import prices as costs
 from windlass.planning.calibration import Fitted
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
 from windlass.planning.planner import Planner
+from windlass.planning.prices import Prices
 from windlass.planning.winner import Found, Wanted
 from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals

@@ -11,10 +11,10 @@ import yaml
 
 from tests import tiny, trained
 from windlass.config import read
-from windlass.devices.prices import load
 from windlass.errors import UserError
 from windlass.models.qwen3 import Config
 from windlass.planning import matrix, targets
+from windlass.planning.prices import load
 from windlass.starting import origin
 
 

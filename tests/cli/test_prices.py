@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.devices import prices
+from windlass.planning import prices
 
 DOCS = (Path(__file__).parents[2] / "docs/prices.md").read_text(encoding="utf-8")
 

@@ -4,11 +4,11 @@ import dataclasses
 from pathlib import Path
 
 from windlass.config import Every
-from windlass.devices.prices import Price, Prices
 from windlass.planning.cost import Assumed, cost
 from windlass.planning.extent import Extent
 from windlass.planning.memory import Memory
 from windlass.planning.plan import Plan
+from windlass.planning.prices import Price, Prices
 from windlass.planning.targets import find
 from windlass.planning.time import Time
 

@@ -10,9 +10,8 @@ import jax
 import pytest
 
 from tests.trained import recipe
-from windlass.devices import prices
 from windlass.errors import UserError
-from windlass.planning import compiler, targets, traced
+from windlass.planning import compiler, prices, targets, traced
 from windlass.planning.plan import Asked, planned
 from windlass.program.built import Built, describe
 from windlass.program.programs import Programs

@@ -7,12 +7,12 @@ import numpy as np
 import pytest
 
 from windlass.config import Every
-from windlass.devices.prices import Price, Prices, warning
 from windlass.errors import UserError
 from windlass.planning import targets
 from windlass.planning.cost import Assumed, Cost, cost, saved_bytes
 from windlass.planning.extent import Extent
 from windlass.planning.memory import Memory
+from windlass.planning.prices import Price, Prices, warning
 from windlass.planning.time import Time
 
 TODAY = date.today().isoformat()

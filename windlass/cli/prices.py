@@ -45,7 +45,7 @@ def prices(
         raise UserError("one thing at a time: --update and --reset are given")
     with ctx.obj.phase("looking at prices"):
         from windlass.calls import prices as call
-        from windlass.devices import prices as known
+        from windlass.planning import prices as known
 
         found = call(names or (), update=update, reset=reset)
     if as_json:

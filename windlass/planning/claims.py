@@ -5,8 +5,7 @@ import json
 from typing import Any, NamedTuple
 
 from windlass.analysis.fusion import Amount
-from windlass.devices import prices
-from windlass.planning import targets, traced
+from windlass.planning import prices, targets, traced
 from windlass.planning.targets import Target
 from windlass.planning.time import by_table, model_flops
 

@@ -5,11 +5,11 @@ from typing import Any, NamedTuple
 
 from windlass.analysis.fusion import Amount
 from windlass.config import Every
-from windlass.devices import price_file, prices
-from windlass.devices.prices import Price, Prices
 from windlass.errors import UserError
+from windlass.planning import price_file, prices
 from windlass.planning.extent import Extent
 from windlass.planning.memory import Memory
+from windlass.planning.prices import Price, Prices
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 

@@ -9,9 +9,8 @@ from typing import TypeVar
 from rich.console import Console
 
 from windlass.config import AnyRecipe, Layers
-from windlass.devices import prices
 from windlass.errors import UserError
-from windlass.planning import targets
+from windlass.planning import prices, targets
 from windlass.planning import traced as tracing
 from windlass.planning.figures import gib
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned

@@ -9,7 +9,6 @@ from windlass import run as runs
 from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
-from windlass.devices.prices import Prices
 from windlass.planning import changes, compiler
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
@@ -20,6 +19,7 @@ from windlass.planning.compiler import Found
 from windlass.planning.cost import Assumed, Cost
 from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
+from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.trials import divided

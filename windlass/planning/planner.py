@@ -4,8 +4,7 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from windlass.devices import prices
-from windlass.planning import exhausted, targets
+from windlass.planning import exhausted, prices, targets
 from windlass.planning import memory as memories
 from windlass.planning import plan as plans
 from windlass.planning.memory import Memory

@@ -14,10 +14,10 @@ from windlass.config.text import write
 from windlass.devices import mesh, mesh_choice
 from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import Rows
-from windlass.devices.prices import Prices
 from windlass.errors import UserError
 from windlass.planning import changes
 from windlass.planning.plan import Asked, Plan, planned
+from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.traced import laid_out
 from windlass.planning.trials import NEAR, Setting, Trial, Trials

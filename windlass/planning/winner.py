@@ -6,8 +6,7 @@ from typing import Any, Literal, NamedTuple
 from rich.console import Console
 
 from windlass.config import AnyRecipe, Limits
-from windlass.devices import prices
-from windlass.planning import limits, matrix, search
+from windlass.planning import limits, matrix, prices, search
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused
 from windlass.planning.search import Best
 from windlass.planning.targets import Target

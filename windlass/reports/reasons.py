@@ -3,11 +3,11 @@
 from collections.abc import Iterator
 from typing import Any
 
-from windlass.devices.prices import Price
 from windlass.planning import figures
 from windlass.planning.cost import Bill, Span
 from windlass.planning.exhausted import slower
 from windlass.planning.plan import Plan
+from windlass.planning.prices import Price
 from windlass.planning.targets import Target
 from windlass.telemetry.console import duration
 

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from windlass.devices import chips
-from windlass.devices.prices import Prices, cheapest
+from windlass.planning.prices import Prices, cheapest
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.runs import Standing

@@ -6,9 +6,9 @@ from typing import NamedTuple
 
 from windlass.config import folder
 from windlass.config.reading import offer
-from windlass.devices import price_file
-from windlass.devices.price_file import days
 from windlass.errors import UserError
+from windlass.planning import price_file
+from windlass.planning.price_file import days
 
 SHIPPED = Path(__file__).with_name("prices.yaml")
 OLD = 90  # days, after which spot prices say little

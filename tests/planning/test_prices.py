@@ -5,8 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from windlass.devices import chips, prices
+from windlass.devices import chips
 from windlass.errors import UserError
+from windlass.planning import prices
 
 
 @pytest.fixture(autouse=True)
