@@ -31,7 +31,7 @@ bench: $(VENV)/.dev  ## the speed of a step, as a ratio to others
 	$(PY) benchmarks/cpu.py
 
 docs: $(VENV)/.core  ## the schema and the reference of every key, from the source
-	$(PY) -m windlass.cli.docs
+	$(PY) -m docs.write
 
 clean:
 	rm -rf $(VENV) dist

@@ -24,7 +24,7 @@ from tests.flags import with_devices
 from tests.spawn import REPOSITORY, processes
 from tests.training import test_reference as pairs
 from tests.training.campaign import RECIPE, weights
-from windlass import calls
+from windlass import api
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.telemetry.metrics import read
 
@@ -63,8 +63,8 @@ def together(here: Path) -> dict[str, Any]:
     }
     found = compared(runs, "1 × 8")
     for named, run in runs.items():
-        calls.export(run, here / f"{named} exported")
-    return found | {"generated": [calls.generate(run, "Once", tokens=8) for run in runs.values()]}
+        api.export(run, here / f"{named} exported")
+    return found | {"generated": [api.generate(run, "Once", tokens=8) for run in runs.values()]}
 
 
 def resumed(here: Path) -> dict[str, Any]:
@@ -124,7 +124,7 @@ def timed(here: Path) -> dict[str, Any]:
     keys = ["train.steps=60", "checkpoint.every=1s", "telemetry.every=9"]
     run = train(here, RECIPE, (2, 4), *keys, "train.evaluate_every=null")
     saved = steps_in(folder_of(run))
-    holds = len(saved) > 2 and all(step % 10 == 0 for step in saved) and calls.verify(run).good
+    holds = len(saved) > 2 and all(step % 10 == 0 for step in saved) and api.verify(run).good
     return {"holds": holds, "saved": saved}
 
 
@@ -197,7 +197,7 @@ def compared(runs: dict[str, Path], reference: str) -> dict[str, Any]:
         part["same_stream"] and max(x for x in part.values() if not isinstance(x, bool)) < CLOSE
         for part in apart.values()
     )
-    verified = {named: calls.verify(run).good for named, run in runs.items()}
+    verified = {named: api.verify(run).good for named, run in runs.items()}
     result = {"holds": holds and all(verified.values()), "stream": streams, "apart": apart}
     result["losses"] = expected["loss"]
     samples = {named: run / "samples.txt" for named, run in runs.items()}

@@ -4,7 +4,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from windlass.calls import (
+    from windlass.api import (
         best,
         calibrate,
         chat,
@@ -52,4 +52,4 @@ def __getattr__(name: str) -> Any:
     # Imported when asked for, so that a recipe can be read without starting an accelerator.
     if name not in __all__:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module("windlass.calls"), name)
+    return getattr(import_module("windlass.api"), name)

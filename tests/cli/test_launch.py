@@ -8,7 +8,7 @@ import pytest
 import yaml
 
 from tests.launch import standins
-from windlass import calls
+from windlass import api
 from windlass.errors import UserError
 
 SPEC = "git+https://github.com/me/windlass@0123456"
@@ -47,7 +47,7 @@ def test_a_dry_run_prints_the_file_alone_and_on_the_other_stream_what_it_would_d
     done = program(*SPOT, "--dry-run", "--name", "mine", "--zone", "us-east5-a")
     assert done.code == 0
     assert yaml.safe_load(done.out)["name"] == "mine"
-    assert done.out == calls.launch(
+    assert done.out == api.launch(
         "quickstart", on="v6e-8", spot=True, bucket="gs://mine", name="mine", zone="us-east5-a",
         install=SPEC, dry_run=True,
     )  # fmt: skip
@@ -115,9 +115,9 @@ def test_a_job_that_is_launched_again_does_not_run_twice(program, programs, tmp_
     # SkyPilot cancels none where a name is that of two, and ends as if it had.
     assert first[4] == cancelled[4]
     standins.recorder(programs, "sky", code=3)
-    noted = calls.launches()
+    noted = api.launches()
     assert program(*SPOT, "--name", "mine", "--yes").code == 3
-    assert calls.launches() == noted  # so that what could not be cancelled still can
+    assert api.launches() == noted  # so that what could not be cancelled still can
 
 
 def test_a_cluster_is_launched_asked_after_stopped_and_torn_down(program, programs, tmp_path):
@@ -237,8 +237,8 @@ def test_what_fails_is_said_with_how_to_delete_what_there_is(program, programs):
     assert program("launch", "--delete", "mine", "--yes").code == 3
     assert program("launch").out.startswith("mine  v6e-8  SkyPilot  gs://mine/mine  ")
     with pytest.raises(UserError, match="^sky ended with 3; `windlass launch --delete mine` "):
-        calls.launch("quickstart", on="v6e-8", bucket="gs://mine", name="mine", install=SPEC)
-    assert list(calls.launches()) == ["mine"]
+        api.launch("quickstart", on="v6e-8", bucket="gs://mine", name="mine", install=SPEC)
+    assert list(api.launches()) == ["mine"]
 
 
 REFUSED = {
@@ -296,7 +296,7 @@ def test_what_was_rented_is_deleted_where_it_was_rented(
     standins.recorder(programs, program_name, where="elsewhere")
     refused = program(*BOUGHT, "--to", to, "--yes")
     assert refused.code == 2 and "mine was launched on v6e-8, in here, and may" in refused.err
-    assert calls.launches()["mine"].where == "here"
+    assert api.launches()["mine"].where == "here"
     standins.recorder(programs, program_name, where="")
     refused = program(*BOUGHT, "--to", to, "--yes", "--name", "other")
     assert refused.err.splitlines()[-1].startswith(

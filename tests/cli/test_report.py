@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests import trained
-from windlass import calls
+from windlass import api
 from windlass.cli.plot import plot
 from windlass.reports import curves
 from windlass.reports.comparison import at
@@ -161,7 +161,7 @@ def test_a_run_without_a_plan_is_reported_all_the_same(copies, monkeypatch):
     bare = shutil.copytree("runs/one", "runs/bare")
     for name in ("plan.json", "about.json", "metrics.jsonl"):
         (Path(bare) / name).unlink()
-    found = calls.report("bare")
+    found = api.report("bare")
     assert found.errors == {} and found.cost is None and found.curves["loss"] == []
     assert "<svg" not in (Path(bare) / "report.html").read_text()
 

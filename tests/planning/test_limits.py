@@ -3,7 +3,7 @@
 import pytest
 
 from tests.planning.plans import made
-from windlass import calls
+from windlass import api
 from windlass.config import Limits, Within
 from windlass.errors import UserError
 from windlass.planning.limits import kept
@@ -115,5 +115,5 @@ def test_a_time_has_a_number_and_a_unit(text, hours):
 )
 def test_a_limit_that_is_none_is_refused(given, message):
     with pytest.raises(UserError) as refusal:
-        calls.plans(["quickstart"], "v5e-8", **given)
+        api.plans(["quickstart"], "v5e-8", **given)
     assert str(refusal.value) == message

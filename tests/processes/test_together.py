@@ -11,7 +11,7 @@ from rich.console import Console
 
 from tests.spawn import processes
 from tests.training.campaign import RECIPE
-from windlass import calls
+from windlass import api
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.processes.signals import Signals
 from windlass.run_folder import folder as folders
@@ -69,10 +69,10 @@ def test_two_processes_save_together_what_every_command_of_one_reads(both):
     assert steps_in(folder_of(both)) == [0, 2, 4]
     parts = folder_of(both) / "4/state"
     assert {path.name for path in parts.glob("ocdbt.*")} == {"ocdbt.process_0", "ocdbt.process_1"}
-    assert calls.verify(both).good
+    assert api.verify(both).good
     measured = numbers(both, "validation_loss")[-1]
-    assert calls.evaluate(both)["loss"] == pytest.approx(measured, rel=1e-5)
-    (standing,) = [one for one in calls.runs(both.parent) if one.folder == both]
+    assert api.evaluate(both)["loss"] == pytest.approx(measured, rel=1e-5)
+    (standing,) = [one for one in api.runs(both.parent) if one.folder == both]
     assert standing.step == 4
 
 

@@ -10,7 +10,7 @@ import pytest
 
 import windlass
 from tests import trained
-from windlass import calls
+from windlass import api
 from windlass.cli.runs import as_json
 from windlass.errors import UserError
 from windlass.run_folder import folder as folders
@@ -132,7 +132,7 @@ def test_where_one_run_cannot_be_deleted_none_is(here):
     assert refusal("runs/link") == (
         f"runs/link is a link to {mine}; name that folder to delete the run"
     )
-    assert calls.is_run(mine) and calls.is_run(busy)
+    assert api.is_run(mine) and api.is_run(busy)
 
 
 def test_a_note_that_somebody_spoilt_is_named(here):

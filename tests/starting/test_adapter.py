@@ -16,7 +16,7 @@ from rich.console import Console
 
 from tests.training.campaign import RECIPE
 from tests.training.test_loop import SMALL, Told
-from windlass import adapters, calls
+from windlass import adapters, api
 from windlass.adapters.lora import Adapter
 from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure, named
@@ -97,8 +97,8 @@ def test_a_run_with_dropout_goes_on_with_the_same_bits_on_the_same_keys(finished
 def test_a_run_with_an_adapter_is_evaluated_and_writes(finished, run):
     told = finished[1].trained.metrics
     for kind, name in (("last", "validation_loss"), ("ema", "validation_ema_loss")):
-        assert calls.evaluate(run, weights=kind)["loss"] == pytest.approx(told[name], rel=1e-6)
-    assert calls.generate(run, "Once", tokens=4)
+        assert api.evaluate(run, weights=kind)["loss"] == pytest.approx(told[name], rel=1e-6)
+    assert api.generate(run, "Once", tokens=4)
 
 
 def taken(*keys: str, recipe: dict) -> tuple[Session, origin.Taken]:

@@ -23,7 +23,7 @@ from rich.console import Console
 
 from tests import tiny
 from tests.training.campaign import RECIPE, weights
-from windlass import calls
+from windlass import api
 from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
 from windlass.data.load import Loader
@@ -227,7 +227,7 @@ def test_a_run_in_epochs_is_saved_at_the_end_of_each_and_extended_by_more(here):
     told = Told(*keys, "train.epochs=1.5")
     assert "length       4 steps, 1.5 epochs of 3\n" in told.text
     assert steps_in(folder_of(run)) == [0, 2, 3, 4]
-    assert calls.standing(run).steps == 4
+    assert api.standing(run).steps == 4
     assert folders.stored(run)["checkpoint"]["every"] == [2, "1 epochs"]
     assert (
         f"step 4 of 4 in {run}; train.epochs=2.666667 would go on"
@@ -348,8 +348,8 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(par
     assert eqx.tree_equal(at_start, kept)
     more = Told(*keys, "train.steps=3")
     assert more.trained.step == 3
-    assert calls.evaluate(run)["loss"] == pytest.approx(more.trained.metrics["validation_loss"])
-    assert calls.generate(run, "Once", tokens=4)
+    assert api.evaluate(run)["loss"] == pytest.approx(more.trained.metrics["validation_loss"])
+    assert api.generate(run, "Once", tokens=4)
 
 
 def flip(path: Path) -> None:
@@ -389,7 +389,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
 def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
     run = mine(finished, here)
     there, other = (
-        calls.prepare(copy.deepcopy(RECIPE), words).fingerprint[:12]
+        api.prepare(copy.deepcopy(RECIPE), words).fingerprint[:12]
         for words in ([], ["data.source.seed=1"])
     )
     assert refused(f"run.dir={run}", "data.source.seed=1") == (
@@ -423,8 +423,7 @@ def test_a_checkpoint_of_another_tokeniser_is_refused_with_both(finished, here):
     run = mine(finished, here)
     keys = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
     there, other = (
-        calls.prepare(copy.deepcopy(RECIPE), words).tokeniser.fingerprint[:12]
-        for words in ([], keys)
+        api.prepare(copy.deepcopy(RECIPE), words).tokeniser.fingerprint[:12] for words in ([], keys)
     )
     assert refused(f"run.dir={run}", *keys) == (
         f"checkpoint at step 6 was written for tokenizer of 257 tokens ({there}); this run "

@@ -100,7 +100,7 @@ def data(
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     with ctx.obj.phase("preparing the data"):
-        from windlass.calls import prepare
+        from windlass.api import prepare
         from windlass.data.show import show
 
         prepared = prepare(recipe, ctx.args, console=Console(stderr=True))
@@ -150,8 +150,8 @@ def evaluate(
         raise UserError(f"--{name.replace('_', '-')} is for --tasks, which is not given")
     measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
-        from windlass.calls import evaluate as call
-        from windlass.calls import find
+        from windlass.api import evaluate as call
+        from windlass.api import find
         from windlass.cli.evaluation import WIDTH, lines
 
         folder = find(run)
@@ -179,7 +179,7 @@ def verify(ctx: typer.Context, run: RunName = None) -> int:
     windlass verify mine-merged
     """
     with ctx.obj.phase("verifying"):
-        from windlass.calls import verify as call
+        from windlass.api import verify as call
 
         with waiting("reading every byte"):
             report = call(run)
@@ -209,17 +209,17 @@ def runs(
     windlass runs --delete mine-1a2b3c4d mine-5e6f7a8b
     """
     with ctx.obj.phase("looking at runs"):
-        from windlass import calls
+        from windlass import api
         from windlass.cli import runs as shown
 
         if delete:
             return _delete(names or [], yes)
-        given = [Path(name).expanduser() for name in names or [calls.RUNS]]
-        if len(given) == 1 and given[0].is_dir() and not calls.is_run(given[0]):
-            found, is_list = calls.runs(given[0]), True
+        given = [Path(name).expanduser() for name in names or [api.RUNS]]
+        if len(given) == 1 and given[0].is_dir() and not api.is_run(given[0]):
+            found, is_list = api.runs(given[0]), True
         else:
             is_list = names is None
-            found = [calls.standing(name) for name in names or ()]
+            found = [api.standing(name) for name in names or ()]
     if as_json:
         print(shown.as_json(found))
     elif is_list:
@@ -247,7 +247,7 @@ def schema(ctx: typer.Context) -> None:
     import json
 
     with ctx.obj.phase("reading the sections"):
-        from windlass.calls import schema as call
+        from windlass.api import schema as call
 
         print(json.dumps(call(), indent=2))
 
@@ -287,7 +287,7 @@ class Asked(Chosen):
 
 def _tasks(ctx: typer.Context, run: str | None, tasks: str, asked: Asked) -> None:
     with ctx.obj.phase("evaluating"):
-        from windlass.calls import tasks as call
+        from windlass.api import tasks as call
         from windlass.telemetry.console import number
 
         with waiting("evaluating"):
@@ -326,14 +326,14 @@ def _list_runs(found: list[Any], folder: Path) -> None:
 
 
 def _delete(names: list[str], yes: bool) -> None:
-    from windlass import calls
+    from windlass import api
     from windlass.telemetry.console import size
 
     if not names:
         raise UserError("which runs? windlass runs lists them, windlass runs --delete RUN deletes")
-    found = [calls.standing(folder) for folder in dict.fromkeys(map(calls.find, names))]
+    found = [api.standing(folder) for folder in dict.fromkeys(map(api.find, names))]
     for one in found:
-        calls.check_deletable(one.folder)
+        api.check_deletable(one.folder)
     if not yes:
         if not sys.stdin.isatty():
             raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
@@ -343,7 +343,7 @@ def _delete(names: list[str], yes: bool) -> None:
             say(Text("nothing was deleted"))
             return
     for one in found:
-        left = calls.delete(one.folder)
+        left = api.delete(one.folder)
         say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
         if left:
             say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))

@@ -138,7 +138,7 @@ def plan(
         if on is not None and "here" not in on.lower() and not compiles:
             # An accelerator is not needed, and so not taken from whoever else may use it.
             jax.config.update("jax_platforms", "cpu")
-        from windlass import calls
+        from windlass import api
         from windlass.cli.best import print_bests
         from windlass.cli.planned import print_plans
         from windlass.reports.plan_page import page
@@ -149,10 +149,10 @@ def plan(
         bests: list[Any] = []
         with waiting("planning") as tell:
             if wanted is None:
-                found = calls.plans(names, on, ctx.args, each=each or (), **how)
+                found = api.plans(names, on, ctx.args, each=each or (), **how)
             else:
                 how |= {"wanted": wanted, "tell": lambda more: tell(f" {more}")}
-                bests = [calls.best(name, on, ctx.args, **how) for name in names]
+                bests = [api.best(name, on, ctx.args, **how) for name in names]
                 found = [getattr(one, "plan", one) for best in bests for one in best.each]
         if html is not None:
             _write(html, page(found, shlex.join(["windlass", "plan", *_words(ctx)])))
@@ -167,10 +167,10 @@ def plan(
 
 
 def _calibrate(runs: list[str]) -> int:
-    from windlass import calls
+    from windlass import api
     from windlass.planning import calibration
 
-    for one in calls.calibrate(*runs):
+    for one in api.calibrate(*runs):
         factors = ", ".join(f"{name} {x:.2f}x" for name, x in one.factors.items())
         print(f"{one.chip}, by {len(one.runs)} runs: {factors} of the time by its table")
         told = f"were off by {one.before:.1%}, and are by {one.after:.1%} (medians)"

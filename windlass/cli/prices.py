@@ -44,7 +44,7 @@ def prices(
     if reset and update is not None:
         raise UserError("one thing at a time: --update and --reset are given")
     with ctx.obj.phase("looking at prices"):
-        from windlass.calls import prices as call
+        from windlass.api import prices as call
         from windlass.planning import prices as known
 
         found = call(names or (), update=update, reset=reset)

@@ -25,7 +25,7 @@ def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> No
     windlass report runs/mine-1a2b3c4d --json
     """
     with ctx.obj.phase("looking at the run"):
-        from windlass.calls import report as call
+        from windlass.api import report as call
 
         found = call(run)
     if as_json:
@@ -55,7 +55,7 @@ def compare(
     windlass compare mine-1a2b3c4d mine-5e6f7a8b other --json
     """
     with ctx.obj.phase("looking at the runs"):
-        from windlass.calls import compare as call
+        from windlass.api import compare as call
 
         found = call(*names or ())
     if as_json:

@@ -78,7 +78,7 @@ def train(
         return stand_by(sys.argv[1:], hosts, signals)
     if hosts is not None and hosts.process:
         signals.who = f"{hosts}: "
-    from windlass.calls import train as call
+    from windlass.api import train as call
     from windlass.processes.peers import together
 
     with together(hosts, signals):
@@ -106,7 +106,7 @@ def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
             f"--data is {data}; --model says what is tuned on it: a folder, a run, or OWNER/NAME "
             "of the hub"
         )
-    from windlass.calls import recipe as choose
+    from windlass.api import recipe as choose
 
     return choose(model, data, keys)
 

@@ -71,7 +71,7 @@ def generate(
     """
     chosen = options(Chosen, weights=weights, step=step)
     with ctx.obj.phase("generating"):
-        from windlass import calls
+        from windlass import api
         from windlass.evaluation.sampling import Sampling
 
         sampling = options(
@@ -90,7 +90,7 @@ def generate(
                 raise UserError(f"--out is {out}; it goes with --file, and > is for one prompt")
             if chat:
                 raise UserError("--chat goes with --file; windlass chat RUN talks to a model")
-            _write(prompt or "", calls.stream(run, prompt or "", ctx.args, **asked))
+            _write(prompt or "", api.stream(run, prompt or "", ctx.args, **asked))
             return
         if prompt is not None:
             raise UserError(f"--file is {file}, and a prompt is given too; leave one of them out")
@@ -98,7 +98,7 @@ def generate(
 
         rows, size = prompts.read(file), options(Batch, batch=batch).batch
         said = [row.get("messages") or row["prompt"] for row in rows]
-        texts = calls.each(run, said, ctx.args, batch=size, chat=chat, **asked)
+        texts = api.each(run, said, ctx.args, batch=size, chat=chat, **asked)
         _write_lines(rows, texts, out)
 
 
@@ -133,7 +133,7 @@ def chat(
     """
     chosen = options(Chosen, weights=weights, step=step)
     with ctx.obj.phase("loading the model"):
-        from windlass import calls
+        from windlass import api
         from windlass.cli.talk import Talk
         from windlass.evaluation.sampling import Sampling
 
@@ -149,7 +149,7 @@ def chat(
         )
         thought = vars(options(Thought, thinking=thinking))
         with waiting("loading the model"):
-            talk = calls.chat(
+            talk = api.chat(
                 run, ctx.args, system=system, **thought, **vars(chosen), **vars(sampling)
             )
     Talk(talk, ctx.obj).run()

@@ -4,7 +4,7 @@ import json
 from pathlib import Path
 
 import windlass.models
-from windlass.cli import docs
+from docs import write
 
 FOLDER = Path(__file__).parents[2] / "docs"
 
@@ -12,7 +12,7 @@ FOLDER = Path(__file__).parents[2] / "docs"
 def test_the_documents_say_what_the_source_says(monkeypatch):
     # Without the families that only tests have.
     monkeypatch.setattr(windlass.models, "__path__", windlass.models.__path__[:1])
-    for name, text in docs.pages().items():
+    for name, text in write.pages().items():
         assert (FOLDER / name).read_text(encoding="utf-8") == text, "run make docs"
 
 

@@ -13,7 +13,7 @@ from rich.console import Console
 
 import windlass
 from tests import trained
-from windlass import calls
+from windlass import api
 from windlass import run as runs
 from windlass.checkpoint.verify import Report
 from windlass.devices import selection
@@ -56,7 +56,7 @@ def last_line(run: Path, key: str) -> dict:
 
 def test_what_is_offered_at_the_top_is_what_the_commands_call():
     for name in windlass.__all__:
-        assert getattr(windlass, name) is getattr(calls, name)
+        assert getattr(windlass, name) is getattr(api, name)
 
 
 def test_a_name_that_is_not_offered_is_not_there():
@@ -207,7 +207,7 @@ def test_a_list_of_prompts_gives_a_text_for_each(run):
 
 def test_a_stream_is_the_same_text_in_pieces(run):
     options: dict[str, Any] = dict(tokens=12, temperature=0.9, top_k=50, seed=3)
-    pieces = list(calls.stream(run, "Once", **options))
+    pieces = list(api.stream(run, "Once", **options))
     assert len(pieces) > 1
     assert ["".join(pieces)] == windlass.generate(run, "Once", **options)
 
@@ -295,13 +295,13 @@ def test_the_resolved_recipe_is_of_the_same_run(run):
 
 def test_a_run_is_found_by_folder_by_name_and_by_recipe(run):
     for name in (run, str(run), run.name, "tiny", "tiny.yaml", run.absolute()):
-        assert calls.find(name).samefile(run)
+        assert api.find(name).samefile(run)
 
 
 def test_without_runs_one_is_told_how_to_make_one(empty):
     none = "nothing is in runs/ here yet, and `windlass train RECIPE` makes a run"
-    assert refusal(calls.find, None) == f"which run? {none}"
-    assert refusal(calls.find, "nowhere") == (
+    assert refusal(api.find, None) == f"which run? {none}"
+    assert refusal(api.find, "nowhere") == (
         f"nowhere is not a run: there is no such folder; {none}"
     )
 
@@ -311,10 +311,10 @@ def test_what_is_not_a_run_is_refused_with_the_runs_there_are(empty):
         invent(empty / "runs" / name)
     (empty / "elsewhere").mkdir()
     there = "there are runs/yours-22222222 (no checkpoint) and runs/mine-11111111 (no checkpoint)"
-    assert refusal(calls.find, "elsewhere") == (
+    assert refusal(api.find, "elsewhere") == (
         f"elsewhere is not a run: it has no recipe.yaml; {there}"
     )
-    assert refusal(calls.find, "runs/mine-1111") == (
+    assert refusal(api.find, "runs/mine-1111") == (
         "runs/mine-1111 is not a run: there is no such folder; "
         f"did you mean runs/mine-11111111? {there}"
     )
@@ -323,7 +323,7 @@ def test_what_is_not_a_run_is_refused_with_the_runs_there_are(empty):
 def test_a_recipe_with_two_runs_is_refused_with_both(empty):
     invent(empty / "runs/mine-11111111")
     invent(empty / "runs/mine-22222222", step=20)
-    assert refusal(calls.find, "mine.yaml") == (
+    assert refusal(api.find, "mine.yaml") == (
         "mine.yaml has 2 runs: runs/mine-22222222 (step 20) or runs/mine-11111111 (no checkpoint)"
     )
 
@@ -331,7 +331,7 @@ def test_a_recipe_with_two_runs_is_refused_with_both(empty):
 def test_of_many_runs_only_the_newest_are_named(empty):
     for number in range(10):
         invent(empty / f"runs/mine-{number}")
-    assert refusal(calls.find, None).endswith("runs/mine-2 (no checkpoint), and 2 older ones")
+    assert refusal(api.find, None).endswith("runs/mine-2 (no checkpoint), and 2 older ones")
 
 
 def invent(folder: Path, step: int | None = None) -> None:

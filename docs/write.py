@@ -12,13 +12,13 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from windlass.calls import schema
+from docs import claims
+from windlass.api import schema
 from windlass.cli.commands import app
 from windlass.cli.words import explanation
 from windlass.config import KINDS, comments, listing, tree
 from windlass.config.reading import describe
 from windlass.config.sections import Open, default, dotted, fields, holds
-from windlass.planning import claims
 from windlass.run import Run
 from windlass.telemetry.metrics import MEANINGS
 

@@ -2,8 +2,9 @@
 
 import pytest
 
-from windlass.planning import claims, targets
-from windlass.planning.claims import HALF, needed, recipe
+from docs import claims
+from docs.claims import HALF, needed, recipe
+from windlass.planning import targets
 
 
 def test_a_claimed_speed_is_the_share_of_the_peak_that_arithmetic_gives():
