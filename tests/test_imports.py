@@ -9,8 +9,9 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors config devices layers models adapters hub sources formats data objectives optim "
-    "checkpoint telemetry run evaluation training planning release launch calls cli"
+    "errors version files config processes devices layers models adapters residuals hub sources "
+    "formats data objectives optim checkpoint telemetry run run_folder program starting "
+    "evaluation analysis planning training reports release launch api cli"
 ).split()
 MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")
 FILES_OF_MODELS = tuple(f"windlass.hub.{name}" for name in ("config", "names", "peft", "weights"))
@@ -58,7 +59,7 @@ def test_a_file_imports_only_from_the_folders_above_its_own(file):
 
 def test_an_import_from_below_is_found_wherever_it_stands():
     text = "def later():\n    from windlass.training import step\n    import windlass.errors\n"
-    assert out_of_order("models", text) == ["windlass.program.step"]
+    assert out_of_order("models", text) == ["windlass.training.loop"]
     assert out_of_order("models", "from windlass.devices import mesh") == ["windlass.devices.mesh"]
     assert out_of_order("data", "import windlass.layers.head") == ["windlass.layers.head"]
     assert out_of_order("objectives", "import windlass.layers.head") == []

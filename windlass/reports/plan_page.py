@@ -21,7 +21,7 @@ def page(found: Sequence[Plan | Refused], command: str) -> str:
     """The page of some plans; `command` is what made it."""
     plans = [one for one in found if isinstance(one, Plan)]
     names = list(dict.fromkeys(one.name for one in found))
-    style = resources.files("windlass.planning").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("windlass.reports").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(names, plans),
         f'<div class="cards">{"".join(_card(one, names) for one in found)}</div>',

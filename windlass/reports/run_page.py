@@ -21,7 +21,7 @@ def page(run: Account) -> str:
     lead = f"{standing.recipe}, {standing.state} at step {standing.step}"
     if standing.steps is not None:
         lead += f" of {standing.steps}"
-    style = resources.files("windlass.planning").joinpath("page.css").read_text(encoding="utf-8")
+    style = resources.files("windlass.reports").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         f'<header><h1>{escape(run.name)}</h1><p class="lead">{escape(lead)}</p></header>\n',
         f'<div class="cards">{"".join(_tiles(run))}</div>\n',
