@@ -102,8 +102,9 @@ def _measured(case: Case) -> dict[str, Any]:
     import jax
     import numpy as np
 
-    from windlass.program.built import Built, describe
+    from windlass.program.built import Built
     from windlass.program.programs import Programs
+    from windlass.starting.describe import describe
 
     described = describe(case.recipe, ["device=gpu"])
     by = f"{described.devices[0].device_kind}, JAX {jax.__version__}"

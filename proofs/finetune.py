@@ -19,7 +19,7 @@ from windlass import adapters
 from windlass.checkpoint import archive
 from windlass.checkpoint.store import FROZEN, folder_of, load, load_frozen, steps_in
 from windlass.data.load import evaluation_batches
-from windlass.program.built import describe
+from windlass.starting.describe import describe
 from windlass.training.session import open_session
 
 DIGITS = "0123456789"

@@ -19,9 +19,9 @@ from windlass.checkpoint.verify import Report
 from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
-from windlass.program.built import describe
 from windlass.run import Run
 from windlass.run_folder import folder as folders
+from windlass.starting.describe import describe
 from windlass.telemetry import about
 
 

@@ -58,7 +58,7 @@ def test_a_file_imports_only_from_the_folders_above_its_own(file):
 
 
 def test_an_import_from_below_is_found_wherever_it_stands():
-    text = "def later():\n    from windlass.training import step\n    import windlass.errors\n"
+    text = "def later():\n    from windlass.training import loop\n    import windlass.errors\n"
     assert out_of_order("models", text) == ["windlass.training.loop"]
     assert out_of_order("models", "from windlass.devices import mesh") == ["windlass.devices.mesh"]
     assert out_of_order("data", "import windlass.layers.head") == ["windlass.layers.head"]

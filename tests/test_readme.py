@@ -13,7 +13,7 @@ import pytest
 import windlass
 from tests import trained
 from windlass.config import load
-from windlass.program.built import describe
+from windlass.starting.describe import describe
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text(encoding="utf-8")

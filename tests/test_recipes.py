@@ -13,7 +13,8 @@ from tests import published
 from tests.hub.published import QWEN2_5_0_5B
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
+from windlass.starting.describe import describe
 
 VOCAB = SMALLEST_VOCABULARY + 20
 BY_HUB = [

@@ -36,12 +36,11 @@ from windlass.planning import prices as costs
 from windlass.planning.calibration import Fitted
 from windlass.planning.cost import Assumed
 from windlass.planning.plan import Asked, Plan, Refused
-from windlass.planning.planner import Planner
 from windlass.planning.prices import Prices
 from windlass.planning.winner import Found, Wanted
 from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.program.length import Length
 from windlass.program.step import Frozen
 from windlass.release import folder as exports
@@ -55,6 +54,7 @@ from windlass.run_folder import runs as standings
 from windlass.run_folder.folder import Place
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.starting import origin, tuning
+from windlass.starting.describe import describe
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import Report
@@ -110,9 +110,7 @@ def train(
     memory runs out, the error says what would fit. On several hosts `training.loop.train` says
     what there is to know.
     """
-    return loop.train(
-        recipe, overrides, hosts=hosts, signals=signals, report=report, planner=Planner()
-    )
+    return loop.train(recipe, overrides, hosts=hosts, signals=signals, report=report, plans=True)
 
 
 def prepare(

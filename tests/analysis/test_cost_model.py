@@ -5,7 +5,6 @@ from functools import cache
 
 import pytest
 
-from windlass.analysis import cost_model
 from windlass.analysis.work import Work
 from windlass.planning import targets, traced
 from windlass.planning.memory import memory
@@ -37,7 +36,7 @@ def trace_of(on, mesh=(1, 1, 1), **options) -> traced.Traced:
 
 @cache
 def work_of(*given, **options) -> Work:
-    return cost_model.read(trace_of(*given, **options))
+    return trace_of(*given, **options).work
 
 
 LAYER = EMBED * (2 * HEADS + 2 * KV) * DIM + 3 * EMBED * MLP  # weights

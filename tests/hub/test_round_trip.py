@@ -14,8 +14,9 @@ from tests.models import reference
 from tests.models.test_parity import apart
 from windlass.hub import config as configs
 from windlass.hub import weights
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.starting import origin
+from windlass.starting.describe import describe
 
 MESHES = {"alone": (1, 1, 1), "2x2x2": (2, 2, 2)}
 cases = pytest.mark.parametrize("case", folders.CASES)

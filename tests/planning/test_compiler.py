@@ -13,9 +13,10 @@ from tests.trained import recipe
 from windlass.errors import UserError
 from windlass.planning import compiler, prices, targets, traced
 from windlass.planning.plan import Asked, planned
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.starting import origin
+from windlass.starting.describe import describe
 
 
 def test_the_peak_of_a_step_is_its_pieces_of_the_state_once_its_rows_and_what_it_needs_between():

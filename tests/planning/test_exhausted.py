@@ -14,7 +14,7 @@ from windlass.planning.exhausted import Told
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.traced import Traced
-from windlass.program.built import Described, Divided
+from windlass.program.described import Described, Divided
 from windlass.telemetry.memory import is_exhausted
 
 GIB = 2**30

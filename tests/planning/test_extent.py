@@ -10,7 +10,7 @@ from windlass.data import prepare
 from windlass.planning import targets
 from windlass.planning.extent import Extent, extent
 from windlass.planning.traced import described
-from windlass.program.built import Described
+from windlass.program.described import Described
 
 QUIET = Console(quiet=True)
 

@@ -13,7 +13,7 @@ from tests.trained import recipe
 from windlass.analysis.flops import programs
 from windlass.analysis.per_device import shape_there
 from windlass.planning import memory, targets, traced
-from windlass.program.built import describe
+from windlass.starting.describe import describe
 
 FOUND = json.loads((Path(__file__).parents[2] / "benchmarks/plan_accuracy.json").read_text())
 GIB = 2**30

@@ -23,8 +23,8 @@ from windlass.planning import memory as memories
 from windlass.planning.changes import Change, Tried
 from windlass.planning.memory import Memory
 from windlass.planning.traced import described, trace
-from windlass.program.built import describe
 from windlass.run_folder import plan_file
+from windlass.starting.describe import describe
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import Meter
 from windlass.training import loop
@@ -106,7 +106,7 @@ def test_a_fault_in_the_telling_does_not_hide_that_memory_ran_out(tmp_path, monk
         raise KeyError("scan")
 
     monkeypatch.setattr(planner, "trace", fails)
-    said = planner.Planner().explain(describe(RECIPE), f"{TPU}\nmore", "after step 3", tmp_path)
+    said = planner.explain(describe(RECIPE), f"{TPU}\nmore", "after step 3", tmp_path)
     assert said == (
         f"out of memory after step 3: {TPU}\n"
         "what fills it is not known (KeyError: 'scan')\n"
@@ -115,7 +115,7 @@ def test_a_fault_in_the_telling_does_not_hide_that_memory_ran_out(tmp_path, monk
 
 
 def test_any_other_error_of_jax_is_a_fault_and_is_raised():
-    asked: Any = SimpleNamespace(planner=planner.Planner())
+    asked: Any = SimpleNamespace(plans=True)
     with pytest.raises(JaxRuntimeError, match="INTERNAL: no"):
         with loop.Loop.explains_exhaustion(asked, None):
             raise JaxRuntimeError("INTERNAL: no")

@@ -14,7 +14,7 @@ from windlass.planning.targets import find
 from windlass.planning.time import Time
 from windlass.planning.traced import described
 from windlass.planning.trials import Setting, Trial, Trials, divide
-from windlass.program.built import Described
+from windlass.program.described import Described
 
 FREE = Fixed(rows=False, each=False, remat=False, loops=False, mesh=False)
 HELD = {"none": 30.0, "saved": 12.0, "full": 3.0}  # bytes that a row leaves

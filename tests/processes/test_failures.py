@@ -4,6 +4,7 @@ import signal
 
 import pytest
 
+from windlass.checkpoint.store import newest_step
 from windlass.processes.failures import Lost, in_log, left
 from windlass.processes.parent import explained
 
@@ -46,11 +47,11 @@ def test_what_jax_logs_before_it_aborts_names_the_processes_that_are_gone(log, l
 def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
     names = ["host-a", "host-b", "host-c", "host-d"]
     again = "Nothing was saved yet: the same command on every host begins again"
-    assert left(str(tmp_path)) == left(None) == again
-    assert Lost([1, 3], "no sign of life for 30 s").told(names, None) == (
+    assert left(str(tmp_path), newest_step) == left(None, newest_step) == again
+    assert Lost([1, 3], "no sign of life for 30 s").message(names, again) == (
         f"process 1 (host-b) and process 3 (host-d) are gone: no sign of life for 30 s. {again}"
     )
-    assert Lost([], "Gloo failed").told(names, None) == (
+    assert Lost([], "Gloo failed").message(names, again) == (
         f"another process is gone: Gloo failed. {again}"
     )
 
@@ -58,12 +59,12 @@ def test_before_the_first_checkpoint_there_is_nothing_to_go_on_from(tmp_path):
 def test_a_parent_says_that_a_process_never_came_or_that_its_trainer_was_killed(tmp_path):
     log = tmp_path / "log"
     log.write_text(NEVER_CAME)
-    assert explained(signal.SIGABRT, str(log), [], None) == (
+    assert explained(signal.SIGABRT, str(log), [], None, newest_step) == (
         "not all processes were there within 5 minutes; every host needs the same command, and "
         f"must reach the coordinator. What JAX said is in {log}"
     )
     log.write_text("")
-    assert explained(signal.SIGKILL, str(log), ["host-a", "host-b"], None) == (
+    assert explained(signal.SIGKILL, str(log), ["host-a", "host-b"], None, newest_step) == (
         "the trainer was ended by SIGKILL, as happens where memory runs out. Nothing was saved "
         "yet: the same command on every host begins again"
     )

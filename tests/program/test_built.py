@@ -4,7 +4,7 @@ import pytest
 
 from tests.trained import recipe
 from windlass.errors import UserError
-from windlass.program.built import describe
+from windlass.starting.describe import describe
 
 
 @pytest.mark.parametrize(("count", "rows"), [(3, 5), (6, 2)])

@@ -3,8 +3,9 @@
 import jax
 
 from tests.trained import recipe
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.program.programs import Programs
+from windlass.starting.describe import describe
 
 
 def test_each_device_makes_its_own_pieces_of_the_weights_and_no_more():

@@ -17,10 +17,11 @@ from windlass.checkpoint.store import Store, contents
 from windlass.data import tokenizer
 from windlass.errors import UserError
 from windlass.hub.names import from_tensors
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.release import check
 from windlass.release.source import Source
 from windlass.run_folder import folder as folders
+from windlass.starting.describe import describe
 
 torch = pytest.importorskip("torch")
 TEXT = "Once upon a time, there was a little girl named Mia."

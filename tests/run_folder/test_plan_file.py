@@ -1,16 +1,16 @@
 """The plan of a run beside what was measured."""
 
 import json
-from pathlib import Path
 
 import pytest
 
 from tests.training.campaign import RECIPE
 from windlass.errors import UserError
 from windlass.processes import hosts
-from windlass.program.built import Described, Divided, describe
+from windlass.program.described import Described
 from windlass.run_folder import plan_file
 from windlass.run_folder.plan_file import Forecast
+from windlass.starting.describe import describe
 
 GIB = 2**30
 
@@ -21,17 +21,15 @@ class Stub:
     def __init__(self, error: Exception | None = None):
         self.asked, self.error = 0, error
 
-    def plan(self, described: Described, rows: int) -> dict:
+    def plan(self) -> dict:
         self.asked += 1
         if self.error is not None:
             raise self.error
         return {"memory": {"total_bytes": 1000 * self.asked}, "time": None}
 
-    def divide(self, described: Described) -> Divided:
-        return Divided(1, "no")
 
-    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
-        return "no"
+def begin(file: Forecast, described: Described, stub: Stub) -> str | None:
+    return file.begin(described.run, described.facts["chose"], stub.plan)
 
 
 @pytest.fixture(scope="module")
@@ -73,31 +71,31 @@ def test_a_run_that_goes_on_keeps_its_plan_unless_its_devices_hold_something_els
     described, tmp_path
 ):
     planner, file = Stub(), tmp_path / "plan.json"
-    assert Forecast(file).begin(described, 10, planner) is None
+    assert begin(Forecast(file), described, planner) is None
     first = Forecast(file)
-    first.begin(described, 10, planner)
+    begin(first, described, planner)
     first.measured(step_seconds=0.5)
     again = Forecast(file)
-    again.begin(describe(RECIPE, ["train.steps=70", "run.dir=elsewhere"]), 10, planner)
+    begin(again, describe(RECIPE, ["train.steps=70", "run.dir=elsewhere"]), planner)
     assert planner.asked == 2 and again.whole["measured"] == {}
     kept = Forecast(file)
-    kept.begin(describe(RECIPE, ["train.steps=70"]), 10, planner)
+    begin(kept, describe(RECIPE, ["train.steps=70"]), planner)
     assert planner.asked == 2
-    kept.begin(describe(RECIPE, ["train.steps=70", "train.remat=full"]), 10, planner)
+    begin(kept, describe(RECIPE, ["train.steps=70", "train.remat=full"]), planner)
     assert planner.asked == 3
-    kept.begin(describe(RECIPE, ["train.steps=70", "device.count=4"]), 10, planner)
+    begin(kept, describe(RECIPE, ["train.steps=70", "device.count=4"]), planner)
     assert planner.asked == 4
 
 
 def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
     file = tmp_path / "plan.json"
-    why = Forecast(file).begin(described, 10, Stub(KeyError("scan")))
+    why = begin(Forecast(file), described, Stub(KeyError("scan")))
     assert why == "no plan is made of this run: KeyError: 'scan'"
-    assert Forecast(file).begin(described, 10, Stub(UserError("it is odd\nvery"))) == (
+    assert begin(Forecast(file), described, Stub(UserError("it is odd\nvery"))) == (
         "no plan is made of this run: it is odd"
     )
     found = Forecast(file)
-    found.begin(described, 10, Stub(KeyError("scan")))
+    begin(found, described, Stub(KeyError("scan")))
     found.measured(step_seconds=0.5)
     assert plan_file.read(file) == found.whole
     assert found.whole["planned"] is None and found.whole["measured"] == {"step_seconds": 0.5}
@@ -105,7 +103,7 @@ def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
 
 def test_a_plan_that_json_cannot_hold_is_a_note_too(described, tmp_path, monkeypatch):
     monkeypatch.setattr(Stub, "plan", lambda *_: {"time": {"step_seconds": float("inf")}})
-    why = Forecast(tmp_path / "plan.json").begin(described, 10, Stub())
+    why = begin(Forecast(tmp_path / "plan.json"), described, Stub())
     assert why is not None and why.startswith("no plan is made of this run: ValueError: Out of ")
     assert json.loads((tmp_path / "plan.json").read_text())["planned"] is None
 
@@ -113,10 +111,10 @@ def test_a_plan_that_json_cannot_hold_is_a_note_too(described, tmp_path, monkeyp
 def test_a_start_of_few_steps_does_not_replace_what_a_longer_one_measured(described, tmp_path):
     file = tmp_path / "plan.json"
     first = Forecast(file)
-    first.begin(described, 10, Stub())
+    begin(first, described, Stub())
     first.stepped(1000, step_seconds=0.5)
     again = Forecast(file)
-    again.begin(described, 10, Stub())
+    begin(again, described, Stub())
     again.stepped(1, step_seconds=3.0)
     again.stepped(0, step_seconds=None)
     assert json.loads(file.read_text())["measured"] == {"steps": 1000, "step_seconds": 0.5}
@@ -128,7 +126,7 @@ def test_one_process_plans_and_writes(described, tmp_path, monkeypatch):
     monkeypatch.setattr(hosts, "is_first", lambda: False)
     planner, file = Stub(), tmp_path / "plan.json"
     found = Forecast(file)
-    assert found.begin(described, 10, planner) is None
+    assert begin(found, described, planner) is None
     found.measured(step_seconds=0.5)
     assert planner.asked == 0 and not file.exists()
 
@@ -145,5 +143,5 @@ def test_a_file_that_somebody_spoilt_is_refused_to_readers_and_replaced_by_runs(
     with pytest.raises(UserError) as refused:
         plan_file.read(file)
     assert str(refused.value) == f"{file} is not as it was written: memory has no names; remove it"
-    Forecast(file).begin(described, 10, Stub())
+    begin(Forecast(file), described, Stub())
     assert plan_file.read(file) is not None

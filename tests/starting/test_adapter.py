@@ -24,9 +24,9 @@ from windlass.checkpoint.store import FROZEN, Store, folder_of, load, load_froze
 from windlass.errors import UserError
 from windlass.hub import peft
 from windlass.models import qwen3
-from windlass.program.built import describe
 from windlass.run_folder import folder as folders
 from windlass.starting import adapter, origin
+from windlass.starting.describe import describe
 from windlass.training.session import Session, open_session
 
 ADAPTER: dict[str, Any] = {

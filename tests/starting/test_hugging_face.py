@@ -22,10 +22,10 @@ from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.models import qwen3
-from windlass.program.built import describe
 from windlass.run import Start
 from windlass.run_folder import folder as folders
 from windlass.starting import origin
+from windlass.starting.describe import describe
 
 # That of the small run of other tests, so that what is compiled for it is compiled once.
 CONFIG = read(qwen3.Config, {"vocab": 300, **tiny.WIDTHS})

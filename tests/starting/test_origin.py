@@ -13,9 +13,9 @@ from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import Store, folder_of
 from windlass.errors import UserError
-from windlass.program.built import describe
 from windlass.run_folder import folder as folders
 from windlass.starting import origin
+from windlass.starting.describe import describe
 from windlass.telemetry import metrics
 from windlass.training.session import open_session
 

@@ -15,8 +15,9 @@ from windlass.checkpoint.store import folder_of, steps_in
 from windlass.cli import commands
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
-from windlass.program.built import Built, describe
+from windlass.program.built import Built
 from windlass.starting import origin
+from windlass.starting.describe import describe
 
 # A learning rate that is too high: the loss falls, then rises. A checkpoint is due at no step.
 KEYS = [

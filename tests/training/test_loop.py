@@ -30,10 +30,11 @@ from windlass.data.load import Loader
 from windlass.devices import selection
 from windlass.devices.selection import Chosen
 from windlass.errors import UserError
+from windlass.planning import planner
 from windlass.processes.signals import Signals
-from windlass.program.built import Described, Divided, describe
+from windlass.program.described import Divided
 from windlass.run_folder import folder as folders
-from windlass.run_folder.plan_file import Planner
+from windlass.starting.describe import describe
 from windlass.telemetry.console import Report
 from windlass.training import loop
 from windlass.training.loop import Trained, train
@@ -51,30 +52,14 @@ class Told:
         *keys: str,
         recipe: dict | None = None,
         stops: int | None = None,
-        planner: Planner | None = None,
+        plans: bool = False,
     ):
         self.console = Console(record=True, width=1000, file=StringIO())
         recipe, signals = copy.deepcopy(recipe or RECIPE), Stops(stops)
         with Report(self.console) as report:
-            how = {"signals": signals, "report": report, "planner": planner}
+            how = {"signals": signals, "report": report, "plans": plans}
             self.trained: Trained = train(recipe, [*SMALL, *keys], **how)
         self.text = self.console.export_text()
-
-
-class Divides:
-    """A planner that says in how many microbatches a run fits, and nothing else."""
-
-    def __init__(self, microbatches: int):
-        self.microbatches = microbatches
-
-    def divide(self, described: Described) -> Divided:
-        return Divided(self.microbatches, "1 row a device at a time")
-
-    def plan(self, described: Described, rows: int) -> dict:
-        raise UserError("it is not asked for")
-
-    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
-        return error
 
 
 class Stops(Signals):
@@ -157,10 +142,12 @@ def test_the_banner_says_what_will_happen(finished):
 
 
 def test_the_microbatches_that_auto_finds_are_those_of_a_run_that_says_so_and_are_kept(
-    finished, here
+    finished, here, monkeypatch
 ):
-    planner, keys = Divides(2), ["train.accumulation=null", "train.microbatch=auto", "run.dir=run"]
-    told = Told(*keys, stops=2, planner=planner)
+    divided = Divided(2, "1 row a device at a time")
+    monkeypatch.setattr(planner, "divide", lambda described: divided)
+    keys = ["train.accumulation=null", "train.microbatch=auto", "run.dir=run"]
+    told = Told(*keys, stops=2, plans=True)
     assert "batch        16 = 1 a device × 2 accumulation × 8 shards" in told.text
     assert "microbatch   auto: 1 row a device at a time" in told.text
     for name in ("loss", "gradient_norm"):
@@ -168,7 +155,7 @@ def test_the_microbatches_that_auto_finds_are_those_of_a_run_that_says_so_and_ar
     programs = [json.loads(line) for line in Path("run/compile.jsonl").read_text().splitlines()]
     assert [one["program"] for one in programs].count("step") == 1
     again = describe(RECIPE, [*SMALL, *keys])
-    assert again.divided == planner.divide(again) and again.batches.accumulation == 2
+    assert again.divided == divided and again.batches.accumulation == 2
     assert describe(RECIPE, [*SMALL, *keys, "device.count=4"]).divided is None
 
 

@@ -1,1 +1,1 @@
-"""Reading programs: one table of primitives behind liveness, the cost model, FLOPs and the text of compiled programs."""
+"""Reading programs: FLOPs, memory traffic, collectives, live buffers at the peak."""

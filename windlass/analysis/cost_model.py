@@ -8,19 +8,17 @@ from windlass.analysis import per_device
 from windlass.analysis.fusion import Amount, Node, Value, live, traffic
 from windlass.analysis.region import Region
 from windlass.analysis.work import Attention, Collective, Product, Work
-from windlass.planning.traced import Traced
 
 # Through these a sum over devices, of which each wants a piece, may still be taken by pieces.
 _LINEAR = frozenset("convert_element_type mul neg div".split())
 
 
-def read(traced: Traced) -> Work:
-    """The work of a traced step on one of its devices."""
-    vocab = getattr(traced.described.run.model, "vocab", None)
-    reader = _Reader(vocab, fuses_products=traced.target.chip.kind == "tpu")
-    inputs = [per_device.value(variable) for variable in traced.program.invars]
-    reader.region(traced.program, inputs, 1.0, "optimiser")
-    return reader.work(traced.split)
+def read(program: Jaxpr, split: dict[str, int], *, vocab: int | None, fuses_products: bool) -> Work:
+    """The work of a step's program on one device of a mesh that is split so."""
+    reader = _Reader(vocab, fuses_products=fuses_products)
+    inputs = [per_device.value(variable) for variable in program.invars]
+    reader.region(program, inputs, 1.0, "optimiser")
+    return reader.work(split)
 
 
 class _Reader:

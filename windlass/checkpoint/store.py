@@ -276,6 +276,11 @@ def steps_in(folder: Path) -> list[int]:
     return sorted(int(name) for name in folders if re.fullmatch(r"\d+", name))
 
 
+def newest_step(run_dir: str | Path) -> int | None:
+    """The newest step of a run that has a checkpoint."""
+    return max(steps_in(folder_of(run_dir)), default=None)
+
+
 def best_in(folder: Path, metric: str) -> int | None:
     """The step whose checkpoint was saved with the lowest value of a metric, if any has one."""
     values = {step: _metric(folder / str(step), metric) for step in steps_in(folder)}

@@ -2,6 +2,7 @@
 
 import os
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -75,13 +76,13 @@ def train(
     said = options(Asked, coordinator=coordinator, processes=processes, process=process)
     hosts, signals = find(said, os.environ), ctx.obj
     if hosts is not None and signals.line is None:
-        return stand_by(sys.argv[1:], hosts, signals)
+        return stand_by(sys.argv[1:], hosts, signals, _newest_step)
     if hosts is not None and hosts.process:
         signals.who = f"{hosts}: "
     from windlass.api import train as call
     from windlass.processes.peers import together
 
-    with together(hosts, signals):
+    with together(hosts, signals, _newest_step):
         asked: AnyRecipe | None = recipe
         if asked is None:
             with signals.phase("choosing a recipe"):
@@ -92,6 +93,12 @@ def train(
                 return None
         trained = call(asked, ctx.args, hosts=hosts, signals=signals)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
+
+
+def _newest_step(run: Path) -> int | None:
+    from windlass.checkpoint.store import newest_step
+
+    return newest_step(run)
 
 
 def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:

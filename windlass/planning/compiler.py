@@ -24,7 +24,8 @@ from windlass.devices.selection import Chosen
 from windlass.errors import UserError
 from windlass.planning import exhausted, gpus
 from windlass.planning.targets import Target
-from windlass.program.built import Built, Described, read_for
+from windlass.program.built import Built
+from windlass.program.described import Described, read_for
 from windlass.program.programs import Programs
 from windlass.starting import origin
 from windlass.telemetry.compile_cache import setting

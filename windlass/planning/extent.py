@@ -8,7 +8,7 @@ from rich.console import Console
 from windlass import data
 from windlass.data import Data
 from windlass.errors import UserError
-from windlass.program.built import Described
+from windlass.program.described import Described
 from windlass.program.length import Length
 from windlass.run import Run
 

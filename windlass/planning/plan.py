@@ -23,7 +23,7 @@ from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.trials import divided
-from windlass.program.built import Described
+from windlass.program.described import Described
 
 Fits = Literal["yes", "tight", "no"]
 

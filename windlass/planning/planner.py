@@ -4,41 +4,43 @@ import dataclasses
 from pathlib import Path
 from typing import Any
 
-from windlass.planning import exhausted, prices, targets
+from windlass.planning import exhausted, prices, targets, trials
 from windlass.planning import memory as memories
 from windlass.planning import plan as plans
 from windlass.planning.memory import Memory
 from windlass.planning.plan import Asked
 from windlass.planning.targets import Target
 from windlass.planning.traced import trace
-from windlass.planning.trials import Trials, divide
-from windlass.program.built import Described, Divided
+from windlass.planning.trials import Trials
+from windlass.program.described import Described, Divided
 from windlass.telemetry.memory import device_limit
 
 
-class Planner:
-    """Plans runs on the devices that they have, from shapes alone: nothing is compiled for it."""
+def plan(described: Described, rows: int) -> dict[str, Any]:
+    """What a run will take on the devices it has; `rows` are those of an epoch.
 
-    def plan(self, described: Described, rows: int) -> dict[str, Any]:
-        """What a run will take, in the time in which a step is traced."""
-        there, target = _absent(described)
-        found = plans.planned(there, target, prices.load(), Asked(rows=rows))
-        return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
+    From shapes alone, in the time in which a step is traced: nothing is compiled for it.
+    """
+    there, target = _absent(described)
+    found = plans.planned(there, target, prices.load(), Asked(rows=rows))
+    return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
 
-    def divide(self, described: Described) -> Divided:
-        """In how few microbatches a step fits, found by tracing a few."""
-        there, target = _absent(described)
-        return divide(Trials(there, target, limit=device_limit(described.devices)))
 
-    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
-        """Why memory ran out, and what would fit."""
-        try:
-            traced = trace(*_absent(described))
-            memory = _limited(memories.memory(traced), described)
-            return exhausted.explain(traced, memory, error, when, folder)
-        # A fault in the telling must not hide that memory ran out.
-        except Exception as fault:
-            return exhausted.bare(error, fault, when, folder)
+def divide(described: Described) -> Divided:
+    """In how few microbatches a step fits, found by tracing a few."""
+    there, target = _absent(described)
+    return trials.divide(Trials(there, target, limit=device_limit(described.devices)))
+
+
+def explain(described: Described, error: str, when: str, folder: Path) -> str:
+    """Why memory ran out, and what would fit."""
+    try:
+        traced = trace(*_absent(described))
+        memory = _limited(memories.memory(traced), described)
+        return exhausted.explain(traced, memory, error, when, folder)
+    # A fault in the telling must not hide that memory ran out.
+    except Exception as fault:
+        return exhausted.bare(error, fault, when, folder)
 
 
 def _absent(described: Described) -> tuple[Described, Target]:

@@ -21,7 +21,7 @@ from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.traced import laid_out
 from windlass.planning.trials import NEAR, Setting, Trial, Trials
-from windlass.program.built import Described
+from windlass.program.described import Described
 
 REMATS = ("none", "saved", "full")
 WHOLE = 8  # layers at most that are looked at all in one iteration: more take long to compile

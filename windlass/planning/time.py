@@ -2,7 +2,6 @@
 
 from typing import NamedTuple
 
-from windlass.analysis import cost_model
 from windlass.analysis.flops import training_flops
 from windlass.analysis.fusion import Amount
 from windlass.analysis.work import Collective, Work
@@ -19,7 +18,8 @@ from windlass.planning.efficiency import (
 )
 from windlass.planning.topology import Reach, reaches
 from windlass.planning.traced import STEPS, Traced
-from windlass.program.built import Built, Described
+from windlass.program.built import Built
+from windlass.program.described import Described
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen
 
@@ -59,7 +59,7 @@ def time(traced: Traced) -> Time | None:
 
 def by_table(traced: Traced) -> Time:
     """The time of a traced step, by a roofline of what its devices can do."""
-    return estimate(traced, cost_model.read(traced), efficiency.rates(traced.target.chip))
+    return estimate(traced, traced.work, efficiency.rates(traced.target.chip))
 
 
 def estimate(traced: Traced, work: Work, rates: Rates) -> Time:

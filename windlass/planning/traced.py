@@ -9,11 +9,14 @@ import jax
 from jax.extend.core import Jaxpr
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from windlass.analysis import cost_model
+from windlass.analysis.work import Work
 from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import Chosen
 from windlass.layers.sketch import sketched
 from windlass.planning.targets import Target
-from windlass.program.built import Built, Described, read_for
+from windlass.program.built import Built
+from windlass.program.described import Described, read_for
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen, State
 from windlass.run import Batches
@@ -39,6 +42,13 @@ class Traced(NamedTuple):
     @property
     def split(self) -> dict[str, int]:
         return dict(self.described.mesh.shape)
+
+    @property
+    def work(self) -> Work:
+        """What one of the devices computes, moves and exchanges in a step."""
+        vocab = getattr(self.described.run.model, "vocab", None)
+        fuses_products = self.target.chip.kind == "tpu"
+        return cost_model.read(self.program, self.split, vocab=vocab, fuses_products=fuses_products)
 
     @property
     def batches(self) -> Batches:

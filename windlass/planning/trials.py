@@ -16,7 +16,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import trace, uncollected
-from windlass.program.built import Described, Divided
+from windlass.program.described import Described, Divided
 
 NEAR = 1.03  # of the room: a guess may be so much too high
 

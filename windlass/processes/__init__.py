@@ -1,1 +1,1 @@
-"""The processes of a run: joining, signals, collective decisions, and what becomes of one that fails."""
+"""The processes of a run: joining, signals, decisions of all, and what becomes of a lost one."""

@@ -1,11 +1,10 @@
 """The words for a run of several processes that lost one of them."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import listing
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 
@@ -14,17 +13,21 @@ SILENT = r"stopped sending heartbeats\):\n(.*?)\nThe tasks have crashed"
 CLOSED = "Failed to send RPC to coordination service"
 
 
+# The newest step that is saved in a folder of a run: a question for the room of checkpoints.
+NewestStep = Callable[[Path], int | None]
+
+
 class Lost(NamedTuple):
     """The processes that are gone; none where nobody can tell which."""
 
     gone: list[int]
     why: str
 
-    def told(self, names: Sequence[str], folder: str | None) -> str:
+    def message(self, names: Sequence[str], left: str) -> str:
         """Who is gone, what is left of the run, and what to do."""
         who = listing([named(one, names) for one in self.gone] or ["another process"], "and")
         are = "is" if len(self.gone) < 2 else "are"
-        return f"{who} {are} gone: {self.why}. {left(folder)}"
+        return f"{who} {are} gone: {self.why}. {left}"
 
 
 def in_log(text: str) -> Lost | None:
@@ -41,13 +44,13 @@ def named(process: int, names: Sequence[str]) -> str:
     return f"process {process}" + (f" ({names[process]})" if names else "")
 
 
-def left(folder: str | None) -> str:
+def left(folder: str | None, newest: NewestStep) -> str:
     """What there is to go on from."""
-    steps = steps_in(folder_of(Path(folder))) if folder else []
-    if not steps:
+    step = newest(Path(folder)) if folder else None
+    if step is None:
         return "Nothing was saved yet: the same command on every host begins again"
     return (
-        f"Nothing up to step {steps[-1]}, the newest checkpoint in {folder}, is lost: the same "
+        f"Nothing up to step {step}, the newest checkpoint in {folder}, is lost: the same "
         "command on every host goes on from there"
     )
 

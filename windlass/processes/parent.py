@@ -12,20 +12,24 @@ import tempfile
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from windlass.processes.clusters import Hosts
 from windlass.processes.pipe import facts
 from windlass.processes.signals import Signals, clear, say
 
+if TYPE_CHECKING:
+    from windlass.processes.failures import NewestStep
+
 FAILED = 1
 
 
-def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
+def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals, newest: "NewestStep") -> int:
     """Train in a child by the words of a command, and give its exit code when it has ended."""
     heard, passes = os.pipe()
     reads, told = os.pipe()
-    kept, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
-    os.close(kept)
+    held, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
+    os.close(held)
     # Nothing of the folder that a user is in is imported there, unless it is here, too.
     alike = [] if os.getcwd() in sys.path else ["-P"]
     child = [sys.executable, *alike, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
@@ -45,7 +49,7 @@ def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals) -> int:
         return code
     clear()
     who = "" if hosts.process == 0 else f"{hosts}: "
-    say(who + explained(-code, log, known.get("names", ()), known.get("folder")))
+    say(who + explained(-code, log, known.get("names", ()), known.get("folder"), newest))
     return FAILED
 
 
@@ -56,13 +60,16 @@ def _pass(passes: int, number: signal.Signals) -> None:
         pass
 
 
-def explained(number: int, log: str, names: Sequence[str], folder: str | None) -> str:
+def explained(
+    number: int, log: str, names: Sequence[str], folder: str | None, newest: "NewestStep"
+) -> str:
     """Why a trainer was ended by a signal, as far as can be told."""
+    # JAX is imported by these, and a parent that has nothing to explain never needs it.
     from windlass.processes.failures import in_log, kept, left
     from windlass.processes.hosts import JOINING_SECONDS
 
     text = Path(log).read_text(encoding="utf-8", errors="replace")
-    where = kept(log)
+    where, is_left = kept(log), left(folder, newest)
     if not names and "RegisterTask" in text:
         minutes = JOINING_SECONDS // 60
         return (
@@ -70,7 +77,7 @@ def explained(number: int, log: str, names: Sequence[str], folder: str | None) -
             f"command, and must reach the coordinator{where}"
         )
     if lost := in_log(text):
-        return lost.told(names, folder) + where
+        return lost.message(names, is_left) + where
     name = signal.Signals(number).name
     memory = ", as happens where memory runs out" if number == signal.SIGKILL else ""
-    return f"the trainer was ended by {name}{memory}. {left(folder)}{where}"
+    return f"the trainer was ended by {name}{memory}. {is_left}{where}"

@@ -19,7 +19,7 @@ from windlass.config.reading import show
 from windlass.errors import PeerLost, UserError
 from windlass.processes import hosts as processes
 from windlass.processes.clusters import Hosts
-from windlass.processes.failures import Lost, kept, left, named
+from windlass.processes.failures import Lost, NewestStep, kept, left, named
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
 
@@ -40,20 +40,20 @@ _speaks = threading.Lock()  # held by whoever says why this process ends, and ne
 
 
 @contextmanager
-def together(hosts: Hosts | None, signals: Signals) -> Iterator["Peers | None"]:
+def together(hosts: Hosts | None, signals: Signals, newest: NewestStep) -> Iterator["Peers | None"]:
     """The other processes in this block, joined if they are not yet; None where there are none."""
     if hosts is None or signals.peers is not None:
         yield signals.peers
         return
-    with Peers(hosts, signals) as peers:
+    with Peers(hosts, signals, newest) as peers:
         yield peers
 
 
 class Peers:
     """This process among the others, from joining them to the end of the run."""
 
-    def __init__(self, hosts: Hosts, signals: Signals):
-        self.hosts, self.signals = hosts, signals
+    def __init__(self, hosts: Hosts, signals: Signals, newest: NewestStep):
+        self.hosts, self.signals, self.newest = hosts, signals, newest
         self.folder: str | None = None
         self.is_over = False  # the run ends early, here first or by another's word
         if processes.joined() is None:
@@ -143,7 +143,7 @@ class Peers:
         who = named(ending["process"], self.names)
         what = f"{who} ended the run: {ending['text']}"
         if ending["code"] == FAILED:
-            what += f". {left(self.folder)}"
+            what += f". {left(self.folder, self.newest)}"
         clear()
         say(f"{self.signals.who}{what}")
         processes.part(ending["code"])
@@ -167,7 +167,9 @@ class Peers:
         lost = Lost([], text.partition("\n")[0])
         if is_closed:
             lost = Lost([1 - self.hosts.process], "its connection is closed")
-        raise PeerLost(lost.told(self.names, self.folder) + self._kept(error)) from error
+        raise PeerLost(
+            lost.message(self.names, left(self.folder, self.newest)) + self._kept(error)
+        ) from error
 
     def _kept(self, error: Exception) -> str:
         """Where to find an error that is none of this process's."""

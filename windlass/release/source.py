@@ -20,7 +20,8 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
 from windlass.layers.names import named as listed
-from windlass.program.built import Built, Described
+from windlass.program.built import Built
+from windlass.program.described import Described
 from windlass.run import Run, choice
 from windlass.run_folder import folder as folders
 from windlass.starting import origin

@@ -1,1 +1,1 @@
-"""The folder of a run: its files, its lock, its plan beside what was measured, and the other runs there are."""
+"""The folder of a run: its files, its lock, its plan beside what was measured; other runs."""

@@ -3,34 +3,18 @@
 import hashlib
 import json
 import os
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 from windlass.config import tree
 from windlass.errors import UserError
 from windlass.processes import hosts
-from windlass.program.built import Described, Divided
+from windlass.run import Run
 from windlass.telemetry.console import size
 
 # Sections of a recipe that change nothing a device holds or computes.
 IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
-
-
-@runtime_checkable
-class Planner(Protocol):
-    """What knows before a run what it will take, and what to change where that is too much."""
-
-    def plan(self, described: Described, rows: int) -> dict[str, Any]:
-        """What the run is expected to take, as JSON has it; `rows` are those of an epoch."""
-        ...
-
-    def divide(self, described: Described) -> Divided:
-        """In how few microbatches a step fits."""
-        ...
-
-    def explain(self, described: Described, error: str, when: str, folder: Path) -> str:
-        """Why memory ran out, by what JAX says, and what would fit."""
-        ...
 
 
 class Forecast:
@@ -43,11 +27,13 @@ class Forecast:
         self.path = path
         self.whole: dict[str, Any] = {}
 
-    def begin(self, described: Described, rows: int, planner: Planner) -> str | None:
-        """Make or keep the plan; gives why there is none, where it cannot be made."""
+    def begin(
+        self, run: Run, chose: dict[str, Any], plan: Callable[[], dict[str, Any]]
+    ) -> str | None:
+        """Make or keep the plan of a run on what it `chose`; gives why there is none, if so."""
         if not hosts.is_first():
             return None
-        of = _fingerprint(described)
+        of = _fingerprint(run, chose)
         try:
             self.whole = read(self.path) or {}
         except UserError:  # somebody spoilt it, and it is no reason not to train
@@ -56,7 +42,7 @@ class Forecast:
             return None
         planned, why = None, None
         try:
-            planned = json.loads(json.dumps(planner.plan(described, rows), allow_nan=False))
+            planned = json.loads(json.dumps(plan(), allow_nan=False))
         # Whatever is wrong with a forecast, the run does not need it.
         except Exception as error:
             why = f"no plan is made of this run: {_told(error)}"
@@ -149,10 +135,10 @@ def milliseconds(seconds: int | float) -> str:
     return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f} ms"
 
 
-def _fingerprint(described: Described) -> str:
+def _fingerprint(run: Run, chose: dict[str, Any]) -> str:
     """What two starts have in common that one plan is for."""
-    sections = {name: x for name, x in tree(described.run).items() if name not in IDLE}
-    text = json.dumps([sections, described.facts["chose"]], sort_keys=True, default=str)
+    sections = {name: x for name, x in tree(run).items() if name not in IDLE}
+    text = json.dumps([sections, chose], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 

@@ -1,1 +1,1 @@
-"""The weights a run starts from: the hub, a folder, another run, an adapter; and a recipe for tuning them."""
+"""The weights a run starts from: the hub, a folder, another run, an adapter; tuning recipes."""

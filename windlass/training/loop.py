@@ -13,24 +13,26 @@ from jaxtyping import Array
 from rich.console import Console
 
 from windlass.analysis.flops import training_flops
-from windlass.checkpoint.store import Store, folder_of, steps_in
+from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
 from windlass.errors import UserError
 from windlass.evaluation.loss import make_evaluation
+from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.processes.clock import Clock
 from windlass.processes.clusters import Hosts, find
 from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
-from windlass.program.built import Described, Divided, describe
+from windlass.program.described import Described, Divided
 from windlass.program.length import fate
 from windlass.program.step import Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
-from windlass.run_folder.plan_file import Forecast, Planner
+from windlass.run_folder.plan_file import Forecast
 from windlass.run_folder.relocation import moved
 from windlass.starting import adapter, origin
+from windlass.starting.describe import describe
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
@@ -63,18 +65,18 @@ def train(
     hosts: Hosts | None = None,
     signals: Signals | None = None,
     report: Report | None = None,
-    planner: Planner | None = None,
+    plans: bool = False,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     Where several processes make this call they train one run: `hosts` is the place of this one, or
-    it is found as `windlass train` finds it. A `planner` says what the run will take, and explains
+    it is found as `windlass train` finds it. One that `plans` notes what it will take, and explains
     it where memory runs out. JAX must not have touched a device before. Unlike a
     command, a call has no parent: SIGTERM still stops all processes after the same step, but when
     another process is lost, JAX ends this one, in its own words; and what another process refuses
     is printed here before this one ends, too.
     """
-    given: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "planner": planner}
+    given: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "plans": plans}
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, signals=signals, report=report, **given)
@@ -84,8 +86,8 @@ def train(
         is_first = hosts is None or hosts.process == 0
         with Report(None if is_first else Console(quiet=True)) as report:
             return train(recipe, overrides, signals=signals, report=report, **given)
-    with together(hosts, signals) as peers:
-        return _train(recipe, overrides, signals, report, peers, planner)
+    with together(hosts, signals, newest_step) as peers:
+        return _train(recipe, overrides, signals, report, peers, plans)
 
 
 def _train(
@@ -94,13 +96,13 @@ def _train(
     signals: Signals,
     report: Report,
     peers: Peers | None,
-    planner: Planner | None,
+    plans: bool,
 ) -> Trained:
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides)
-    if described.run.train.microbatch and described.divided is None and planner is not None:
+    if described.run.train.microbatch and described.divided is None and plans:
         with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
-            described = _divided(described, planner)
+            described = _divided(described)
     folder = described.folder
     if peers is not None:
         peers.compare(tree(described.run))
@@ -127,10 +129,10 @@ def _train(
                 origin.check(described.run.start)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
-        return Loop(session, folder, signals, report, watch, planner).run()
+        return Loop(session, folder, signals, report, watch, plans).run()
 
 
-def _divided(described: Described, planner: Planner) -> Described:
+def _divided(described: Described) -> Described:
     """With what `train.microbatch: auto` stands for; the first process decides for all."""
     chosen = processes.found("microbatch", lambda: planner.divide(described)._asdict())
     return dataclasses.replace(described, divided=Divided(**chosen))
@@ -146,10 +148,10 @@ class Loop:
         signals: Signals,
         report: Report,
         watch: Watch,
-        planner: Planner | None = None,
+        plans: bool = False,
     ):
         run = session.run
-        self.watch, self.planner = watch, planner
+        self.watch, self.plans = watch, plans
         self.forecast = Forecast(folder / folders.PLAN)
         self.session, self.folder, self.signals, self.report = session, folder, signals, report
         self.train, self.steps = run.train, session.length.steps
@@ -197,9 +199,9 @@ class Loop:
         if self.writer is not None:
             self.writer.truncate(first)
         self.watch.open(self.folder / folders.COMPILES, first)
-        if self.planner is not None:
+        if self.plans:
             with self.signals.phase("planning"), self.report.doing("planning"):
-                self.foresee(self.planner)
+                self.foresee()
         with (
             self.signals.phase("asking the first weights"),
             self.explains_exhaustion("while the first weights were asked"),
@@ -282,18 +284,20 @@ class Loop:
         try:
             yield
         except JaxRuntimeError as error:
-            if self.planner is None or not is_exhausted(error):
+            if not self.plans or not is_exhausted(error):
                 raise
             told = f"after step {self.watch.step}" if self.watch.has_begun else "in the first step"
             described, folder = self.session.built.described, self.folder
             self.store.wait()  # what is being saved is saved, and is what the run goes on from
             self.report.close()
             with self.report.doing("looking for what would fit"):
-                text = self.planner.explain(described, str(error), when or told, folder)
+                text = planner.explain(described, str(error), when or told, folder)
             raise UserError(text) from error
 
-    def foresee(self, planner: Planner) -> None:
-        why = self.forecast.begin(self.session.built.described, len(self.loader.rows), planner)
+    def foresee(self) -> None:
+        described, rows = self.session.built.described, len(self.loader.rows)
+        chose = described.facts["chose"]
+        why = self.forecast.begin(described.run, chose, lambda: planner.plan(described, rows))
         if why is not None:
             self.report.note(why)
         if (told := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
@@ -301,7 +305,7 @@ class Loop:
 
     def measure(self) -> None:
         """Note beside the plan what the run takes, as far as it is known by now."""
-        if self.planner is None:
+        if not self.plans:
             return
         meter = self.meter
         self.forecast.stepped(
@@ -372,7 +376,7 @@ class Loop:
         """The step for the shapes it will meet, before the first batch is there."""
         step = self.session.programs.step()
         program = step.prepare(*self.abstract, self.session.programs.abstract_batch())
-        if self.planner is not None:
+        if self.plans:
             (device, *_) = self.session.built.described.devices
             parts = program_parts(program, device.platform)
             whole = parts and sum(parts.values())

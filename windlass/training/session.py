@@ -10,7 +10,8 @@ from windlass.data.load import evaluation_batches
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.processes import hosts, shared_folders
-from windlass.program.built import Built, Described
+from windlass.program.built import Built
+from windlass.program.described import Described
 from windlass.program.length import Length
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen

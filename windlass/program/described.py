@@ -1,0 +1,180 @@
+"""A recipe read for given devices: all that is known of a run before any data is."""
+
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from windlass import run as runs
+from windlass.checkpoint.store import identity_in
+from windlass.config import Layers, Problem
+from windlass.config.sections import flat
+from windlass.devices import absent, alignment, chips, mesh, precision
+from windlass.devices.absent import Absent
+from windlass.devices.mesh_choice import Choice
+from windlass.devices.selection import Chosen
+from windlass.layers.kernels import Kernel
+from windlass.processes import hosts
+from windlass.program.footprint import footprint
+from windlass.run import Batches, Run
+from windlass.run_folder import folder as folders
+from windlass.run_folder.relocation import moved
+from windlass.telemetry import about
+from windlass.telemetry.compile_cache import Kept, keep
+
+
+class Divided(NamedTuple):
+    """How many microbatches a step has where `train.microbatch` is auto, and the reason."""
+
+    microbatches: int
+    why: str
+
+
+@dataclass(frozen=True)
+class Described:
+    """A recipe read for the devices that are here: everything that is known before any data is."""
+
+    layers: Layers
+    run: Run
+    chosen: Chosen
+    devices: list  # of JAX's
+    layout: Choice  # of them on the mesh
+    warnings: list[str]
+    kept: Kept  # where compiled programs are
+    began: int | None = None  # the rows of a step of the run that is there already
+    divided: Divided | None = None  # what train.microbatch: auto chose
+
+    @property
+    def name(self) -> str:
+        return self.layers.name
+
+    @cached_property
+    def mesh(self) -> jax.sharding.Mesh | jax.sharding.AbstractMesh:
+        if isinstance(self.devices[0], Absent):
+            return absent.mesh(self.layout.split, self.devices[0])
+        return mesh.build(self.layout.split, self.devices)
+
+    @cached_property
+    def chip(self) -> chips.Chip | None:
+        return chips.find(self.devices[0].device_kind)
+
+    @cached_property
+    def compute(self) -> str:
+        return precision.resolve(self.run.precision, self.chosen.kind, self.chip)
+
+    @property
+    def attention(self) -> Kernel | None:
+        return runs.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
+
+    @property
+    def compiler_options(self) -> dict[str, bool]:
+        """For the programs that train and evaluate."""
+        exact = self.run.train.deterministic and self.chosen.kind == "gpu"
+        return {"xla_gpu_deterministic_ops": True} if exact else {}
+
+    @contextmanager
+    def scope(self) -> Iterator[None]:
+        """Where programs are traced: on this mesh, in products as exact as the numbers are."""
+        exactly = precision.products(self.compute, self.chosen.kind)
+        grid = self.mesh
+        with ExitStack() as on:
+            if isinstance(grid, jax.sharding.Mesh):
+                on.enter_context(jax.set_mesh(grid))
+            else:
+                # A run may be under way, and what is planned may be larger: JAX takes a mesh of
+                # another size only where there is none.
+                on.enter_context(jax.sharding.use_abstract_mesh(absent.NO_MESH))
+                on.enter_context(jax.sharding.use_abstract_mesh(grid))
+            on.enter_context(jax.default_matmul_precision(exactly))
+            yield
+
+    @cached_property
+    def batches(self) -> Batches:
+        shape = self.mesh.shape
+        chosen = self.divided and self.divided.microbatches
+        return runs.batches(self.run.train, shape["data"] * shape["fsdp"], self.began, chosen)
+
+    @property
+    def facts(self) -> dict[str, Any]:
+        """What was asked for on the command line, and what was chosen where it was left open."""
+        kind = self.devices[0].device_kind
+        device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
+        chose = {"device": device, "mesh": dict(self.mesh.shape)}
+        chose |= {"batch": self.batches._asdict(), "compute": self.compute}
+        chose |= {"processes": hosts.count()}
+        chose |= {} if self.divided is None else {"microbatch": self.divided._asdict()}
+        asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
+        return {**asked, "chose": chose}
+
+    @property
+    def folder(self) -> Path:
+        return _folder(self.name, self.run)
+
+
+def read_for(
+    layers: Layers, chosen: Chosen, devices: list, *, is_trained: bool = True
+) -> Described:
+    """A recipe read for given devices, which need not be here."""
+    kinds = [each.device_kind for each in devices]
+    chip, slices = chips.find(kinds[0]), mesh.slices(devices)
+    layouts: list[tuple[Choice, int | None]] = []
+
+    def problems(run: Run) -> list[Problem]:
+        began = _began(_folder(layers.name, run)) if is_trained else None
+        run = run if is_trained else runs.without_batch(run)
+        layout = _laid_out(run, chosen, chip, slices, began)
+        layouts[:] = [(layout, began)]
+        return runs.problems(run, chosen.kind, kinds, layout.split, slices, began)
+
+    run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
+    kept = keep()
+    warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
+    warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
+    warnings += [kept.warning] if kept.warning else []
+    warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
+    described = Described(layers, run, chosen, devices, layout, warnings, kept, began)
+    return replace(described, divided=_divided(described)) if run.train.microbatch else described
+
+
+def _folder(name: str, run: Run) -> Path:
+    default = Path("runs") / f"{name}-{runs.digest(run)}"
+    return Path(run.run.dir).expanduser() if run.run.dir else default
+
+
+def _began(folder: Path) -> int | None:
+    """How many rows the steps of a run have, where it has done any."""
+    written = hosts.found("what the run is", lambda: identity_in(folder))
+    return None if written is None else written.get("batch")
+
+
+def _divided(described: Described) -> Divided | None:
+    """What was chosen at the last start of a run, where that was on the same devices."""
+    path = described.folder / folders.ABOUT
+    starts = hosts.found("what the run chose", lambda: about.read(path))
+    before, now = starts[-1]["chose"] if starts else {}, described.facts["chose"]
+    if "microbatch" not in before or moved(before, now | {"batch": before["batch"]}) is not None:
+        return None
+    return Divided(**before["microbatch"])
+
+
+def _laid_out(
+    run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int, began: int | None
+) -> Choice:
+    """The mesh of a run; how large its model is counts where a size is to be chosen."""
+    is_chosen = mesh.is_open(run.mesh) and chosen.count > 1
+    if chip is None or not is_chosen or precision.problems(run.precision, chosen.kind):
+        return runs.choice(run, chosen.count, slices=slices, began=began)
+    compute = precision.resolve(run.precision, chosen.kind, chip)
+    return runs.choice(run, chosen.count, footprint(run, chip, compute), slices, began)
+
+
+def _too_large(needs: float, chip: chips.Chip) -> str:
+    return (
+        f"this run needs about {needs / 2**30:.1f} GiB a device, and of a {chip.name} a program "
+        f"may use {chips.usable(chip) / 2**30:.1f}: an adapter, train.remat=full, more "
+        "train.accumulation or more devices make it less"
+    )

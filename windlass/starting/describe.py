@@ -1,0 +1,34 @@
+"""Reading a recipe, with what it starts from, for the devices that are here."""
+
+import os
+from collections.abc import Sequence
+
+import jax
+
+from windlass.config import AnyRecipe
+from windlass.devices import selection
+from windlass.devices.selection import Device
+from windlass.errors import UserError
+from windlass.program.described import Described, read_for
+from windlass.run import Run
+from windlass.starting import origin
+
+
+def describe(
+    recipe: AnyRecipe, overrides: Sequence[str] = (), *, is_trained: bool = True
+) -> Described:
+    """Read a recipe, choose the devices, and check that one goes with the other.
+
+    Of a run that is not trained here, the rows of a step are nothing to check.
+    """
+    layers = origin.load(recipe, overrides)
+    asked = layers.peek("device", Device) or Device()
+    if asked.kind == "cpu":
+        # An accelerator that is not asked for is not taken from whoever else may use it.
+        jax.config.update("jax_platforms", "cpu")
+    try:
+        chosen = selection.choose(asked, selection.present(), os.environ)
+    except UserError:
+        layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
+        raise
+    return read_for(layers, chosen, selection.devices(chosen), is_trained=is_trained)
