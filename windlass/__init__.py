@@ -3,6 +3,8 @@
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from windlass.version import __version__ as __version__
+
 if TYPE_CHECKING:
     from windlass.api import (
         best,
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
         verify,
     )
 
-__version__ = "0.1.0"
 __all__ = [
     "best",
     "calibrate",

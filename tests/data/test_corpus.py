@@ -1,18 +1,17 @@
 import json
 import os
-import resource
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.test_files import files_of_at_most
 from windlass.data import Data, Prepared, prepare
 from windlass.data import corpus as cache
 from windlass.data import documents as documents_of
@@ -102,17 +101,6 @@ def test_who_changed_documents_under_a_cache_is_told_that_they_are_tokenised_aga
         "the documents changed since they were tokenised, which is done again: kind jsonl, "
         f"path {tmp_path}/rows.jsonl, column text\n"
     )
-
-
-@contextmanager
-def files_of_at_most(size: int) -> Iterator[None]:
-    """Writing beyond so many bytes fails, as on a disk that is full."""
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (size, unlimited[1]))
-    try:
-        yield
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
 
 
 def left_in(folder: Path) -> list[str]:
@@ -269,19 +257,6 @@ def test_two_processes_that_build_at_once_build_the_same_and_only_once(tmp_path:
     first, second = start(tmp_path, pause=0.05), start(tmp_path, pause=0.05)
     assert result(first) == result(second)
     assert len(list((tmp_path / "corpora").iterdir())) == 1
-
-
-def test_what_other_killed_builds_left_is_removed_but_not_what_is_being_built(
-    tmp_path: Path, console: Console
-):
-    building = tmp_path / "building"
-    with cache.claimed(building / "alive", console) as alive:
-        (building / "dead").mkdir()
-        (building / "dead" / "tokens.bin").write_bytes(b"left")
-        (building / "dead.lock").touch()
-        with cache.claimed(building / "mine", console):
-            assert alive.is_dir()
-            assert not (building / "dead").exists()
 
 
 def test_who_waits_for_another_process_is_told(tmp_path: Path, console: Console):

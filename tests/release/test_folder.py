@@ -14,7 +14,7 @@ import pytest
 
 import windlass
 from tests import trained
-from tests.data.test_corpus import files_of_at_most
+from tests.test_files import files_of_at_most
 from windlass.errors import UserError
 from windlass.release import folder
 

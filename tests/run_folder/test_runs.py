@@ -102,7 +102,7 @@ def test_a_loss_that_is_not_finite_is_listed_in_valid_json(here):
 
 def test_deleting_leaves_nothing_of_what_a_run_writes(finished, here):
     shutil.copytree(finished, here / "runs" / finished.name)
-    for left in ("compile.jsonl.partial", "tokenizer/tokenizer.json.new"):  # by a kill
+    for left in ("compile.jsonl.17.partial", "tokenizer/tokenizer.json.17.partial"):  # by a kill
         (here / "runs" / finished.name / left).touch()
     invent(here / "runs/other", told=2, saved=0)
     assert windlass.delete("tiny") == []

@@ -105,11 +105,11 @@ def test_a_run_goes_on_from_half_with_the_column_it_has_and_ends_in_the_same_bit
 
 def test_a_run_that_was_killed_while_it_asked_asks_again_and_ends_in_the_same_bits(trained, here):
     shutil.rmtree(here / "checkpoints")
-    (here / "reference").rename(here / "reference.new")
-    (here / "reference.new/about.json").unlink()
-    (here / "reference.new/train-0.npy").write_bytes(b"half of it")
+    (here / "reference").rename(here / "reference.partial")
+    (here / "reference.partial/about.json").unlink()
+    (here / "reference.partial/train-0.npy").write_bytes(b"half of it")
     train()
-    assert not (here / "reference.new").exists()
+    assert not (here / "reference.partial").exists()
     assert fingerprints(here) == fingerprints(trained / "run")
     for name in ("train-0", "validation-0", "test-0"):
         again, once = (run / f"reference/{name}.npy" for run in (here, trained / "run"))
@@ -157,6 +157,6 @@ def test_a_column_that_is_damaged_or_gone_is_refused_where_weights_were_trained_
 
 
 def test_deleting_a_run_deletes_its_column(here):
-    (here / "reference.new").mkdir()
+    (here / "reference.partial").mkdir()
     assert windlass.delete(here) == []
     assert not here.exists()

@@ -2,11 +2,12 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Collection
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
+
+from windlass.files import write
 
 NAME = "files.json"
 
@@ -35,14 +36,15 @@ def seal(folder: Path, *, leave: Collection[str], name: str = NAME, **about: Any
     """
     paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
     files = _hashes(folder, sorted(path for path in paths if path not in leave))
-    _write(folder / name, {**about, "files": files})
+    write(folder / name, json.dumps(signed({**about, "files": files})))
 
 
 def extend(folder: Path, names: Collection[str]) -> None:
     """Add the files that were left, unless they are in the seal already."""
     known = opened(folder / NAME)["files"]
     if late := [name for name in names if name not in known]:
-        _write(folder / NAME, {"files": {**known, **_hashes(folder, late)}})
+        files = {**known, **_hashes(folder, late)}
+        write(folder / NAME, json.dumps(signed({"files": files})))
 
 
 def broken(folder: Path, name: str = NAME) -> list[str]:
@@ -53,12 +55,6 @@ def broken(folder: Path, name: str = NAME) -> list[str]:
         return [name]
     present = _hashes(folder, [name for name in expected if (folder / name).is_file()])
     return [name for name in expected if present.get(name) != expected[name]]
-
-
-def _write(file: Path, content: dict[str, Any]) -> None:
-    partial = file.with_name(f"{file.name}.partial")
-    partial.write_text(json.dumps(signed(content)))
-    os.replace(partial, file)
 
 
 def _hashes(folder: Path, names: list[str]) -> dict[str, str]:

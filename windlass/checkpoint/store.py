@@ -17,7 +17,8 @@ from jaxtyping import PyTree
 
 from windlass.checkpoint import archive, seal
 from windlass.checkpoint.fingerprint import named
-from windlass.errors import FULL, PeerLost, UserError
+from windlass.errors import PeerLost, UserError
+from windlass.files import FULL
 from windlass.processes import hosts
 
 Identity = dict[str, str | int | float]

@@ -8,7 +8,6 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-import windlass
 from windlass.cli import export, launch, plan, prices, report, training, writing
 from windlass.cli.options import (
     A_RECIPE,
@@ -26,6 +25,7 @@ from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
 from windlass.errors import PeerLost, UserError
 from windlass.processes.signals import Signals
+from windlass.version import __version__
 
 LONG = 1000  # columns of a line that nothing may break
 app = typer.Typer(
@@ -353,4 +353,4 @@ def _print_version() -> None:
     from importlib.metadata import version
     from platform import python_version
 
-    print(f"windlass {windlass.__version__}, jax {version('jax')}, python {python_version()}")
+    print(f"windlass {__version__}, jax {version('jax')}, python {python_version()}")

@@ -7,14 +7,11 @@ learned from sources as they stand. What is being written stands in a folder of 
 whole, and is then renamed.
 """
 
-import fcntl
 import hashlib
 import json
-import os
-import shutil
 from array import array
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -22,6 +19,7 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
+from windlass import files
 from windlass.config import tree
 from windlass.data import tokenizer as vocabularies
 from windlass.data.checks import Checker, Checks, Found
@@ -33,7 +31,7 @@ from windlass.data.tokenizer import (
     Tokeniser,
     Tokenizer,
 )
-from windlass.errors import FULL, UserError
+from windlass.errors import UserError
 from windlass.formats import Format
 from windlass.formats.text import Format as Plain
 from windlass.hub.fetch import TOKENIZER, fetch
@@ -129,7 +127,7 @@ def vocabulary(
                     raise UserError(CHANGED)
                 kept = {"text": learned.text, **learned.kept}
                 with room(cache, len(learned.text)):
-                    write_whole(file, json.dumps(kept))
+                    files.write_json(file, kept)
     return Tokeniser(**json.loads(file.read_text()))
 
 
@@ -188,9 +186,10 @@ def corpus(
         how += [about["checked"], about["notes"]]  # what rows that were left out have told
         folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint, *how)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
-            publish(partial, folder, is_whole=lambda: opened(folder) is not None)
-            write_whole(known, json.dumps({"corpus": folder.name}))
-            write_whole(asked, json.dumps({"stamp": stamp}))
+            if opened(folder) is None:
+                files.publish(partial, folder)
+            files.write_json(known, {"corpus": folder.name})
+            files.write_json(asked, {"stamp": stamp})
     result = _known(known, cache, tokeniser)
     assert result is not None
     return result
@@ -222,46 +221,10 @@ def opened(folder: Path) -> Corpus | None:
     )
 
 
-@contextmanager
-def claimed(place: Path, console: Console) -> Iterator[Path]:
-    """An empty folder to build in, that no other process builds in at the same time.
-
-    A lock goes when its holder dies, however it dies. So a folder whose lock can be taken is a
-    leftover: it is emptied before use, and others like it are removed on the way.
-    """
-    place.parent.mkdir(parents=True, exist_ok=True)
-    with _locked(place, console):
-        for other in place.parent.glob("*.lock"):
-            _sweep(other.with_suffix(""), spare=place)
-        shutil.rmtree(place, ignore_errors=True)
-        place.mkdir()
-        try:
-            yield place
-        finally:
-            shutil.rmtree(place, ignore_errors=True)
-
-
-def publish(partial: Path, folder: Path, is_whole: Callable[[], bool]) -> None:
-    """Puts what was built in its place at once, unless the same thing is there already."""
-    folder.parent.mkdir(parents=True, exist_ok=True)
-    for file in partial.iterdir():
-        with file.open("rb") as written:
-            os.fsync(written.fileno())
-    if is_whole():
-        return
-    shutil.rmtree(folder, ignore_errors=True)
-    partial.rename(folder)
-
-
-def write_whole(file: Path, text: str) -> None:
-    """Writes a file so that a reader finds either nothing or all of it."""
-    file.parent.mkdir(parents=True, exist_ok=True)
-    partial = file.with_name(f"{file.name}.{os.getpid()}")
-    try:
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(file)
-    finally:
-        partial.unlink(missing_ok=True)
+def claimed(place: Path, console: Console) -> AbstractContextManager[Path]:
+    """An empty folder to build in, that no other process builds in at the same time."""
+    said = "another process is preparing the same data; waiting for it"
+    return files.building(place, lambda: console.print(said))
 
 
 def save(file: Path, values: np.ndarray) -> None:
@@ -271,20 +234,18 @@ def save(file: Path, values: np.ndarray) -> None:
         out.write(values.tobytes())
 
 
-@contextmanager
-def room(place: Path, needed: int | Callable[[], int]) -> Iterator[None]:
-    """Turns a full disk into what a user can put right."""
-    try:
-        yield
-    except OSError as full:
-        if full.errno not in FULL:
-            raise
+def room(place: Path, needed: int | Callable[[], int]) -> AbstractContextManager[None]:
+    """A full disk as a UserError that says how much is needed."""
+
+    def refusal(full: OSError) -> str:
         mebibytes = max(0.1, (needed if isinstance(needed, int) else needed()) / 2**20)
-        raise UserError(
+        return (
             f"prepared data does not fit into {place} ({full.strerror}): about "
             f"{mebibytes:,.1f} MiB more are needed; make room there, or name another folder with "
             "data.cache or WINDLASS_CACHE"
-        ) from None
+        )
+
+    return files.full_disk(refusal)
 
 
 def _vocabulary_file(
@@ -442,25 +403,3 @@ def _how(format: Format, tokeniser: Tokeniser, checks: Checks | None) -> list[An
 
 def _key(*parts: Any) -> str:
     return hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:32]
-
-
-@contextmanager
-def _locked(place: Path, console: Console) -> Iterator[None]:
-    with place.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            console.print("another process is preparing the same data; waiting for it")
-            fcntl.flock(lock, fcntl.LOCK_EX)
-        yield
-
-
-def _sweep(place: Path, spare: Path) -> None:
-    if place == spare or not place.exists():
-        return
-    with place.with_suffix(".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return
-        shutil.rmtree(place, ignore_errors=True)

@@ -10,7 +10,8 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass.data.corpus import Corpus, claimed, opened, publish, room, save
+from windlass import files
+from windlass.data.corpus import Corpus, claimed, opened, room, save
 from windlass.formats import Longer
 
 FORMAT = 3  # raised whenever the same documents would be packed differently
@@ -242,7 +243,7 @@ def rows(
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
                     save(partial / "longer.npy", np.array([too_long]))
-                    publish(partial, folder, is_whole=folder.is_dir)
+                    files.publish(partial, folder)
     return Rows(corpus, folder, length, length - stride if is_once else 0)
 
 

@@ -15,6 +15,7 @@ from tokenizers import Tokenizer as Library
 
 from windlass.config import listing, section
 from windlass.errors import UserError
+from windlass.files import write
 from windlass.hub import assistant_spans
 from windlass.hub.chat_template import Template
 
@@ -203,7 +204,6 @@ class Tokeniser:
     def save(self, folder: str | Path) -> None:
         """Writes the files that `transformers` reads a tokenizer from."""
         place = Path(folder)
-        place.mkdir(parents=True, exist_ok=True)
         settings = self._named()
         if self.template is not None:
             settings["chat_template"] = self.template
@@ -212,9 +212,7 @@ class Tokeniser:
             files[GENERATION] = _json({"eos_token_id": [self.eos, *self.ends]})
         for name, text in files.items():
             # Whole: what stands there may be the only copy, and what was just read.
-            new = place / f"{name}.new"
-            new.write_text(text, encoding="utf-8")
-            new.replace(place / name)
+            write(place / name, text)
 
     def _named(self) -> dict[str, Any]:
         """The settings, with the tokens that begin and end a document by name."""

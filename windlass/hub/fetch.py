@@ -5,7 +5,8 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from windlass.config import listing
-from windlass.errors import FULL, UserError
+from windlass.errors import UserError
+from windlass.files import FULL
 
 CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from windlass import files
 from windlass.config import folder as own
 from windlass.config import listing
 from windlass.config.reading import offer
@@ -99,16 +100,9 @@ def check(record: Record, before: Record | None) -> None:
 def keep(record: Record, text: str) -> None:
     """Note a launch before it begins, with its file."""
     place = folder() / record.name
-    noted = f"{json.dumps(dataclasses.asdict(record), indent=2)}\n"
-    try:
-        place.mkdir(parents=True, exist_ok=True)
-        for file, what in ((record.file, text), (RECORD, noted)):
-            # A shell may still be reading the script that was there.
-            new = place / f"{file}.new"
-            new.write_text(what, encoding="utf-8")
-            new.replace(place / file)
-    except OSError as error:
-        raise UserError(f"{place} cannot be written: {error.strerror}") from None
+    with files.writable(place):
+        files.write(place / record.file, text)  # a shell may still be reading the one before
+        files.write_json(place / RECORD, dataclasses.asdict(record))
 
 
 def every() -> dict[str, Record]:

@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from windlass import files
 from windlass.analysis.fusion import Amount
 from windlass.config import folder, listing
 from windlass.errors import UserError
@@ -144,10 +145,5 @@ def _store(new: Sequence[Fitted]) -> None:
     whole = {name: one._asdict() for name, one in every.items()}
     for entry in whole.values():
         entry.pop("chip")
-    try:
-        place.parent.mkdir(parents=True, exist_ok=True)
-        beside = place.with_suffix(".new")
-        beside.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-        beside.replace(place)
-    except OSError as error:
-        raise UserError(f"{place} cannot be written: {error.strerror}") from None
+    with files.writable(place):
+        files.write_json(place, whole)

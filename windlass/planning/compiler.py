@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 from jax.errors import JaxRuntimeError
 
+from windlass import files
 from windlass.analysis.hlo import Text, flags
 from windlass.config import AnyRecipe, Layers
 from windlass.devices import selection
@@ -115,10 +116,7 @@ def find(layers: Layers, target: Target) -> Found | Absent:
         return Found(**json.loads(file.read_text(encoding="utf-8")))
     with laid_out.scope(), _unkept():
         found = _found(lowered, by, limit)
-    file.parent.mkdir(parents=True, exist_ok=True)
-    new = file.with_suffix(f".{os.getpid()}")  # others may find out the same
-    new.write_text(json.dumps(dataclasses.asdict(found)), encoding="utf-8")
-    new.replace(file)
+    files.write(file, json.dumps(dataclasses.asdict(found)))
     return found
 
 

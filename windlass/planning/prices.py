@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from windlass import files
 from windlass.config import folder
 from windlass.config.reading import offer
 from windlass.errors import UserError
@@ -100,13 +101,8 @@ def update(file: str | Path) -> Prices:
     """Take the prices of a file from now on, if nothing is wrong with it."""
     place = Path(file).expanduser()
     found, stored = read(place), _stored()
-    try:
-        stored.parent.mkdir(parents=True, exist_ok=True)
-        new = stored.with_suffix(".new")
-        new.write_bytes(place.read_bytes())
-        new.replace(stored)
-    except OSError as error:
-        raise UserError(f"{stored} cannot be written: {error.strerror}") from None
+    with files.writable(stored):
+        files.write(stored, place.read_bytes())
     return found._replace(file=stored)
 
 

@@ -13,7 +13,6 @@ from types import TracebackType
 
 import jax
 
-import windlass
 from windlass.config import differences, listing
 from windlass.config.reading import show
 from windlass.errors import PeerLost, UserError
@@ -22,6 +21,7 @@ from windlass.processes.clusters import Hosts
 from windlass.processes.failures import Lost, NewestStep, kept, left, named
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
+from windlass.version import __version__
 
 REFUSED, FAILED = 2, 1
 WAITING = "waiting for the other processes"
@@ -88,7 +88,7 @@ class Peers:
 
     def compare(self, recipe: dict) -> None:
         """Refuse to train different recipes, or by different programs, as one run."""
-        ours = {"windlass": windlass.__version__, "jax": jax.__version__, **recipe}
+        ours = {"windlass": __version__, "jax": jax.__version__, **recipe}
         every = [json.loads(one) for one in processes.each("recipe", json.dumps(ours))]
         wrong = [
             f"process {number} has {key} {show(theirs)}, process 0 has {show(first)}"

@@ -8,11 +8,11 @@ from typing import Any, Literal
 
 import yaml
 
-import windlass
 from windlass.checkpoint.store import contents
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics
 from windlass.telemetry.console import number
+from windlass.version import __version__
 
 Form = Literal["model", "adapter", "merged"]
 LOSSES = {
@@ -82,7 +82,7 @@ def _opening(of: Subject) -> str:
     }[of.form]
     family = of.recipe["model"].get("family")
     start = f"trained from [{of.base}](https://huggingface.co/{of.base})" if of.base else "trained"
-    return f"{what} of the family `{family}`, {start} with Windlass {windlass.__version__}.\n"
+    return f"{what} of the family `{family}`, {start} with Windlass {__version__}.\n"
 
 
 def _facts(of: Subject) -> str:

@@ -13,7 +13,6 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-import windlass
 from windlass import adapters
 from windlass.config import read, section, tree
 from windlass.data.progress import progress
@@ -28,6 +27,7 @@ from windlass.release.source import Source
 from windlass.run import Weights
 from windlass.run_folder import runs
 from windlass.telemetry.console import size
+from windlass.version import __version__
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
@@ -165,7 +165,7 @@ class Export:
 
                 file.write(into, wrote)
         run = self.source.folder.name
-        folder.mark(into, windlass=windlass.__version__, run=run, form=self.form)
+        folder.mark(into, windlass=__version__, run=run, form=self.form)
 
     def compared(self, model: Any) -> Comparison:
         """The export as others load it, beside the run's own model with numbers as written."""

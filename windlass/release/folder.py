@@ -1,16 +1,15 @@
 """The folder of an export: whole or absent, never over what is somebody's, on a disk with room."""
 
-import fcntl
-import os
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import NamedTuple
 
+from windlass import files
 from windlass.checkpoint import seal
 from windlass.config import listing
-from windlass.errors import FULL, UserError
+from windlass.errors import UserError
 from windlass.telemetry.console import size
 
 MARK = "windlass.json"  # in every export: what it was made from, and the hash of each file
@@ -55,25 +54,21 @@ def written(to: Path) -> Iterator[Path]:
     A kill leaves it beside `to`, under a name with a dot in front, where the next export to the
     same place removes it.
     """
-    partial = to.with_name(f".{to.name}.partial")
-    try:
+    partial = to.with_name(f".{to.name}{files.PARTIAL}")
+    advice = "; nothing was left there. Make room, or name another folder with --to"
+    with files.writable(to, advice):
         partial.mkdir(parents=True, exist_ok=True)
         with open(partial / LOCK, "w") as lock:
-            _claim(lock, to)
+            if not files.lock(lock):
+                raise UserError(f"another process exports to {to} now; wait for it")
             _clear(partial)
             try:
                 yield partial
-                _sync(partial)
+                (partial / LOCK).unlink()
+                files.publish(partial, to)
             except BaseException:
                 shutil.rmtree(partial, ignore_errors=True)
                 raise
-            (partial / LOCK).unlink()
-            _replace(to, partial)
-    except OSError as error:
-        why = f"{to} cannot be written: {error.strerror}"
-        if error.errno in FULL:
-            why += "; nothing was left there. Make room, or name another folder with --to"
-        raise UserError(why) from error
 
 
 def mark(folder: Path, **about: str) -> None:
@@ -105,34 +100,11 @@ def verify(folder: Path) -> Report:
     return Report(folder, seal.broken(folder, MARK))
 
 
-def _claim(lock: IO[str], to: Path) -> None:
-    try:
-        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        raise UserError(f"another process exports to {to} now; wait for it") from None
-
-
 def _clear(partial: Path) -> None:
     """Remove what an export that was killed left."""
     for path in partial.iterdir():
         if path.name != LOCK:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
-
-
-def _sync(folder: Path) -> None:
-    for path in folder.iterdir():
-        if path.is_file():
-            with path.open("rb") as file:
-                os.fsync(file.fileno())
-
-
-def _replace(to: Path, partial: Path) -> None:
-    former = to.with_name(f".{to.name}.former")
-    shutil.rmtree(former, ignore_errors=True)
-    if to.exists():
-        os.rename(to, former)
-    os.rename(partial, to)
-    shutil.rmtree(former, ignore_errors=True)
 
 
 def _existing(path: Path) -> Path:

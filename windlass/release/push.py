@@ -2,8 +2,8 @@
 
 from pathlib import Path
 
-import windlass
 from windlass.errors import UserError
+from windlass.version import __version__
 
 
 def check(name: str) -> None:
@@ -34,7 +34,7 @@ def push(folder: Path, name: str, private: bool) -> str:
     # Of whichever client the library is built on; pyright wants it named where it comes from.
     transport = errors.HTTPError  # pyright: ignore[reportPrivateImportUsage]
 
-    api = HfApi(library_name="windlass", library_version=windlass.__version__)
+    api = HfApi(library_name="windlass", library_version=__version__)
     try:
         made = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(

@@ -1,17 +1,17 @@
 """The folder of a run: its recipe, its lock, and its siblings of the same recipe."""
 
-import fcntl
 import os
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
+from windlass import files
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.data.tokenizer import Tokenizer
-from windlass.errors import FULL, UserError
+from windlass.errors import UserError
 from windlass.processes import hosts, shared_folders
 from windlass.run import Run, Train, Weights, essential
 
@@ -62,10 +62,7 @@ def stored(folder: Path) -> dict[str, Any]:
 
 def store(folder: Path, run: Run) -> None:
     """Write the resolved recipe, whole or not at all."""
-    path = folder / RECIPE
-    new = path.with_suffix(".new")
-    new.write_text(to_yaml(run), encoding="utf-8")
-    os.replace(new, path)
+    files.write(folder / RECIPE, to_yaml(run))
 
 
 class Place(NamedTuple):
@@ -112,20 +109,16 @@ def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     return replace(tokenizer, path=str(own)) if is_gone and own.is_dir() else tokenizer
 
 
-@contextmanager
-def roomy(folder: Path) -> Iterator[None]:
-    """Whatever a run writes while the disk is full is refused in words."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno not in FULL:
-            raise
+def roomy(folder: Path) -> AbstractContextManager[None]:
+    """A full disk, whatever a run was writing, as a UserError."""
+
+    def refusal(error: OSError) -> str:
         steps = steps_in(folder_of(folder))
         where = f"goes on from step {steps[-1]}" if steps else "starts it again"
-        raise UserError(
-            f"the run cannot be stored in {folder}: {error.strerror}; "
-            f"make room there, and the same command {where}"
-        ) from error
+        why = f"the run cannot be stored in {folder}: {error.strerror}"
+        return f"{why}; make room there, and the same command {where}"
+
+    return files.full_disk(refusal)
 
 
 @contextmanager
@@ -143,14 +136,12 @@ def locked(folder: Path) -> Iterator[None]:
     except OSError as error:
         raise UserError(f"the run cannot be stored in {folder}: {error.strerror}") from None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
+        if not files.lock(file):
             file.seek(0)
             raise UserError(
                 f"{folder} is being trained by process {file.read().strip() or 'unknown'}; "
                 "wait for it, or start another run with run.dir"
-            ) from None
+            )
         file.truncate(0)
         file.write(str(os.getpid()))
         file.flush()

@@ -2,11 +2,11 @@
 
 import hashlib
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from windlass import files
 from windlass.config import tree
 from windlass.errors import UserError
 from windlass.processes import hosts
@@ -62,9 +62,7 @@ class Forecast:
             self.measured(steps=steps, **figures)
 
     def _store(self) -> None:
-        new = self.path.with_suffix(".new")
-        new.write_text(json.dumps(self.whole, indent=2, allow_nan=False) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        files.write_json(self.path, self.whole)
 
 
 def read(path: Path) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
 """The runs there are: finding one, where each stands, how large it is, and deleting one."""
 
-import fcntl
 import os
 import re
 import shutil
@@ -8,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from windlass import files
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.config import Layers, listing
 from windlass.config.reading import closest
@@ -18,13 +18,14 @@ from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics, tensorboard
 
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
+REPLACED = (*LINES, folders.ABOUT, folders.PLAN, folders.RECIPE)
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
     *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.PLAN, folders.REPORT, folders.LOCK),
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
-    *("about.new", "plan.new", "recipe.new", f"{reference.FOLDER}.new"),
-    *(f"{name}.partial" for name in LINES),
+    *(f"{name}.*{files.PARTIAL}" for name in REPLACED),
+    *(f"{reference.FOLDER}{files.PARTIAL}", f".{reference.FOLDER}.former"),
     f"{shared_folders.PROBE}*",
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
 )
@@ -129,11 +130,7 @@ def trained_by(folder: Path) -> str | None:
     except FileNotFoundError:
         return None
     with file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return file.read().strip() or "unknown"
-    return None
+        return None if files.lock(file, shared=True) else file.read().strip() or "unknown"
 
 
 def size_of(folder: Path) -> int:

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from windlass.config import Layers
 from windlass.errors import UserError
+from windlass.files import write_json
 from windlass.hub import config as configs
 from windlass.hub import fetch
 from windlass.hub import weights as files
@@ -103,9 +104,7 @@ def keep(start: Start, folder: Path) -> None:
     about = {"hub": start.hub, "revision": start.revision}
     if start.hub is None:
         about = {"path": start.path, "fingerprint": fingerprint(source)}
-    new = place / f"{START}.new"  # half of it would stop every later start
-    new.write_text(json.dumps(about, indent=2) + "\n", encoding="utf-8")
-    new.replace(place / START)
+    write_json(place / START, about)  # half of it would stop every later start
 
 
 def fingerprint(folder: Path) -> str:

@@ -10,9 +10,10 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-import windlass
+from windlass import files
 from windlass.errors import UserError
 from windlass.processes import hosts
+from windlass.version import __version__
 
 PACKAGES = (
     "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers tensorboard "
@@ -58,10 +59,8 @@ class About:
         return time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime(self._clock()))
 
     def _store(self, **changed: list[dict[str, Any]]) -> None:
-        new = self.path.with_suffix(".new")
         whole = {"starts": read(self.path), "looks": read(self.path, "looks")} | changed
-        new.write_text(json.dumps(whole, indent=2) + "\n", encoding="utf-8")
-        os.replace(new, self.path)
+        files.write_json(self.path, whole)
 
 
 def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[str, Any]]:
@@ -77,7 +76,7 @@ def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[s
 
 def versions() -> dict[str, str]:
     """Of what a run is computed with; what is not installed is absent."""
-    found = {"windlass": windlass.__version__, "python": platform.python_version()}
+    found = {"windlass": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
             found[name] = metadata.version(name)
@@ -88,7 +87,7 @@ def versions() -> dict[str, str]:
 
 def commits() -> dict[str, dict[str, Any]]:
     """Where the sources stand: those of windlass, if it runs from them, and the folder's own."""
-    source = Path(windlass.__file__).parents[1]
+    source = Path(__file__).parents[2]
     places = {"windlass": source, "folder": Path.cwd()}
     if not (source / ".git").exists():  # an installed copy, perhaps inside somebody's repository
         del places["windlass"]

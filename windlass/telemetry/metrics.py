@@ -2,13 +2,13 @@
 
 import json
 import math
-import os
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Protocol, TypeVar, runtime_checkable
 
+from windlass import files
 from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.telemetry.tensorboard import Events
@@ -116,9 +116,7 @@ def truncate(path: str | Path, step: int | None = None) -> None:
     kept = b"".join(lines)
     if len(kept) == path.stat().st_size:
         return
-    partial = path.with_name(f"{path.name}.partial")
-    partial.write_bytes(kept)
-    os.replace(partial, path)
+    files.write(path, kept)
 
 
 @runtime_checkable

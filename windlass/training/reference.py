@@ -15,9 +15,9 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree
 from rich.console import Console
 
+from windlass import files
 from windlass.checkpoint.fingerprint import measure
 from windlass.data import Prepared, reference
-from windlass.data.corpus import publish
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import Rows
 from windlass.data.progress import progress
@@ -25,8 +25,6 @@ from windlass.processes import hosts
 from windlass.program.step import Frozen, State
 from windlass.telemetry.compiles import Program
 from windlass.training.session import Session
-
-NEW = f"{reference.FOLDER}.new"
 
 
 def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: Console) -> None:
@@ -44,15 +42,14 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
     weights = _digest(measure((state.weights, frozen.model)))
     if hosts.found("has the reference", lambda: _is_there(weights, prepared, run)):
         return
-    partial = run / NEW
+    partial = run / f"{reference.FOLDER}{files.PARTIAL}"
     if hosts.is_first():
         shutil.rmtree(partial, ignore_errors=True)
         partial.mkdir()
     about = {"weights": weights, "rows": _computed(session, state, frozen, partial, console)}
     if hosts.is_first():
-        text = json.dumps(about, indent=2) + "\n"
-        (partial / reference.ABOUT).write_text(text, encoding="utf-8")
-        publish(partial, run / reference.FOLDER, is_whole=lambda: False)
+        files.write_json(partial / reference.ABOUT, about)
+        files.publish(partial, run / reference.FOLDER)
     hosts.barrier("the reference is written")
 
 

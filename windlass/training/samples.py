@@ -1,9 +1,9 @@
 """What the model writes at each evaluation, in a file beside the run."""
 
-import os
 import re
 from pathlib import Path
 
+from windlass import files
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.sampling import Sampling
 from windlass.processes import hosts
@@ -42,6 +42,4 @@ class Writer:
         titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)
         later = [title.start() for title in titles if int(title[1]) > step]
         if later:
-            partial = self.file.with_name(f"{self.file.name}.partial")
-            partial.write_text(text[: later[0]], encoding="utf-8")
-            os.replace(partial, self.file)
+            files.write(self.file, text[: later[0]])

@@ -1,0 +1,119 @@
+"""Files on disk: atomic writes, folders published at once, advisory locks, a full disk."""
+
+import errno
+import fcntl
+import json
+import os
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import IO, Any
+
+from windlass.errors import UserError
+
+FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, a quota, the size of one file
+PARTIAL = ".partial"  # ends the name of a file that is being written; a kill leaves it
+
+
+def write(file: Path, content: str | bytes) -> None:
+    """Atomic write: a temporary file, fsync, rename.
+
+    A reader finds the former content or the new one, whole, whatever kills the writer. The
+    temporary file has the number of the process in its name: two may write the same file at once.
+    """
+    raw = content.encode() if isinstance(content, str) else content
+    file.parent.mkdir(parents=True, exist_ok=True)
+    partial = file.with_name(f"{file.name}.{os.getpid()}{PARTIAL}")
+    try:
+        with partial.open("wb") as out:
+            out.write(raw)
+            out.flush()
+            os.fsync(out.fileno())
+        partial.replace(file)
+    finally:
+        partial.unlink(missing_ok=True)
+
+
+def write_json(file: Path, content: Any) -> None:
+    """Atomic write of JSON, laid out for people to read."""
+    write(file, json.dumps(content, indent=2) + "\n")
+
+
+def publish(partial: Path, folder: Path) -> None:
+    """Put a folder that was built elsewhere on the same disk in its place, fsynced, at once."""
+    for path in partial.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                os.fsync(file.fileno())
+    former = folder.with_name(f".{folder.name}.former")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(former, ignore_errors=True)
+    if folder.exists():
+        folder.rename(former)
+    partial.rename(folder)
+    shutil.rmtree(former, ignore_errors=True)
+
+
+def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
+    """Take the advisory lock of an open file, which the system lets go when its holder dies.
+
+    False where another process has it, unless this one is to wait.
+    """
+    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    try:
+        fcntl.flock(file, how if wait else how | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+@contextmanager
+def building(place: Path, waiting: Callable[[], None]) -> Iterator[Path]:
+    """An empty folder to build in, that no other process builds in at the same time.
+
+    A folder whose lock is free was left by a kill: it is emptied before use, and others like it
+    are removed on the way. `waiting` is called before another process is waited for.
+    """
+    place.parent.mkdir(parents=True, exist_ok=True)
+    with place.with_suffix(".lock").open("w") as held:
+        if not lock(held):
+            waiting()
+            lock(held, wait=True)
+        for other in place.parent.glob("*.lock"):
+            _sweep(other.with_suffix(""), spare=place)
+        shutil.rmtree(place, ignore_errors=True)
+        place.mkdir()
+        try:
+            yield place
+        finally:
+            shutil.rmtree(place, ignore_errors=True)
+
+
+@contextmanager
+def full_disk(refusal: Callable[[OSError], str]) -> Iterator[None]:
+    """A full disk as a UserError with these words; every other error as it is."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in FULL:
+            raise
+        raise UserError(refusal(error)) from error
+
+
+@contextmanager
+def writable(place: Path, advice: str = "") -> Iterator[None]:
+    """Whatever keeps a place from being written as a UserError; advice for a full disk alone."""
+    try:
+        yield
+    except OSError as error:
+        more = advice if error.errno in FULL else ""
+        raise UserError(f"{place} cannot be written: {error.strerror}{more}") from error
+
+
+def _sweep(place: Path, spare: Path) -> None:
+    if place == spare or not place.exists():
+        return
+    with place.with_suffix(".lock").open("w") as held:
+        if lock(held):
+            shutil.rmtree(place, ignore_errors=True)
