@@ -44,10 +44,10 @@ def test_a_family_defines_a_config_and_its_model(module):
         assert isinstance(model.head, Head)
         return model(tiny.rows(config.vocab))
 
-    hidden, auxiliary, memory = eqx.filter_eval_shape(call, tiny.abstract(config))
+    hidden, auxiliary, cache = eqx.filter_eval_shape(call, tiny.abstract(config))
     assert hidden.shape == (8, 12, config.sizes["embed"])
     assert isinstance(auxiliary, dict)
-    assert memory is None
+    assert cache is None
 
 
 @pytest.mark.parametrize("module", files(objectives))

@@ -14,8 +14,8 @@ from windlass.data.tokenizer import Tokeniser, byte
 from windlass.devices.axes import placements
 from windlass.evaluation.generate import Generator, until
 from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
-from windlass.layers.context import Memory
 from windlass.layers.head import Head
+from windlass.layers.kv_cache import KVCache
 from windlass.models import qwen3
 
 VOCAB = 320  # more than the byte tokeniser has
@@ -56,9 +56,9 @@ class Reciter(eqx.Module):
         self.text = jnp.array(tokens + [256] * (64 - len(tokens)))
         self.head = Head(50 * jnp.eye(VOCAB))
 
-    def __call__(self, batch: dict[str, jax.Array], memory: Memory | None = None):
+    def __call__(self, batch: dict[str, jax.Array], cache: KVCache | None = None):
         following = self.text[jnp.minimum(batch["position"] + 1, len(self.text) - 1)]
-        return jax.nn.one_hot(following, VOCAB), {}, memory
+        return jax.nn.one_hot(following, VOCAB), {}, cache
 
 
 @pytest.fixture(scope="module")
@@ -183,7 +183,7 @@ def test_prompts_of_about_the_same_length_share_two_programs(tokeniser, caplog):
         generator.renew(Reciter("Nobody came."))
         generator.generate(["With other weights"], Sampling(tokens=3, seed=1))
         assert compiled(caplog) == 2
-        generator.generate("A prompt that needs a larger memory.", Sampling(tokens=8))
+        generator.generate("A prompt that needs a larger cache.", Sampling(tokens=8))
         assert compiled(caplog) == 4
 
 

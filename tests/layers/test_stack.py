@@ -13,8 +13,9 @@ from tests import tiny
 from tests.strangers import gru
 from windlass.devices.axes import cast
 from windlass.layers.attention import Attention
-from windlass.layers.context import Cached, Memory, Packed
+from windlass.layers.context import Packed
 from windlass.layers.decoder import Block
+from windlass.layers.kv_cache import Cached, KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Rotary
@@ -132,11 +133,11 @@ def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
 
     @eqx.filter_jit
     def both(stack):
-        memory, found = Memory.empty(1, 8), []
+        cache, found = KVCache.empty(1, 8), []
         for here in (slice(0, 5), slice(5, 6), slice(6, 8)):
-            context = Cached({name: column[:, here] for name, column in batch.items()}, memory)
-            y, layers = stack(x[:, here], context, memory.layers)
-            memory = context.finish(layers)
+            context = Cached({name: column[:, here] for name, column in batch.items()}, cache)
+            y, layers = stack(x[:, here], context, cache.layers)
+            cache = context.finish(layers)
             found.append(y)
         return jnp.concatenate(found, axis=1), stack(x, Packed(batch))[0]
 

@@ -19,7 +19,7 @@ from tests import tiny
 from windlass.config import section
 from windlass.devices.axes import cast
 from windlass.hub.names import from_tensors, to_tensors
-from windlass.layers.context import Memory
+from windlass.layers.kv_cache import KVCache
 
 # No dead fields
 
@@ -205,11 +205,11 @@ def turns(texts: list[np.ndarray]) -> list[dict[str, np.ndarray]]:
 
 
 def generated(model, turns) -> list[np.ndarray]:
-    """The hidden states of each row, one after another, from calls that share a memory."""
-    step = eqx.filter_jit(lambda model, batch, memory: model(batch, memory)[::2])
-    memory, found = Memory.empty(4, 12), []
+    """The hidden states of each row, one after another: a prefill, then decode by its cache."""
+    step = eqx.filter_jit(lambda model, batch, cache: model(batch, cache)[::2])
+    cache, found = KVCache.empty(4, 12), []
     for batch in turns:
-        hidden, memory = step(model, batch, memory)
+        hidden, cache = step(model, batch, cache)
         found.append(np.asarray(hidden))
     rows = np.concatenate(found, axis=1)
     return [row[8 - length :] for row, length in zip(rows, PROMPTS, strict=True)]
@@ -223,7 +223,7 @@ def passed(family: str) -> list[np.ndarray]:
     return [np.asarray(row)[: 4 + length] for row, length in zip(hidden, PROMPTS, strict=True)]
 
 
-def test_generation_with_the_memory_equals_whole_passes(causal):
+def test_prefill_and_decode_equal_whole_passes(causal):
     found = generated(tiny.model(causal), turns(tiny.documents(96, [13] * 4)))
     jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(causal))
 

@@ -1,4 +1,4 @@
-"""Text from a model: prompts read in one pass, then a token at a time from its memory."""
+"""Generation: a prefill of whole prompts, then decode, a token a row at a time, by a KV cache."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import takewhile
@@ -11,7 +11,7 @@ import numpy as np
 from windlass.data.tokenizer import Tokeniser
 from windlass.devices.axes import shard
 from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
-from windlass.layers.context import Memory
+from windlass.layers.kv_cache import KVCache
 from windlass.models import Model
 from windlass.telemetry.compiles import Program
 
@@ -20,18 +20,18 @@ SMALLEST_BUCKET = 32  # tokens; shorter prompts are padded to it
 
 
 class Generator:
-    """Writes on from prompts, on the mesh that is set where it is called.
+    """Generates from prompts, on the mesh that is set where it is called.
 
-    Prompts are padded to a power of two, so that there is one program that reads them and one that
-    writes a token for all prompts of about the same length.
+    Prompts are padded to a power of two, so that there is one prefill program and one decode
+    program for all prompts of about the same length.
     """
 
     def __init__(self, model: Model, tokeniser: Tokeniser, ends: Iterable[int] = ()):
         self.tokeniser = tokeniser
         self.ends = frozenset({tokeniser.eos, *ends})  # tokens that end a text
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
-        self._read = Program(self._one_token, "prompt reader", donate_argnames="memory")
-        self._write = Program(self._one_token, "token writer", donate_argnames="memory")
+        self._prefill = Program(self._one_token, "prefill", donate_argnames="cache")
+        self._decode = Program(self._one_token, "decode", donate_argnames="cache")
 
     @property
     def model(self) -> Model:
@@ -128,7 +128,7 @@ class Generator:
             return
         batch = _left_padded(starts, bucket(max(len(tokens) for tokens in starts)))
         capacity = batch["tokens"].shape[1] + bucket(sampling.tokens)
-        memory = Memory.empty(len(starts), capacity)
+        cache = KVCache.empty(len(starts), capacity)
         settings = Settings.of(sampling, first)
         seen = None
         if sampling.repetition_penalty != 1:
@@ -138,9 +138,9 @@ class Generator:
 
         last = None
         for index in range(sampling.tokens):
-            advance = self._write if index else self._read
-            batch, memory, seen = advance(
-                self._weights, batch, memory=memory, seen=seen, index=index, settings=settings
+            advance = self._decode if index else self._prefill
+            batch, cache, seen = advance(
+                self._weights, batch, cache=cache, seen=seen, index=index, settings=settings
             )
             # Read one token late, so that the device has the next one to work on meanwhile.
             if last is not None:
@@ -148,11 +148,11 @@ class Generator:
             last = batch["tokens"]
         yield np.asarray(last)[:, 0]
 
-    def _one_token(self, weights, batch, *, memory, seen, index, settings):
+    def _one_token(self, weights, batch, *, cache, seen, index, settings):
         """Read a batch of tokens; return the batch of those that follow, one for each row."""
         model = eqx.combine(weights, self._rest)
         batch = {name: shard(column, "batch seq") for name, column in batch.items()}
-        hidden, _, memory = model(batch, memory)
+        hidden, _, cache = model(batch, cache)
         # Whole on every device: a sort cannot be split. What the model has beyond the tokeniser's
         # vocabulary is padding.
         logits = shard(model.head.logits(hidden[:, -1:]), ". . .")[:, 0, : self.tokeniser.size]
@@ -164,7 +164,7 @@ class Generator:
             "position": shard(batch["position"][:, -1:] + 1, ". ."),
             "document": shard(batch["document"][:, -1:], ". ."),
         }
-        return batch, memory, seen
+        return batch, cache, seen
 
 
 def bucket(tokens: int) -> int:

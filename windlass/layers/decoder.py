@@ -7,9 +7,10 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.layers.attention import Attention
-from windlass.layers.context import Memory, enter
+from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
+from windlass.layers.kv_cache import KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import Norm
 from windlass.layers.residual import Plain
@@ -58,9 +59,9 @@ class Decoder(eqx.Module):
         return Head(self.embedding.weight) if self.output is None else self.output
 
     def __call__(
-        self, batch: dict[str, Array], memory: Memory | None = None
+        self, batch: dict[str, Array], cache: KVCache | None = None
     ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]:
-        context = enter(batch, memory)
+        context = enter(batch, cache)
         x = self.embedding(batch["tokens"])
-        x, layers = self.blocks(x, context, None if memory is None else memory.layers)
+        x, layers = self.blocks(x, context, None if cache is None else cache.layers)
         return self.norm(x), {}, context.finish(layers)

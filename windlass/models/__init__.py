@@ -9,7 +9,7 @@ A family's file defines
 - where Hugging Face has such models: `NAMES`, from our paths to the names in a checkpoint, and
   `HUGGING_FACE`, how its config.json tells of one.
 
-The model is called as `model(batch, memory=None) -> (hidden, auxiliary, memory)`, and `model.head`
+The model is called as `model(batch, cache=None) -> (hidden, auxiliary, cache)`, and `model.head`
 alone turns hidden states into logits.
 """
 
@@ -19,8 +19,8 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from windlass.layers.context import Memory
 from windlass.layers.head import Head
+from windlass.layers.kv_cache import KVCache
 
 
 @runtime_checkable
@@ -29,7 +29,7 @@ class Model(Protocol):
     def head(self) -> Head: ...
 
     def __call__(
-        self, batch: dict[str, Array], memory: Memory | None = None
+        self, batch: dict[str, Array], cache: KVCache | None = None
     ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]: ...
 
 
