@@ -14,12 +14,11 @@ from rich.console import Console
 import windlass
 from tests import trained
 from windlass import api
-from windlass import run as runs
 from windlass.checkpoint.verify import Report
 from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
-from windlass.run import Run
+from windlass.run import Run, identity
 from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
 from windlass.telemetry import about
@@ -289,7 +288,7 @@ def test_what_wins_on_this_kind_of_device_is_printed(run):
 
 def test_the_resolved_recipe_is_of_the_same_run(run):
     resolved = describe(run / folders.RECIPE)
-    assert runs.digest(resolved.run) == run.name.removeprefix("tiny-")
+    assert identity.digest(resolved.run) == run.name.removeprefix("tiny-")
     assert describe("tiny.yaml").folder == run
 
 

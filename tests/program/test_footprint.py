@@ -9,7 +9,8 @@ from windlass.devices import chips
 from windlass.devices.mesh import AXES
 from windlass.devices.mesh_choice import ROOM, Footprint, Rows
 from windlass.program.footprint import footprint
-from windlass.run import Run, choice, microbatch
+from windlass.run import Run
+from windlass.run.batches import choice, microbatch
 
 MODELS = {
     "0.5B": dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64),

@@ -17,12 +17,12 @@ from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import folder_of
 from windlass.config import read
+from windlass.config.start import Start
 from windlass.data import tokenizer
 from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.models import qwen3
-from windlass.run import Start
 from windlass.run_folder import folder as folders
 from windlass.starting import origin
 from windlass.starting.describe import describe

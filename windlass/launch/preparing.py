@@ -7,7 +7,6 @@ from pathlib import Path
 from typing import Any
 
 from windlass import config
-from windlass import run as runs
 from windlass.config import AnyRecipe, Problem, Written, listing
 from windlass.config.reading import attempt, report
 from windlass.config.sections import flat
@@ -18,7 +17,7 @@ from windlass.devices.slices import Slice, Slices
 from windlass.errors import UserError
 from windlass.launch import installing
 from windlass.launch.description import MOUNT, Bucket, Launch
-from windlass.run import Run
+from windlass.run import Run, checks, identity
 from windlass.starting import origin
 
 LONGEST_NAME = 40  # of pods and machines, whose names begin with it, there is a limit of 63
@@ -173,7 +172,7 @@ def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | N
         raise
     kinds = present["tpu"][: chosen.count]
     return layers.read(
-        Run, "tpu", checks=[lambda run: runs.problems(run, "tpu", kinds, slices=asked.count)]
+        Run, "tpu", checks=[lambda run: checks.problems(run, "tpu", kinds, slices=asked.count)]
     )
 
 
@@ -185,7 +184,7 @@ def _refuse(origin: str, problems: Sequence[Problem]) -> None:
 def _name(recipe: str, run: Run | None, written: Sequence[str]) -> str:
     """The name of a launch that was given none: as the run's folder would be called."""
     said = hashlib.sha256("\n".join(written).encode()).hexdigest()[:8]
-    digest = said if run is None else runs.digest(run)
+    digest = said if run is None else identity.digest(run)
     plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
     return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"

@@ -5,7 +5,6 @@ from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
-from windlass import run as runs
 from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
@@ -24,6 +23,7 @@ from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.trials import divided
 from windlass.program.described import Described
+from windlass.run import checks
 
 Fits = Literal["yes", "tight", "no"]
 
@@ -202,7 +202,7 @@ def planned(
         assumed=asked.assumed,
     )
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
-    notes += alignment.warnings(runs.widths(run), chip.kind, chip)
+    notes += alignment.warnings(checks.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
     if isinstance(found, compiler.Absent):
         notes.append(f"not compiled: {found.why}")

@@ -19,7 +19,7 @@ from windlass.program.built import Built
 from windlass.program.described import Described, read_for
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen, State
-from windlass.run import Batches
+from windlass.run.batches import Batches
 from windlass.starting import origin
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does

@@ -5,7 +5,6 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
-from windlass import run as runs
 from windlass.devices import chips, mesh
 from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import Choice
@@ -17,6 +16,7 @@ from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import trace, uncollected
 from windlass.program.described import Described, Divided
+from windlass.run import checks
 
 NEAR = 1.03  # of the room: a guess may be so much too high
 
@@ -160,7 +160,7 @@ def altered(described: Described, setting: Setting) -> Described | None:
     run = dataclasses.replace(described.run, train=train, mesh=Mesh(**split))
     kinds = [device.device_kind for device in described.devices]
     islands = mesh.slices(described.devices)
-    if runs.problems(run, described.chosen.kind, kinds, split, islands):
+    if checks.problems(run, described.chosen.kind, kinds, split, islands):
         return None
     return dataclasses.replace(described, run=run, layout=Choice(split, None), divided=None)
 

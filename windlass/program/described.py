@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 
-from windlass import run as runs
 from windlass.checkpoint.store import identity_in
 from windlass.config import Layers, Problem
 from windlass.config.sections import flat
@@ -20,7 +19,8 @@ from windlass.devices.selection import Chosen
 from windlass.layers.kernels import Kernel
 from windlass.processes import hosts
 from windlass.program.footprint import footprint
-from windlass.run import Batches, Run
+from windlass.run import Run, batches, checks, identity
+from windlass.run.batches import Batches
 from windlass.run_folder import folder as folders
 from windlass.run_folder.relocation import moved
 from windlass.telemetry import about
@@ -68,7 +68,7 @@ class Described:
 
     @property
     def attention(self) -> Kernel | None:
-        return runs.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
+        return checks.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
 
     @property
     def compiler_options(self) -> dict[str, bool]:
@@ -96,7 +96,7 @@ class Described:
     def batches(self) -> Batches:
         shape = self.mesh.shape
         chosen = self.divided and self.divided.microbatches
-        return runs.batches(self.run.train, shape["data"] * shape["fsdp"], self.began, chosen)
+        return batches.batches(self.run.train, shape["data"] * shape["fsdp"], self.began, chosen)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -125,15 +125,15 @@ def read_for(
 
     def problems(run: Run) -> list[Problem]:
         began = _began(_folder(layers.name, run)) if is_trained else None
-        run = run if is_trained else runs.without_batch(run)
+        run = run if is_trained else batches.without_batch(run)
         layout = _laid_out(run, chosen, chip, slices, began)
         layouts[:] = [(layout, began)]
-        return runs.problems(run, chosen.kind, kinds, layout.split, slices, began)
+        return checks.problems(run, chosen.kind, kinds, layout.split, slices, began)
 
     run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
     kept = keep()
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
-    warnings += alignment.warnings(runs.widths(run), chosen.kind, chip)
+    warnings += alignment.warnings(checks.widths(run), chosen.kind, chip)
     warnings += [kept.warning] if kept.warning else []
     warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
     described = Described(layers, run, chosen, devices, layout, warnings, kept, began)
@@ -141,7 +141,7 @@ def read_for(
 
 
 def _folder(name: str, run: Run) -> Path:
-    default = Path("runs") / f"{name}-{runs.digest(run)}"
+    default = Path("runs") / f"{name}-{identity.digest(run)}"
     return Path(run.run.dir).expanduser() if run.run.dir else default
 
 
@@ -167,9 +167,9 @@ def _laid_out(
     """The mesh of a run; how large its model is counts where a size is to be chosen."""
     is_chosen = mesh.is_open(run.mesh) and chosen.count > 1
     if chip is None or not is_chosen or precision.problems(run.precision, chosen.kind):
-        return runs.choice(run, chosen.count, slices=slices, began=began)
+        return batches.choice(run, chosen.count, slices=slices, began=began)
     compute = precision.resolve(run.precision, chosen.kind, chip)
-    return runs.choice(run, chosen.count, footprint(run, chip, compute), slices, began)
+    return batches.choice(run, chosen.count, footprint(run, chip, compute), slices, began)
 
 
 def _too_large(needs: float, chip: chips.Chip) -> str:

@@ -15,6 +15,7 @@ from rich.text import Text
 
 from windlass import adapters
 from windlass.config import read, section, tree
+from windlass.config.start import Weights
 from windlass.data.progress import progress
 from windlass.errors import UserError
 from windlass.hub import peft, weights
@@ -24,7 +25,6 @@ from windlass.release.card import Form, Subject
 from windlass.release.check import Comparison
 from windlass.release.contents import File
 from windlass.release.source import Source
-from windlass.run import Weights
 from windlass.run_folder import runs
 from windlass.telemetry.console import size
 from windlass.version import __version__

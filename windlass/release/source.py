@@ -22,7 +22,8 @@ from windlass.devices.selection import Chosen
 from windlass.layers.names import named as listed
 from windlass.program.built import Built
 from windlass.program.described import Described
-from windlass.run import Run, choice
+from windlass.run import Run
+from windlass.run.batches import choice
 from windlass.run_folder import folder as folders
 from windlass.starting import origin
 from windlass.starting.hugging_face import START

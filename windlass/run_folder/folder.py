@@ -10,10 +10,12 @@ from typing import Any, Literal, NamedTuple, get_args
 from windlass import files
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
+from windlass.config.start import Weights
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.processes import hosts, shared_folders
-from windlass.run import Run, Train, Weights, essential
+from windlass.run import Run, Train
+from windlass.run.identity import essential
 
 RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
     "recipe.yaml",

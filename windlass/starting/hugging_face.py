@@ -10,12 +10,12 @@ from typing import Any
 from jaxtyping import Array, PyTree
 
 from windlass.config import Layers
+from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.files import write_json
 from windlass.hub import config as configs
 from windlass.hub import fetch
 from windlass.hub import weights as files
-from windlass.run import Start
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 

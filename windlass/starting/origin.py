@@ -9,10 +9,11 @@ from jaxtyping import Array
 from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
+from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.hub import fetch
 from windlass.processes import shared_folders
-from windlass.run import Run, Start
+from windlass.run import Run
 from windlass.starting import adapter, hugging_face, other_run
 
 ORIGINS = ("hub", "path", "run")

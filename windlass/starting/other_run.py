@@ -14,11 +14,12 @@ from windlass import adapters, config
 from windlass.checkpoint import store
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, listing, tree
+from windlass.config.start import Start
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices.axes import annotate, placements
 from windlass.errors import UserError
 from windlass.program.abstract import blank, is_shape
-from windlass.run import Run, Start
+from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face

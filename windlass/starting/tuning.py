@@ -13,6 +13,7 @@ from rich.console import Console
 from windlass import config
 from windlass.config import Written, listing
 from windlass.config.sections import flat
+from windlass.config.start import Start
 from windlass.config.text import write
 from windlass.data import FORMATS, SOURCES, tokenised
 from windlass.devices import selection
@@ -20,7 +21,7 @@ from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub.fetch import CONFIGS, fetch
-from windlass.run import Run, Start
+from windlass.run import Run
 from windlass.run_folder import runs
 from windlass.run_folder.folder import MODEL
 from windlass.starting import origin

@@ -7,7 +7,10 @@ import pytest
 from tests import tiny
 from windlass.config import load, to_yaml
 from windlass.errors import UserError
-from windlass.run import Run, Train, batches, digest, essence, problems, widths
+from windlass.run import Run, Train
+from windlass.run.batches import batches
+from windlass.run.checks import problems, widths
+from windlass.run.identity import digest, essence
 
 RECIPE = {
     "model": {"family": "llama", "vocab": 257, **tiny.WIDTHS},

@@ -1,0 +1,124 @@
+"""Checks of a recipe that need two of its sections, or the devices it is to run on."""
+
+from collections.abc import Mapping, Sequence
+
+from windlass.config import Problem, listing
+from windlass.data import FORMATS
+from windlass.data.pack import COLUMNS
+from windlass.devices import chips, mesh, precision
+from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
+from windlass.run import OBJECTIVES, Run
+from windlass.run.batches import batches, choice
+
+
+def problems(
+    run: Run,
+    kind: str,
+    device_kinds: Sequence[str],
+    split: Mapping[str, int] | None = None,
+    slices: int = 1,
+    began: int | None = None,
+) -> list[Problem]:
+    """What does not go together, on devices of a kind that have these names, split so.
+
+    `began` is how many rows the steps of a run have that goes on.
+    """
+    wrong = precision.problems(run.precision, kind)
+    devices = len(device_kinds)
+    return [
+        *wrong,
+        *_layout(run, devices, split or choice(run, devices, began=began).split, slices, began),
+        *_columns(run),
+        *([] if wrong else _length(run, kind, device_kinds[0])),
+        *_patience(run),
+    ]
+
+
+def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
+    """The kernel that attention gets; None for a model without heads."""
+    if "head_dim" not in run.model.sizes:
+        return None
+    compute = precision.resolve(run.precision, kind, chips.find(device_kind))
+    return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length)
+
+
+def _layout(
+    run: Run, devices: int, split: Mapping[str, int], slices: int, began: int | None
+) -> list[Problem]:
+    shards = split["data"] * split["fsdp"]
+    train = run.train
+    divided = batches(train, shards, began)
+    found, rows = [], None
+    if train.batch_per_device is None:
+        rows, left = divmod(train.batch or 0, divided.accumulation)
+        if left:
+            what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
+            found, rows = [("train.batch", what)], None
+    elif train.batch not in (None, divided.rows):
+        product = (
+            f"batch_per_device ({divided.per_device}) × accumulation ({divided.accumulation}) "
+            f"× shards ({shards}) is {divided.rows}"
+        )
+        found = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
+    elif train.batch is None and began not in (None, divided.rows):
+        would = listing(mesh.fewer(run.mesh, split, began, devices, run.model.sizes))
+        what = f"gives the {began} rows of a step, which this run began with, to data × fsdp"
+        found = [("mesh", f"{what} = {shards} groups of devices; {would} would do")]
+    return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *found]
+
+
+def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
+    kernel = attention(run, kind, device_kind)
+    if kernel is None or kernel.is_flash or run.data.length <= LONGEST_WITHOUT_FLASH:
+        return []
+    what = (
+        f"is {run.data.length}; attention here is {kernel.why}, and a row takes "
+        f"length × length numbers in each head: up to {LONGEST_WITHOUT_FLASH} would do"
+    )
+    return [("data.length", what)]
+
+
+def _columns(run: Run) -> list[Problem]:
+    """What the objective reads and the data has not, or the other way round."""
+    objective = type(run.objective).__module__.rpartition(".")[2]
+    format = type(run.data.format).__module__.rpartition(".")[2]
+    has, reads = run.data.columns, run.objective.columns
+    if missing := [name for name in reads if name not in has]:
+        what = f"is {objective}, which reads {_named(missing)}; "
+        what += f"data.format {format} gives {', '.join(has)}"
+        able = [one for one in FORMATS.names() if set(missing) <= set(FORMATS.load(one).columns)]
+        return [("objective", f"{what}: {listing(able)} would do" if able else what)]
+    if idle := [name for name in has if name not in reads and name not in COLUMNS]:
+        able = [one for one in OBJECTIVES.names() if set(idle) <= set(OBJECTIVES.load(one).columns)]
+        what = f"is {format}, whose rows have {_named(idle)}, and {objective} does not read it"
+        return [("data.format", f"{what}: objective {listing(able)} does")]
+    return []
+
+
+def _named(columns: list[str]) -> str:
+    return f"the column{'s' if len(columns) > 1 else ''} {', '.join(columns)}"
+
+
+def _patience(run: Run) -> list[Problem]:
+    missing = [
+        key
+        for key, value in (
+            ("train.evaluate_every", run.train.evaluate_every),
+            ("data.validation", run.data.validation),
+        )
+        if not value
+    ]
+    if run.train.patience is None or not missing:
+        return []
+    what = f"is {run.train.patience}; it counts evaluations: say {listing(missing, 'and')} too"
+    return [("train.patience", what)]
+
+
+def widths(run: Run) -> dict[str, int]:
+    """The sizes of a run's matrices, by the keys that decide them."""
+    sizes = run.model.sizes
+    found = {"data.length": run.data.length}
+    found |= {f"model.{axis}": sizes[axis] for axis in ("embed", "mlp", "vocab") if axis in sizes}
+    if "heads" in sizes and "head_dim" in sizes:
+        found["model.heads × model.head_dim"] = sizes["heads"] * sizes["head_dim"]
+    return found

@@ -1,0 +1,37 @@
+"""The identity of a recipe: the keys that make it another run, and their hash."""
+
+import hashlib
+import json
+from typing import Any
+
+from windlass.config import tree
+from windlass.run import Run
+
+# What makes two runs different runs; where and how fast they go does not.
+_OURS = ("model", "start", "adapter", "tokenizer", "data", "objective", "optim", "train")
+_NOT_OURS = {
+    "data": ("cache", "workers", "prefetch"),
+    "train": (
+        *("steps", "epochs", "patience", "evaluate_every", "sample"),
+        *("microbatch", "remat", "layers_per_loop", "deterministic", "strict"),
+    ),
+}
+
+
+def essence(run: Run) -> dict[str, Any]:
+    """The keys that decide what is computed: the same essence finds the same folder."""
+    return essential(tree(run))
+
+
+def essential(recipe: dict[str, Any]) -> dict[str, Any]:
+    """The same of a recipe that is not read."""
+    return {
+        name: {key: x for key, x in recipe[name].items() if key not in _NOT_OURS.get(name, ())}
+        for name in _OURS
+        if recipe.get(name) is not None
+    }
+
+
+def digest(run: Run) -> str:
+    text = json.dumps(essence(run), sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
