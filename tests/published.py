@@ -11,7 +11,7 @@ from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from tests import tiny
-from windlass.data.tokenizer import byte
+from windlass.data.vocabulary import byte
 from windlass.hub import config as configs
 from windlass.hub import weights
 from windlass.hub.chat_template import CHATML

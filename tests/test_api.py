@@ -112,7 +112,7 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
 
     after = windlass.prepare("tiny.yaml")
     there, here = (
-        f"tokenizer of 300 tokens ({one.tokeniser.fingerprint[:12]}) and "
+        f"tokenizer of 300 tokens ({one.vocabulary.fingerprint[:12]}) and "
         f"data {one.fingerprint[:12]} in rows of 90"
         for one in (before, after)
     )

@@ -17,7 +17,8 @@ from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of, load, load_frozen
 from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, listing, read, tree
-from windlass.data import Prepared, reference, tokenizer
+from windlass.data import Prepared, reference
+from windlass.data import vocabulary as vocabularies
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
@@ -263,7 +264,7 @@ def evaluate(
     built = _built(folder, overrides)
     with built.described.scope():
         described = built.run
-        prepared = data.prepare(described.data, _vocabulary(folder, described), console=console)
+        prepared = data.prepare(described.data, _tokenizer(folder, described), console=console)
         if split not in prepared.splits:
             has = listing(prepared.splits, "and")
             raise UserError(f"{folder} holds out no {split} documents; it has {has} ones")
@@ -524,10 +525,10 @@ def _built(folder: Path, overrides: Sequence[str]) -> Built:
     return Built(describe(folder / folders.RECIPE, keys, is_trained=False))
 
 
-def _vocabulary(folder: Path, run: Run) -> Tokenizer:
+def _tokenizer(folder: Path, run: Run) -> Tokenizer:
     """How to read text: what was learned from a corpus is not learned again from another."""
     if run.tokenizer.kind != "bpe":
-        return folders.vocabulary(folder, run.tokenizer)
+        return folders.tokenizer(folder, run.tokenizer)
     return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
 
 
@@ -561,8 +562,8 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
 
 def _generator(folder: Path, built: Built, place: Place) -> Generator:
     _, weights, frozen = _weights(folder, built, built.identity, place, None)
-    tokeniser = tokenizer.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
-    return Generator(built.model(weights, frozen.model), tokeniser, ends(tokeniser))
+    vocabulary = vocabularies.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
+    return Generator(built.model(weights, frozen.model), vocabulary, ends(vocabulary))
 
 
 def _asked(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
@@ -571,11 +572,11 @@ def _asked(prompt: str | Messages, is_chat: bool, generator: Generator, folder: 
         return prompt
     _check_chats(generator, folder)
     said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return encoded(generator.tokeniser, said)
+    return encoded(generator.vocabulary, said)
 
 
 def _check_chats(generator: Generator, folder: Path) -> None:
-    if generator.tokeniser.chat is None:
+    if generator.vocabulary.chat is None:
         raise UserError(
             f"{folder} has no chat template, since its tokenizer came without one; "
             f'`windlass generate {folder} "..."` writes on from a text'

@@ -30,7 +30,7 @@ def prepared(tmp_path: Path, checks: dict[str, Any] | None, **more: Any) -> Prep
 def documents(found: Prepared) -> list[str]:
     corpus = found.corpora[0]
     bounds = zip(corpus.offsets, corpus.offsets[1:], strict=False)
-    return [corpus.tokeniser.decode(corpus.tokens[begin:end]) for begin, end in bounds]
+    return [corpus.vocabulary.decode(corpus.tokens[begin:end]) for begin, end in bounds]
 
 
 def test_text_is_not_checked_unless_it_is_asked_for(tmp_path):

@@ -15,8 +15,9 @@ from tests.test_files import files_of_at_most
 from windlass.data import Data, Prepared, prepare
 from windlass.data import corpus as cache
 from windlass.data import documents as documents_of
-from windlass.data.corpus import corpus
-from windlass.data.tokenizer import Tokenizer, byte
+from windlass.data.corpus import corpus_of
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import byte
 from windlass.errors import UserError
 from windlass.sources import jsonl, stories
 
@@ -33,11 +34,11 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 @pytest.fixture
-def refuse_to_tokenise(monkeypatch: pytest.MonkeyPatch):
+def refuse_to_tokenize(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_):
         raise AssertionError("tokenised again")
 
-    return lambda: monkeypatch.setattr(cache, "_tokenise", refuse)
+    return lambda: monkeypatch.setattr(cache, "_tokenize", refuse)
 
 
 def test_a_document_is_its_beginning_its_text_and_its_end(documents: Documents):
@@ -58,11 +59,11 @@ def test_counts_are_of_what_is_predicted(documents: Documents):
     assert prepared.corpora[0].counts.sum() == prepared.split("train").tokens
 
 
-def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenise: Callable):
+def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenize: Callable):
     first = documents(["one", "two"])
     assert first.data.source is not None
     times = os.stat(first.data.source.path)
-    refuse_to_tokenise()
+    refuse_to_tokenize()
     again = prepare(first.data, BYTE)
     assert again.fingerprint == first.fingerprint
     assert again.corpora[0].folder == first.corpora[0].folder
@@ -70,11 +71,11 @@ def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenise
 
 
 def test_other_rows_of_the_same_documents_do_not_tokenise_again(
-    documents: Documents, refuse_to_tokenise: Callable
+    documents: Documents, refuse_to_tokenize: Callable
 ):
     first = documents(["one and more", "two", "three"], length=4)
     how = {"source": first.data.source, "cache": first.data.cache}
-    refuse_to_tokenise()
+    refuse_to_tokenize()
     assert prepare(Data(length=8, **how), BYTE).split("train").length == 8
     assert prepare(Data(length=4, packing="none", **how), BYTE).split("train").length == 4
 
@@ -85,7 +86,7 @@ def test_changed_documents_are_tokenised_again_and_have_another_fingerprint(
     first = documents(["one", "two"])
     second = documents(["one", "TWO and more"])
     assert second.fingerprint != first.fingerprint
-    assert second.tokeniser.decode(second.corpora[0].tokens[5:]) == "TWO and more"
+    assert second.vocabulary.decode(second.corpora[0].tokens[5:]) == "TWO and more"
     assert len(corpora(tmp_path)) == 2
 
 
@@ -165,24 +166,24 @@ def test_the_same_text_in_another_file_is_the_same_corpus(documents: Documents, 
     assert corpora(tmp_path) == [second.corpora[0].folder]
 
 
-def test_another_tokeniser_makes_another_corpus(documents: Documents, tmp_path: Path):
+def test_another_vocabulary_makes_another_corpus(documents: Documents, tmp_path: Path):
     texts = ["the cat and the hat", "the dog and the cat"]
     first = documents(texts)
     second = documents(texts, Tokenizer(kind="bpe", vocab=260))
     third = documents(texts, Tokenizer(kind="bpe", vocab=261))
     assert first.fingerprint == second.fingerprint == third.fingerprint
-    assert len({one.tokeniser.fingerprint for one in (first, second, third)}) == 3
+    assert len({one.vocabulary.fingerprint for one in (first, second, third)}) == 3
     assert len(corpora(tmp_path)) == 3
 
 
 def test_a_changed_tokenizer_file_is_seen(documents: Documents, tmp_path: Path):
     file = tmp_path / "tokenizer.json"
     learned = documents(["the cat and the hat"], Tokenizer(kind="bpe", vocab=260))
-    learned.tokeniser.save(file)
+    learned.vocabulary.save(file)
     asked = Tokenizer(kind="file", path=str(file))
-    assert documents(["the hat"], asked).tokeniser.size == 260
+    assert documents(["the hat"], asked).vocabulary.size == 260
     cache.vocabularies.byte().save(file)
-    assert documents(["the hat"], asked).tokeniser.size == 257
+    assert documents(["the hat"], asked).vocabulary.size == 257
 
 
 def test_a_damaged_cache_is_written_again(documents: Documents):
@@ -202,7 +203,7 @@ def test_documents_that_change_while_they_are_read_are_refused(
     stamps = iter(["before", "after"])
     monkeypatch.setattr(stories.Source, "fingerprint", lambda self: next(stamps))
     with pytest.raises(UserError) as refused:
-        corpus(source, byte(), tmp_path, console)
+        corpus_of(source, byte(), tmp_path, console)
     assert str(refused.value) == (
         "the documents of data.source changed while they were read; run it again"
     )
@@ -285,18 +286,18 @@ def test_no_more_than_a_batch_of_documents_is_in_memory(
     largest = 0
     framed = documents_of._framed
 
-    def watched(texts, tokeniser):
+    def watched(texts, vocabulary):
         nonlocal largest
         largest = max(largest, len(texts), sum(map(len, texts)) // 1000)
-        return framed(texts, tokeniser)
+        return framed(texts, vocabulary)
 
     monkeypatch.setattr(documents_of, "_framed", watched)
     monkeypatch.setattr(documents_of, "BATCH_DOCUMENTS", 7)
     monkeypatch.setattr(documents_of, "BATCH_CHARACTERS", 2000)
-    small = corpus(stories.Source(count=50), byte(), tmp_path / "small", console)
+    small = corpus_of(stories.Source(count=50), byte(), tmp_path / "small", console)
     assert largest <= 7
     monkeypatch.undo()
-    whole = corpus(stories.Source(count=50), byte(), tmp_path / "whole", console)
+    whole = corpus_of(stories.Source(count=50), byte(), tmp_path / "whole", console)
     assert contents(small.folder) == contents(whole.folder)
 
 
@@ -318,7 +319,7 @@ def test_progress_is_told_in_lines_where_there_is_no_terminal(
 ):
     monkeypatch.setattr("windlass.data.progress.SECONDS_BETWEEN_LINES", 0)
     monkeypatch.setattr(documents_of, "BATCH_DOCUMENTS", 2)
-    corpus(stories.Source(count=3), byte(), tmp_path, console)
+    corpus_of(stories.Source(count=3), byte(), tmp_path, console)
     lines = console.file.getvalue().splitlines()  # pyright: ignore[reportAttributeAccessIssue]
     assert lines == [
         "tokenising: 2 of 3, 0.0M tokens",

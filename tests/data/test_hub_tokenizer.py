@@ -10,7 +10,7 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from windlass.data import Data, prepare
-from windlass.data import tokenizer as vocabularies
+from windlass.data import vocabulary as vocabularies
 from windlass.data.tokenizer import Tokenizer
 from windlass.run_folder import folder as folders
 from windlass.sources.example import Source
@@ -21,7 +21,7 @@ DATA = Data(source=SOURCE, length=64)
 
 
 @pytest.fixture
-def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> vocabularies.Tokeniser:
+def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> vocabularies.Vocabulary:
     """A tokenizer where the hub's client would have put it."""
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     place = tmp_path / "hub/models--some--model"
@@ -38,15 +38,15 @@ def test_text_is_read_as_the_model_on_the_hub_reads_it(cached, revision: str | N
     asked = Tokenizer(kind="hub", hub="some/model", revision=revision)
     prepared = prepare(DATA, asked, console=Console(quiet=True))
     text = SOURCE[3]["text"]
-    assert prepared.tokeniser.encode(text).tolist() == cached.encode(text).tolist()
-    assert prepared.tokeniser.eos == cached.eos
+    assert prepared.vocabulary.encode(text).tolist() == cached.encode(text).tolist()
+    assert prepared.vocabulary.eos == cached.eos
 
 
 def test_a_run_that_has_started_needs_the_hub_no_more(cached, tmp_path: Path):
     asked = Tokenizer(kind="hub", hub="some/model")
-    assert folders.vocabulary(tmp_path, asked) == asked
+    assert folders.tokenizer(tmp_path, asked) == asked
     cached.save(tmp_path / folders.TOKENIZER)
-    own = folders.vocabulary(tmp_path, asked)
+    own = folders.tokenizer(tmp_path, asked)
     assert own == Tokenizer(kind="file", path=str(tmp_path / folders.TOKENIZER))
     assert vocabularies.load(str(own.path)).fingerprint == cached.fingerprint
 

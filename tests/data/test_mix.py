@@ -11,7 +11,8 @@ from windlass.config import listing, read
 from windlass.data import SOURCES, Data, Prepared, prepare
 from windlass.data.load import Loader, evaluation_batches
 from windlass.data.mix import Mixture
-from windlass.data.tokenizer import Tokenizer, byte
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import byte
 from windlass.errors import UserError
 from windlass.sources import jsonl, stories
 
@@ -141,9 +142,9 @@ def test_a_vocabulary_is_learned_from_every_part_by_its_share(tmp_path: Path, co
         parts = (many, jsonl.Source(path=few.path, weight=weight))
         data = Data(mixture=parts, length=64, cache=str(tmp_path / "cache"))
         learned[weight] = prepare(data, Tokenizer(kind="bpe", vocab=300), console=console)
-    names = {weight: len(one.tokeniser.encode("ü" * 6)) for weight, one in learned.items()}
+    names = {weight: len(one.vocabulary.encode("ü" * 6)) for weight, one in learned.items()}
     assert names[1.0] < names[0.001]
-    assert len({one.tokeniser.fingerprint for one in learned[1.0].corpora}) == 1
+    assert len({one.vocabulary.fingerprint for one in learned[1.0].corpora}) == 1
 
 
 def test_another_weight_is_other_data_and_tokenises_nothing_again(
@@ -152,7 +153,7 @@ def test_another_weight_is_other_data_and_tokenises_nothing_again(
     one, other = part(tmp_path, "a", 9), part(tmp_path, "b", 9, limit=5)
     first = mixed(tmp_path, one, other)
     assert [one.documents for one in first.corpora] == [9, 5]
-    monkeypatch.setattr("windlass.data.corpus._tokenise", None)
+    monkeypatch.setattr("windlass.data.corpus._tokenize", None)
     second = mixed(tmp_path, jsonl.Source(path=one.path, weight=2.0), other)
     assert second.fingerprint != first.fingerprint
     assert second.corpora[0].folder == first.corpora[0].folder
@@ -225,4 +226,4 @@ def test_a_part_that_is_smaller_than_its_validation_share_is_named(tmp_path: Pat
 
 
 def test_tokens_of_all_parts_are_of_one_vocabulary(prepared: Prepared):
-    assert {one.tokeniser.fingerprint for one in prepared.corpora} == {byte().fingerprint}
+    assert {one.vocabulary.fingerprint for one in prepared.corpora} == {byte().fingerprint}

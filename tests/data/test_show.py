@@ -63,7 +63,7 @@ def test_a_mixture_is_shown_with_its_parts_and_how_often_a_run_comes_to_them(tmp
 
 def test_what_is_not_trained_on_is_dimmed_and_neighbours_have_other_colours(documents: Documents):
     prepared = documents(["ab", "c"], length=8)
-    shown = row(prepared.split("train"), 0, prepared.tokeniser)
+    shown = row(prepared.split("train"), 0, prepared.vocabulary)
     styles = {
         shown.plain[span.start : span.end]: span.style
         for span in shown.spans

@@ -9,8 +9,9 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import models, normalizers, pre_tokenizers, processors
 
-from windlass.data import tokenizer as vocabularies
-from windlass.data.tokenizer import Tokeniser, Tokenizer, byte, learn, load, sample
+from windlass.data import vocabulary as vocabularies
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import Vocabulary, byte, learn, load, sample
 from windlass.errors import UserError
 from windlass.sources.stories import tell
 
@@ -30,14 +31,14 @@ STRANGE = [
 
 
 @pytest.fixture(scope="module")
-def learned() -> Tokeniser:
+def learned() -> Vocabulary:
     return learn(STORIES, 600)
 
 
-def test_bytes_and_learned_pairs_give_every_text_back(learned: Tokeniser):
-    for tokeniser in (byte(), learned):
-        for text, tokens in zip(STRANGE, tokeniser.encode_batch(STRANGE), strict=True):
-            assert tokeniser.decode(tokens) == text
+def test_bytes_and_learned_pairs_give_every_text_back(learned: Vocabulary):
+    for vocabulary in (byte(), learned):
+        for text, tokens in zip(STRANGE, vocabulary.encode_batch(STRANGE), strict=True):
+            assert vocabulary.decode(tokens) == text
 
 
 def test_a_byte_is_its_own_number():
@@ -46,20 +47,20 @@ def test_a_byte_is_its_own_number():
 
 
 def test_the_tokenizers_library_reads_what_is_saved_and_gives_the_same_tokens(
-    tmp_path: Path, learned: Tokeniser
+    tmp_path: Path, learned: Vocabulary
 ):
     texts = [*STRANGE, *STORIES]
-    for tokeniser in (byte(), learned):
-        tokeniser.save(tmp_path)
+    for vocabulary in (byte(), learned):
+        vocabulary.save(tmp_path)
         library = Library.from_file(str(tmp_path / "tokenizer.json"))
         library.encode_special_tokens = True
         expected = [one.ids for one in library.encode_batch(texts, add_special_tokens=False)]
         # A second time, when the words are remembered.
         for _ in range(2):
-            assert [tokens.tolist() for tokens in tokeniser.encode_batch(texts)] == expected
+            assert [tokens.tolist() for tokens in vocabulary.encode_batch(texts)] == expected
 
 
-def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Tokeniser):
+def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Vocabulary):
     library = Library.from_str(learned.text)
     library.add_tokens(["cat and the"])
     library.save(str(tmp_path / "tokenizer.json"))
@@ -68,27 +69,27 @@ def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Tokeni
     assert library.token_to_id("cat and the") in tokens
 
 
-def test_a_saved_vocabulary_is_read_back_as_the_same_one(tmp_path: Path, learned: Tokeniser):
-    for tokeniser in (byte(), learned):
-        tokeniser.save(tmp_path)
+def test_a_saved_vocabulary_is_read_back_as_the_same_one(tmp_path: Path, learned: Vocabulary):
+    for vocabulary in (byte(), learned):
+        vocabulary.save(tmp_path)
         again = load(str(tmp_path), None)
         assert (again.eos, again.bos, again.size) == (
-            tokeniser.eos,
-            tokeniser.bos,
-            tokeniser.size,
+            vocabulary.eos,
+            vocabulary.bos,
+            vocabulary.size,
         )
-        assert again.fingerprint == tokeniser.fingerprint
+        assert again.fingerprint == vocabulary.fingerprint
 
 
-def test_a_document_that_spells_a_special_token_does_not_hold_one(learned: Tokeniser):
-    for tokeniser in (byte(), learned):
-        assert tokeniser.eos not in tokeniser.encode("one <|endoftext|> two")
+def test_a_document_that_spells_a_special_token_does_not_hold_one(learned: Vocabulary):
+    for vocabulary in (byte(), learned):
+        assert vocabulary.eos not in vocabulary.encode("one <|endoftext|> two")
 
 
-def test_text_streams_in_whole_characters(learned: Tokeniser):
-    for tokeniser in (byte(), learned):
+def test_text_streams_in_whole_characters(learned: Vocabulary):
+    for vocabulary in (byte(), learned):
         for text in STRANGE:
-            pieces = list(tokeniser.stream(tokeniser.encode(text)))
+            pieces = list(vocabulary.stream(vocabulary.encode(text)))
             assert "".join(pieces) == text
     assert list(byte().stream("a世b".encode())) == ["a", "世", "b"]
 
@@ -98,16 +99,16 @@ def test_a_stream_that_ends_within_a_character_says_so():
     assert "".join(byte().stream(b"\xff\xfeok\xe4")) == byte().decode(b"\xff\xfeok\xe4")
 
 
-def test_the_same_documents_teach_the_same_vocabulary_in_another_process(learned: Tokeniser):
+def test_the_same_documents_teach_the_same_vocabulary_in_another_process(learned: Vocabulary):
     program = (
-        "from windlass.data.tokenizer import learn; from windlass.sources.stories import tell;"
+        "from windlass.data.vocabulary import learn; from windlass.sources.stories import tell;"
         "print(learn([tell(0, number) for number in range(300)], 600).fingerprint)"
     )
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, check=True)
     assert found.stdout.decode().strip() == learned.fingerprint
 
 
-def test_a_learned_vocabulary_is_shorter_than_bytes(learned: Tokeniser):
+def test_a_learned_vocabulary_is_shorter_than_bytes(learned: Vocabulary):
     assert learned.size == 600
     tokens = sum(map(len, learned.encode_batch(STORIES)))
     assert tokens < 0.4 * sum(map(len, STORIES))
@@ -213,7 +214,7 @@ def test_a_kind_follows_from_the_keys_beside_it(fields: dict, kind: Any):
 
 
 def test_words_are_forgotten_before_they_fill_memory(
-    monkeypatch: pytest.MonkeyPatch, learned: Tokeniser
+    monkeypatch: pytest.MonkeyPatch, learned: Vocabulary
 ):
     expected = [tokens.tolist() for tokens in learned.encode_batch(STORIES)]
     monkeypatch.setattr(vocabularies, "REMEMBERED_WORDS", 10)

@@ -9,8 +9,8 @@ import jax
 import pytest
 
 from tests import published, tiny
-from windlass.data import tokenizer
-from windlass.data.tokenizer import Tokeniser
+from windlass.data import vocabulary as vocabularies
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, encoded, ends
 from windlass.evaluation.generate import Generator
@@ -31,8 +31,8 @@ def folder(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def tokeniser(folder) -> Tokeniser:
-    return tokenizer.load(str(folder))
+def vocabulary(folder) -> Vocabulary:
+    return vocabularies.load(str(folder))
 
 
 @pytest.fixture(scope="module")
@@ -42,29 +42,29 @@ def model():
 
 
 @pytest.fixture(scope="module")
-def generator(model, tokeniser) -> Generator:
-    return Generator(model, tokeniser, ends(tokeniser))
+def generator(model, vocabulary) -> Generator:
+    return Generator(model, vocabulary, ends(vocabulary))
 
 
-def test_the_model_is_sent_the_tokens_that_transformers_would_send(tokeniser, folder):
+def test_the_model_is_sent_the_tokens_that_transformers_would_send(vocabulary, folder):
     from transformers import AutoTokenizer
 
     reference = AutoTokenizer.from_pretrained(str(folder))
     expected = reference.apply_chat_template(SAID, add_generation_prompt=True, return_dict=False)
-    assert encoded(tokeniser, SAID).tolist() == expected
+    assert encoded(vocabulary, SAID).tolist() == expected
 
 
-def test_the_whole_conversation_is_sent_with_each_turn(generator, tokeniser):
+def test_the_whole_conversation_is_sent_with_each_turn(generator, vocabulary):
     talk = Conversation(generator, SAMPLING, system="Be brief.", longest=40)
     first = talk("Hello")
     said = [*SAID[:1], {"role": "user", "content": "Hello"}]
-    assert first == "".join(generator.stream(encoded(tokeniser, said), SAMPLING))
+    assert first == "".join(generator.stream(encoded(vocabulary, said), SAMPLING))
     second = talk("And?")
     said += [{"role": "assistant", "content": first}, {"role": "user", "content": "And?"}]
-    assert second == "".join(generator.stream(encoded(tokeniser, said), SAMPLING))
+    assert second == "".join(generator.stream(encoded(vocabulary, said), SAMPLING))
     assert talk.messages == [*said, {"role": "assistant", "content": second}]
     assert 1 <= talk.tokens <= 12
-    length = len(encoded(tokeniser, said)) + talk.tokens
+    length = len(encoded(vocabulary, said)) + talk.tokens
     assert length > 40 and talk.warning() == (
         f"this conversation has {length} tokens, and the model has learned to read 40; answers get "
         "worse from here, and /reset forgets what was said"
@@ -94,13 +94,13 @@ def test_turns_of_about_the_same_length_compile_nothing_new(generator, caplog):
 
 def test_the_token_that_ends_a_turn_ends_an_answer_beside_the_one_that_ends_a_document(folder):
     # As in a base model, whose documents end otherwise than its turns.
-    base = tokenizer.load(str(folder), "<|endoftext|>")
+    base = vocabularies.load(str(folder), "<|endoftext|>")
     assert base.eos == 256
     assert ends(base) == {256, published.VOCAB - 1}
 
 
-def test_a_template_that_refuses_a_conversation_is_told_and_nothing_is_remembered(model, tokeniser):
-    strict = tokeniser.speaking("{{ raise_exception('System role not supported') }}")
+def test_a_template_that_refuses_a_conversation_is_told_and_nothing_is_kept(model, vocabulary):
+    strict = vocabulary.speaking("{{ raise_exception('System role not supported') }}")
     talk = Conversation(Generator(model, strict), SAMPLING, system="Be brief.")
     with pytest.raises(UserError) as refusal:
         talk("Hello")

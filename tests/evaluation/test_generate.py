@@ -10,7 +10,7 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
-from windlass.data.tokenizer import Tokeniser, byte
+from windlass.data.vocabulary import Vocabulary, byte
 from windlass.devices.axes import placements
 from windlass.evaluation.generate import Generator, until
 from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
@@ -18,12 +18,12 @@ from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.models import qwen3
 
-VOCAB = 320  # more than the byte tokeniser has
+VOCAB = 320  # more than the byte vocabulary has
 EVERYTHING = Sampling(temperature=1.0, top_k=50, top_p=0.9, repetition_penalty=1.2, tokens=24)
 
 
 @pytest.fixture(scope="module")
-def tokeniser() -> Tokeniser:
+def vocabulary() -> Vocabulary:
     return byte()
 
 
@@ -40,8 +40,8 @@ def opinionated(config):
 
 
 @pytest.fixture(scope="module")
-def generator(model, tokeniser) -> Generator:
-    return Generator(model, tokeniser)
+def generator(model, vocabulary) -> Generator:
+    return Generator(model, vocabulary)
 
 
 class Reciter(eqx.Module):
@@ -62,8 +62,8 @@ class Reciter(eqx.Module):
 
 
 @pytest.fixture(scope="module")
-def recite(tokeniser):
-    generator = Generator(Reciter(""), tokeniser)
+def recite(vocabulary):
+    generator = Generator(Reciter(""), vocabulary)
 
     def one(text: str) -> Generator:
         generator.renew(Reciter(text))
@@ -95,22 +95,22 @@ def test_a_sampling_that_means_nothing_is_refused(field, value, message):
     assert str(refusal.value) == message
 
 
-def test_greedy_text_is_what_full_passes_without_a_memory_give(family, tokeniser):
+def test_greedy_text_is_what_full_passes_without_a_memory_give(family, vocabulary):
     model = opinionated(importlib.import_module(f"windlass.models.{family}").Config.tiny())
     prompts = ["Once upon a time", "The", ""]
     sampling = Sampling(temperature=0.0, tokens=10)
-    texts = Generator(model, tokeniser).generate(prompts, sampling)
+    texts = Generator(model, vocabulary).generate(prompts, sampling)
     for prompt, text in zip(prompts, texts, strict=True):
         tokens = [256, *prompt.encode()]
         start = len(tokens)
         for _ in range(sampling.tokens):
             row = np.zeros((1, 32), np.int32)
             row[0, : len(tokens)] = tokens
-            logits = full_pass(model, jnp.asarray(row))[0, len(tokens) - 1, : tokeniser.size]
-            if (token := int(np.argmax(logits))) == tokeniser.eos:
+            logits = full_pass(model, jnp.asarray(row))[0, len(tokens) - 1, : vocabulary.size]
+            if (token := int(np.argmax(logits))) == vocabulary.eos:
                 break
             tokens.append(token)
-        assert text == tokeniser.decode(tokens[start:])
+        assert text == vocabulary.decode(tokens[start:])
 
 
 @eqx.filter_jit
@@ -151,15 +151,15 @@ def test_prompts_in_batches_are_written_on_from_as_they_are_together(generator, 
         assert compiled(caplog) == 2  # the last two prompts take the programs of the first three
 
 
-def test_the_tokens_of_a_prompt_are_written_on_from_as_its_text_is(generator, tokeniser):
-    tokens = np.concatenate([[tokeniser.bos], tokeniser.encode("Ada saw")])
+def test_the_tokens_of_a_prompt_are_written_on_from_as_its_text_is(generator, vocabulary):
+    tokens = np.concatenate([[vocabulary.bos], vocabulary.encode("Ada saw")])
     assert "".join(generator.stream(tokens, EVERYTHING)) == "".join(
         generator.stream("Ada saw", EVERYTHING)
     )
 
 
-def test_a_text_ends_at_any_token_that_ends_one(tokeniser):
-    generator = Generator(Reciter("The sea was calm."), tokeniser, ends=[ord("w")])
+def test_a_text_ends_at_any_token_that_ends_one(vocabulary):
+    generator = Generator(Reciter("The sea was calm."), vocabulary, ends=[ord("w")])
     assert generator.generate("The", Sampling()) == [" sea "]
     assert "".join(generator.stream("The", Sampling())) == " sea "
 
@@ -168,14 +168,14 @@ def test_no_prompts_give_no_texts(generator):
     assert generator.generate([], Sampling()) == []
 
 
-def test_ids_the_tokeniser_does_not_have_are_never_drawn(tokeniser):
+def test_ids_the_vocabulary_does_not_have_are_never_drawn(vocabulary):
     model = eqx.tree_at(lambda m: m.text, Reciter("abc"), replace_fn=lambda text: 0 * text + 300)
-    drawn = Generator(model, tokeniser)._columns([np.array([256])], Sampling(tokens=32))
-    assert max(int(column[0]) for column in drawn) < tokeniser.size < 300
+    drawn = Generator(model, vocabulary)._columns([np.array([256])], Sampling(tokens=32))
+    assert max(int(column[0]) for column in drawn) < vocabulary.size < 300
 
 
-def test_prompts_of_about_the_same_length_share_two_programs(tokeniser, caplog):
-    generator = Generator(Reciter("The sea was calm."), tokeniser)
+def test_prompts_of_about_the_same_length_share_two_programs(vocabulary, caplog):
+    generator = Generator(Reciter("The sea was calm."), vocabulary)
     with jax.log_compiles(), caplog.at_level(logging.WARNING):
         list(generator.stream("A short prompt", Sampling(tokens=8)))
         assert compiled(caplog) == 2
@@ -202,13 +202,13 @@ def test_a_generator_keeps_to_its_model(generator, model):
 
 
 @pytest.mark.parametrize("prompts", [["Ada"], ["Ada", "Tom and his cat", "", "The sea"]])
-def test_text_is_the_same_on_a_mesh(generator, model, tokeniser, prompts, caplog):
+def test_text_is_the_same_on_a_mesh(generator, model, vocabulary, prompts, caplog):
     expected = generator.generate(prompts, EVERYTHING)
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))
     with jax.set_mesh(mesh), jax.log_compiles(), caplog.at_level(logging.WARNING):
         weights, rest = eqx.partition(model, eqx.is_array)
         weights = jax.device_put(weights, placements(weights, mesh))
-        spread = Generator(eqx.combine(weights, rest), tokeniser)
+        spread = Generator(eqx.combine(weights, rest), vocabulary)
         assert spread.generate(prompts, EVERYTHING) == expected
         assert compiled(caplog) == 2
 
@@ -262,7 +262,7 @@ def test_words_keep_the_space_before_them_and_need_no_token_that_begins():
     library.add_special_tokens(["<end>"])
     tokens = jnp.array([0, 1, 2, 3, 4])
     model = eqx.tree_at(lambda m: m.text, Reciter(""), tokens)
-    generator = Generator(model, Tokeniser(library.to_str(), eos=4, bos=None))
+    generator = Generator(model, Vocabulary(library.to_str(), eos=4, bos=None))
     assert generator.generate("the sea", Sampling()) == [" was calm"]
     assert generator.generate("", Sampling()) == ["sea was calm"]  # the end stands for "the"
 

@@ -13,7 +13,7 @@ import windlass
 from tests import trained
 from tests.hub.test_round_trip import built, taken
 from windlass.cli import commands
-from windlass.data import tokenizer
+from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.evaluation import harness
 from windlass.evaluation.generate import Generator
@@ -55,7 +55,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
         eos_token_id=256,
     )
     LlamaForCausalLM(config).save_pretrained(place / "model")
-    tokenizer.byte().save(place / "model")
+    vocabularies.byte().save(place / "model")
     rows = [
         {"question": f"{'and ' * (n % 4)}{n}?", "choices": [" yes", " no, never"], "label": n % 2}
         for n in range(10)
@@ -73,7 +73,7 @@ def ours(folder: Path) -> Iterator[tuple[Scorer, Generator]]:
     made = built(folder / "model", (1, 1, 1))
     with made.described.scope():
         model = taken(made)
-        yield Scorer(model, longest=LONGEST, batch=4), Generator(model, tokenizer.byte())
+        yield Scorer(model, longest=LONGEST, batch=4), Generator(model, vocabularies.byte())
 
 
 @pytest.fixture(scope="module")

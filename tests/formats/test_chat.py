@@ -16,7 +16,8 @@ from tests.formats.templates import DEEPSEEK, HARMONY, LLAMA3, MISTRAL, QWEN3, Q
 from windlass.data import Data, Prepared, prepare
 from windlass.data.pack import Rows
 from windlass.data.show import COLORS, row, table
-from windlass.data.tokenizer import Tokenizer, learn, load
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import learn, load
 from windlass.errors import UserError
 from windlass.formats.chat import Format
 from windlass.hub.chat_template import Template, chat_prompt
@@ -80,7 +81,7 @@ def trained(prepared: Prepared, number: int = 0) -> list[str]:
     corpus = prepared.corpora[0]
     span = slice(corpus.offsets[number], corpus.offsets[number + 1])
     assert corpus.weights is not None
-    library = Library.from_str(prepared.tokeniser.text)
+    library = Library.from_str(prepared.vocabulary.text)
     runs: list[list[int]] = [[]]
     for token, weight in zip(corpus.tokens[span].tolist(), corpus.weights[span], strict=True):
         if weight:
@@ -93,7 +94,7 @@ def trained(prepared: Prepared, number: int = 0) -> list[str]:
 def text_of(prepared: Prepared, number: int = 0) -> str:
     corpus = prepared.corpora[0]
     tokens = corpus.tokens[corpus.offsets[number] : corpus.offsets[number + 1]]
-    library = Library.from_str(prepared.tokeniser.text)
+    library = Library.from_str(prepared.vocabulary.text)
     return library.decode(tokens.tolist(), skip_special_tokens=False)
 
 
@@ -237,7 +238,7 @@ def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
 
 def _files(found: Prepared) -> str:
     place = found.corpora[0].folder.parent / "files"
-    found.tokeniser.save(place)
+    found.vocabulary.save(place)
     return str(place)
 
 
@@ -534,7 +535,7 @@ def test_a_tokenizer_without_a_template_is_refused_and_one_can_be_named(
     assert text_of(named) == "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n" + (
         text_of(found)
     )
-    assert named.tokeniser.template == QWEN25.source  # what the run keeps, and exports
+    assert named.vocabulary.template == QWEN25.source  # what the run keeps, and exports
     with pytest.raises(UserError) as refused:
         prepared(bare, [{"messages": PLAIN}], template="chatmll")
     assert str(refused.value) == (
@@ -548,24 +549,24 @@ def test_a_prompt_is_what_transformers_makes_of_it_and_stops_where_answers_do(
     name: str, folder: Callable
 ):
     place = folder(SHAPES[name])
-    tokeniser = load(str(place))
-    template = tokeniser.chat
+    vocabulary = load(str(place))
+    template = vocabulary.chat
     assert isinstance(template, Template)
     expected = theirs(place, PLAIN[:3], add_generation_prompt=True)
     assert chat_prompt(PLAIN[:3], template) == expected
     ids = PreTrainedTokenizerFast.from_pretrained(str(place)).apply_chat_template(
         PLAIN[:3], add_generation_prompt=True, return_dict=False
     )
-    assert tokeniser.read(expected).tolist() == ids
-    stop = Library.from_str(tokeniser.text).token_to_id(SHAPES[name].stop)
-    assert {stop, tokeniser.eos} <= tokeniser.stops
+    assert vocabulary.read(expected).tolist() == ids
+    stop = Library.from_str(vocabulary.text).token_to_id(SHAPES[name].stop)
+    assert {stop, vocabulary.eos} <= vocabulary.stops
     bare = chat_prompt(PLAIN[:3], template, "off")
     assert bare.endswith("<think>\n\n</think>\n\n") and bare.count("<think>") == 1
 
 
 def test_what_is_not_trained_on_is_dimmed_and_the_share_is_told(prepared: Callable):
     found = prepared(QWEN25, [{"messages": PLAIN}, {"messages": PLAIN[:2]}])
-    shown = row(found.split("train"), 1, found.tokeniser)
+    shown = row(found.split("train"), 1, found.vocabulary)
     bright = [shown.plain[x.start : x.end] for x in shown.spans if x.style in COLORS]
     assert bright == ["Good day, how can I help?", "<|im_end|>"]
     rows = found.split("train")
@@ -620,7 +621,7 @@ def test_a_second_start_reads_the_cache_and_another_template_does_not(
     first = prepared(QWEN25, rows)
     again = prepared(QWEN25, rows)
     assert again.corpora[0].folder == first.corpora[0].folder
-    first.tokeniser.save(tmp_path / "run")
+    first.vocabulary.save(tmp_path / "run")
     resumed = prepare(first.data, Tokenizer(kind="file", path=str(tmp_path / "run")))
     assert resumed.corpora[0].folder == first.corpora[0].folder
     other = prepared(QWEN25, rows, template="chatml")
@@ -636,7 +637,7 @@ def test_text_in_the_cache_has_the_template_of_who_asks_for_it(folder: Callable,
     data = Data(source=source, length=8, cache=str(tmp_path / "cache"))
     for template in ("one", "two"):
         asked = Tokenizer(kind="file", path=str(folder(QWEN25, template)))
-        assert prepare(data, asked).tokeniser.template == template
+        assert prepare(data, asked).vocabulary.template == template
 
 
 def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, tmp_path: Path):

@@ -195,7 +195,7 @@ def test_rows_of_tokens_hold_whole_pairs_and_weigh_the_answers_and_their_ends(tm
         for number in range(4)
     ]
     assert [bytes(tokens[:-1]) for tokens in answers] == [b"bcd", b"e", b"fg", b"e"]
-    assert {tokens[-1] for tokens in answers} == {prepared.tokeniser.eos}
+    assert {tokens[-1] for tokens in answers} == {prepared.vocabulary.eos}
     assert np.count_nonzero(row["weight"]) == 3 + 1 + 2 + 1 + 4
     assert set(prepared.data.columns) == {*row, "reference"}
     with pytest.raises(UserError) as refused:

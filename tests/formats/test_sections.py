@@ -191,8 +191,8 @@ def test_a_source_without_rows_is_refused(tmp_path: Path):
 def test_a_vocabulary_is_learned_from_all_that_rows_say(prepared: Callable, tmp_path: Path):
     data = prepared([{**ROW, "answer": "zyzzyva " * 20}], 512).data
     found = prepare(data, Tokenizer(kind="bpe", vocab=270))
-    tokens = found.tokeniser.encode("zyzzyva")
-    assert len(tokens) < 4 and found.tokeniser.decode(tokens) == "zyzzyva"
+    tokens = found.vocabulary.encode("zyzzyva")
+    assert len(tokens) < 4 and found.vocabulary.decode(tokens) == "zyzzyva"
 
 
 def test_a_stride_is_refused_where_nothing_is_split():

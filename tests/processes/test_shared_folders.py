@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.spawn import free_port
-from windlass.data import tokenizer
+from windlass.data import vocabulary as vocabularies
 from windlass.processes.shared_folders import PROBE
 
 
@@ -57,7 +57,7 @@ def test_a_run_in_a_folder_that_is_not_shared_is_refused_on_every_process(found)
 
 def test_hosts_with_different_data_are_refused_on_every_process(found):
     first, second = (one["prepared"] for one in found)
-    byte = tokenizer.byte().fingerprint[:12]
+    byte = vocabularies.byte().fingerprint[:12]
     for one in found:
         assert one["data"] == (
             f"hosts have different data: process 0 has documents {first}, tokenizer {byte}, and "

@@ -10,7 +10,7 @@ from tokenizers import Tokenizer as Library
 
 import windlass
 from tests import trained
-from windlass.data.tokenizer import END, byte
+from windlass.data.vocabulary import END, byte
 from windlass.hub.chat_template import CHATML
 
 SPECIAL = ("<|im_start|>", "<|im_end|>")

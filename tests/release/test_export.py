@@ -14,7 +14,7 @@ from safetensors.numpy import load_file
 import windlass
 from tests import tiny, trained
 from windlass.checkpoint.store import Store, contents
-from windlass.data import tokenizer
+from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.hub.names import from_tensors
 from windlass.program.built import Built
@@ -63,7 +63,7 @@ def test_its_tokenizer_cuts_text_as_the_run_does(run, exported):
     from transformers import AutoTokenizer
 
     found = AutoTokenizer.from_pretrained(exported)
-    own = tokenizer.load(str(run / "tokenizer"))
+    own = vocabularies.load(str(run / "tokenizer"))
     assert found(TEXT, add_special_tokens=False).input_ids == own.encode(TEXT).tolist()
     assert found(TEXT).input_ids == [own.bos, *own.encode(TEXT)]
     assert (found.eos_token_id, found.bos_token_id) == (own.eos, own.bos)
@@ -107,7 +107,7 @@ def test_a_difference_is_found_and_told(run, exported, tmp_path):
     settings = json.loads((spoilt / "tokenizer_config.json").read_text())
     (spoilt / "tokenizer_config.json").write_text(json.dumps(settings | {"eos_token": "a"}))
     tokens = check.random_tokens(300)
-    own = tokenizer.load(str(run / "tokenizer"))
+    own = vocabularies.load(str(run / "tokenizer"))
     found = check.compare(spoilt, None, tokens, ours(run, tokens), own)
     assert not found.good
     told = str(found).split("; ")
@@ -153,7 +153,7 @@ def gru(tmp_path) -> Path:
     store.save(0, {"weights": tiny.model("gru")}, built.identity)
     store.close()
     folders.store(tmp_path / "run", built.run)
-    tokenizer.byte().save(tmp_path / "run" / folders.TOKENIZER)
+    vocabularies.byte().save(tmp_path / "run" / folders.TOKENIZER)
     return tmp_path / "run"
 
 

@@ -17,7 +17,7 @@ import windlass
 from tests.hub.folders import contents
 from tests.release.conftest import SPECIAL, row
 from tests.release.test_export import ours, theirs
-from windlass.data import tokenizer
+from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.release import check
 from windlass.release.export import Export, Options
@@ -54,7 +54,7 @@ def test_a_whole_model_goes_back_as_it_came_but_for_what_was_learned(tuned, tmp_
     assert (said["temperature"], said["do_sample"]) == (0.7, True)
     assert said["eos_token_id"] == [256, 258]  # as it came, and as its chats end
 
-    found, own = AutoTokenizer.from_pretrained(went), tokenizer.load(str(tuned / "tokenizer"))
+    found, own = AutoTokenizer.from_pretrained(went), vocabularies.load(str(tuned / "tokenizer"))
     chat = [{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]
     rendered = found.apply_chat_template(chat, tokenize=False)
     assert own.chat is not None and rendered == own.chat.render(chat)

@@ -18,7 +18,7 @@ from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import folder_of
 from windlass.config import read
 from windlass.config.start import Start
-from windlass.data import tokenizer
+from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub import weights
@@ -42,7 +42,7 @@ def publish(folder: Path, seed: int = 0) -> dict[str, np.ndarray]:
     config = configs.written(CONFIG, length=90, dtype="float32")
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))
-    tokenizer.byte().save(folder)
+    vocabularies.byte().save(folder)
     return models.contents(folder)
 
 

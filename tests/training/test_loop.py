@@ -167,7 +167,7 @@ def test_the_banner_says_how_much_memory_a_known_chip_has(finished, here, monkey
     assert "device       8 × cpu of 131 GiB (asked for cpu)" in told.text
 
 
-def test_a_run_stores_its_recipe_its_numbers_and_its_tokeniser(finished):
+def test_a_run_stores_its_recipe_its_numbers_and_its_vocabulary(finished):
     folder, told = finished
     assert not any("loss_scale" in name for name in weights(folder))
     stored = folders.stored(folder)
@@ -406,11 +406,12 @@ def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(
     )
 
 
-def test_a_checkpoint_of_another_tokeniser_is_refused_with_both(finished, here):
+def test_a_checkpoint_of_another_vocabulary_is_refused_with_both(finished, here):
     run = mine(finished, here)
     keys = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
     there, other = (
-        api.prepare(copy.deepcopy(RECIPE), words).tokeniser.fingerprint[:12] for words in ([], keys)
+        api.prepare(copy.deepcopy(RECIPE), words).vocabulary.fingerprint[:12]
+        for words in ([], keys)
     )
     assert refused(f"run.dir={run}", *keys) == (
         f"checkpoint at step 6 was written for tokenizer of 257 tokens ({there}); this run "
@@ -419,7 +420,7 @@ def test_a_checkpoint_of_another_tokeniser_is_refused_with_both(finished, here):
     )
 
 
-def test_a_vocabulary_smaller_than_the_tokeniser_is_refused(here):
+def test_a_vocabulary_smaller_than_the_vocabulary_is_refused(here):
     assert refused("model.vocab=200") == (
         "model.vocab is 200; the tokenizer has 257 tokens, so it must be 257 or more"
     )

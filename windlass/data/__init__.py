@@ -13,11 +13,12 @@ from rich.console import Console
 
 from windlass.config import Open, listing, section
 from windlass.data.checks import Checks
-from windlass.data.corpus import Corpus, Part, corpus, is_learned, kept, under, vocabulary
+from windlass.data.corpus import Corpus, Part, corpus_of, is_learned, kept, under, vocabulary_of
 from windlass.data.mix import CYCLE, Mixture
 from windlass.data.pack import COLUMNS, Packing, Rows, rows, targets_of
 from windlass.data.split import SPLITS, split
-from windlass.data.tokenizer import Tokeniser, Tokenizer
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.formats import Longer
 from windlass.hub import chat_template
@@ -154,8 +155,8 @@ class Prepared:
     drawn: int | None = None  # rows that are trained on in the whole run, where that is known
 
     @property
-    def tokeniser(self) -> Tokeniser:
-        return self.corpora[0].tokeniser
+    def vocabulary(self) -> Vocabulary:
+        return self.corpora[0].vocabulary
 
     @property
     def fingerprint(self) -> str:
@@ -193,7 +194,7 @@ class Prepared:
 def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None) -> Prepared:
     """Tokenises and packs what is not yet in the cache, and opens it."""
     console = console or Console(stderr=True)
-    corpora, splits = tokenised(data, tokenizer, console=console), []
+    corpora, splits = tokenized(data, tokenizer, console=console), []
     for part, tokens in zip(data.parts, corpora, strict=True):
         with under(part.key):
             splits.append(_parted(data, tokens, console))
@@ -210,29 +211,31 @@ def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
     cache, quiet = cache_of(data), Console(quiet=True)
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None
-    tokeniser = _vocabulary(data, tokenizer, quiet)
+    vocabulary = _vocabulary(data, tokenizer, quiet)
     asked = (cache, data.format, data.checks)
-    if any(kept(part.source, tokeniser, *asked) is None for part in data.parts):
+    if any(kept(part.source, vocabulary, *asked) is None for part in data.parts):
         return None
     return len(prepare(data, tokenizer, console=quiet).split("train"))
 
 
-def tokenised(
+def tokenized(
     data: Data, tokenizer: Tokenizer, *, console: Console | None = None
 ) -> tuple[Corpus, ...]:
     """The documents of each source as tokens, before they are parted and packed."""
     console = console or Console(stderr=True)
-    cache, tokeniser = cache_of(data), _vocabulary(data, tokenizer, console)
+    cache, vocabulary = cache_of(data), _vocabulary(data, tokenizer, console)
     corpora = []
     for part in data.parts:
         with under(part.key):
-            corpora.append(corpus(part.source, tokeniser, cache, console, data.format, data.checks))
+            corpora.append(
+                corpus_of(part.source, vocabulary, cache, console, data.format, data.checks)
+            )
     return tuple(corpora)
 
 
-def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Tokeniser:
-    """The tokeniser of a recipe, with the chat template that its format asks for."""
-    found = vocabulary(data.parts, tokenizer, cache_of(data), console, data.format)
+def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Vocabulary:
+    """The vocabulary of a recipe, with the chat template that its format asks for."""
+    found = vocabulary_of(data.parts, tokenizer, cache_of(data), console, data.format)
     asked = data.format.template
     return found if asked is None else found.speaking(chat_template.found(asked))
 

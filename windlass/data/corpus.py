@@ -1,7 +1,7 @@
 """Documents as tokens on disk, written once and mapped into memory.
 
-A cache folder holds `corpora/KEY`, where KEY is a hash of the documents, the tokeniser and the
-format; `known/START`, which says for a source as it stands and a tokeniser which KEY they gave;
+A cache folder holds `corpora/KEY`, where KEY is a hash of the documents, the vocabulary and the
+format; `known/START`, which says for a source as it stands and a vocabulary which KEY they gave;
 `asked/SOURCE`, how a source stood when it was last tokenised; and `vocabularies/START`, what was
 learned from sources as they stand. What is being written stands in a folder of its own until it is
 whole, and is then renamed.
@@ -21,16 +21,12 @@ from rich.console import Console
 
 from windlass import files
 from windlass.config import tree
-from windlass.data import tokenizer as vocabularies
+from windlass.data import vocabulary as vocabularies
 from windlass.data.checks import Checker, Checks, Found
 from windlass.data.documents import Notes, made, words
 from windlass.data.progress import progress
-from windlass.data.tokenizer import (
-    SAMPLE_CHARACTERS,
-    SAMPLE_CHARACTERS_PER_TOKEN,
-    Tokeniser,
-    Tokenizer,
-)
+from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import SAMPLE_CHARACTERS, SAMPLE_CHARACTERS_PER_TOKEN, Vocabulary
 from windlass.errors import UserError
 from windlass.formats import Format
 from windlass.formats.text import Format as Plain
@@ -46,12 +42,12 @@ CHANGED = "the documents of data.source changed while they were read; run it aga
 class Corpus:
     """Every document of a source as one long run of tokens, on disk.
 
-    Document i is `tokens[offsets[i]:offsets[i + 1]]`: the beginning where the tokeniser has one,
+    Document i is `tokens[offsets[i]:offsets[i + 1]]`: the beginning where the vocabulary has one,
     the text, the end; or ids as the source has them. One without text has no tokens at all.
     """
 
     folder: Path
-    tokeniser: Tokeniser
+    vocabulary: Vocabulary
     tokens: np.ndarray
     offsets: np.ndarray
     counts: np.ndarray  # how often each token is to be predicted, or by how much it weighs in all
@@ -93,14 +89,14 @@ class Part(NamedTuple):
     share: float  # of the rows that are drawn
 
 
-def vocabulary(
+def vocabulary_of(
     parts: Sequence[Part],
     asked: Tokenizer,
     cache: Path,
     console: Console,
     format: Format = PLAIN,
-) -> Tokeniser:
-    """The tokeniser of a recipe; one that is to be learned reads of each source by its share."""
+) -> Vocabulary:
+    """The vocabulary of a recipe; one that is to be learned reads of each source by its share."""
     if asked.kind == "byte":
         return vocabularies.byte()
     if asked.kind == "file":
@@ -128,7 +124,7 @@ def vocabulary(
                 kept = {"text": learned.text, **learned.kept}
                 with room(cache, len(learned.text)):
                     files.write_json(file, kept)
-    return Tokeniser(**json.loads(file.read_text()))
+    return Vocabulary(**json.loads(file.read_text()))
 
 
 def is_learned(parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format) -> bool:
@@ -140,34 +136,34 @@ def is_learned(parts: Sequence[Part], asked: Tokenizer, cache: Path, format: For
 
 def kept(
     source: Source,
-    tokeniser: Tokeniser,
+    vocabulary: Vocabulary,
     cache: Path,
     format: Format = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus | None:
-    """The tokens of a source where they are in the cache, for source and tokeniser as they are."""
-    how = _how(format, tokeniser, _checks(format, checks))
-    known = _known_file(cache, source.fingerprint(), tokeniser, how)
-    return _known(known, cache, tokeniser)
+    """The tokens of a source where they are in the cache, for source and vocabulary as they are."""
+    how = _how(format, vocabulary, _checks(format, checks))
+    known = _known_file(cache, source.fingerprint(), vocabulary, how)
+    return _known(known, cache, vocabulary)
 
 
-def corpus(
+def corpus_of(
     source: Source,
-    tokeniser: Tokeniser,
+    vocabulary: Vocabulary,
     cache: Path,
     console: Console,
     format: Format = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus:
-    """The tokens of a source: those in the cache, where source and tokeniser are as they were."""
+    """The tokens of a source: those in the cache, where source and vocabulary are as they were."""
     stamp = source.fingerprint()
     checks = _checks(format, checks)
-    how = _how(format, tokeniser, checks)
-    known = _known_file(cache, stamp, tokeniser, how)
-    if found := _known(known, cache, tokeniser):
+    how = _how(format, vocabulary, checks)
+    known = _known_file(cache, stamp, vocabulary, how)
+    if found := _known(known, cache, vocabulary):
         return found
     with claimed(cache / "building" / known.stem, console) as partial:
-        if found := _known(known, cache, tokeniser):  # another process was faster
+        if found := _known(known, cache, vocabulary):  # another process was faster
             return found
         asked = cache / "asked" / f"{_key(source.described())}.json"
         if asked.is_file() and json.loads(asked.read_text())["stamp"] != stamp:
@@ -179,18 +175,18 @@ def corpus(
                 highlight=False,
                 soft_wrap=True,
             )
-        content = _tokenise(source, tokeniser, partial, console, format, checks)
+        content = _tokenize(source, vocabulary, partial, console, format, checks)
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
         about = json.loads((partial / "about.json").read_text())
         how += [about["checked"], about["notes"]]  # what rows that were left out have told
-        folder = cache / "corpora" / _key(FORMAT, content, tokeniser.fingerprint, *how)
+        folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *how)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
             if opened(folder) is None:
                 files.publish(partial, folder)
             files.write_json(known, {"corpus": folder.name})
             files.write_json(asked, {"stamp": stamp})
-    result = _known(known, cache, tokeniser)
+    result = _known(known, cache, vocabulary)
     assert result is not None
     return result
 
@@ -207,7 +203,7 @@ def opened(folder: Path) -> Corpus | None:
     weights, owner = folder / "weights.bin", folder / "owner.npy"
     return Corpus(
         folder=folder,
-        tokeniser=Tokeniser(text, **about["tokenizer"]),
+        vocabulary=Vocabulary(text, **about["tokenizer"]),
         tokens=np.memmap(folder / "tokens.bin", about["dtype"], mode="r").view(np.ndarray),
         offsets=np.load(folder / "offsets.npy", mmap_mode="r").view(np.ndarray),
         counts=np.load(folder / "counts.npy"),
@@ -257,22 +253,21 @@ def _vocabulary_file(
     return cache / "vocabularies" / f"{start}.json"
 
 
-def _known_file(cache: Path, stamp: str, tokeniser: Tokeniser, how: list[Any]) -> Path:
+def _known_file(cache: Path, stamp: str, vocabulary: Vocabulary, how: list[Any]) -> Path:
     """What says which tokens a source gave, as it stands."""
-    return cache / "known" / f"{_key(FORMAT, stamp, tokeniser.fingerprint, *how)}.json"
+    return cache / "known" / f"{_key(FORMAT, stamp, vocabulary.fingerprint, *how)}.json"
 
 
 def _checks(format: Format, checks: Checks | None) -> Checks | None:
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
-def _known(known: Path, cache: Path, tokeniser: Tokeniser) -> Corpus | None:
+def _known(known: Path, cache: Path, vocabulary: Vocabulary) -> Corpus | None:
     if not known.is_file():
         return None
     found = opened(cache / "corpora" / json.loads(known.read_text())["corpus"])
-    # Tokens are the same for every tokeniser of that vocabulary; what this one says of chats, which
-    # a run keeps, may be another.
-    return found and replace(found, tokeniser=tokeniser)
+    # Tokens are the same whatever is said of chats, which a run keeps and may be another here.
+    return found and replace(found, vocabulary=vocabulary)
 
 
 @contextmanager
@@ -292,7 +287,9 @@ def _stamps(parts: Sequence[Part]) -> list[str]:
     return found
 
 
-def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console, is_text: bool) -> Tokeniser:
+def _learned(
+    parts: Sequence[Part], asked: Tokenizer, console: Console, is_text: bool
+) -> Vocabulary:
     assert asked.vocab is not None
     enough = min(SAMPLE_CHARACTERS, asked.vocab * SAMPLE_CHARACTERS_PER_TOKEN)
     documents = sum(len(part.source) for part in parts)
@@ -315,19 +312,19 @@ def _learned(parts: Sequence[Part], asked: Tokenizer, console: Console, is_text:
         return vocabularies.learn(texts(), asked.vocab)
 
 
-def _tokenise(
+def _tokenize(
     source: Source,
-    tokeniser: Tokeniser,
+    vocabulary: Vocabulary,
     folder: Path,
     console: Console,
     format: Format,
     checks: Checks | None,
 ) -> str:
     """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
-    dtype = np.uint16 if tokeniser.size <= 2**16 else np.uint32
+    dtype = np.uint16 if vocabulary.size <= 2**16 else np.uint32
     lengths, owners, content = array("q"), array("q"), hashlib.sha256()
     is_weighed = format.reads == "rows"
-    counts = np.zeros(tokeniser.size, np.float64 if is_weighed else np.int64)
+    counts = np.zeros(vocabulary.size, np.float64 if is_weighed else np.int64)
     total, documents, done, notes = 0, len(source), 0, Notes(console)
     size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
@@ -338,7 +335,7 @@ def _tokenise(
         opened.enter_context(room(cache, lambda: total * size * documents // max(done, 1)))
         out = opened.enter_context((folder / "tokens.bin").open("wb"))
         beside = opened.enter_context((folder / "weights.bin").open("wb")) if is_weighed else None
-        for batch in made(source, tokeniser, format, notes, checker):
+        for batch in made(source, vocabulary, format, notes, checker):
             for raw in batch.raw:
                 content.update(len(raw).to_bytes(8, "little") + raw)
             tokens, sizes = batch.tokens, batch.sizes
@@ -351,9 +348,9 @@ def _tokenise(
             # The first token of a document is given, and never predicted.
             firsts = (np.cumsum(sizes) - sizes)[sizes > 0]
             weights = batch.weights if is_weighed else None
-            counts += np.bincount(tokens, weights, minlength=tokeniser.size)
+            counts += np.bincount(tokens, weights, minlength=vocabulary.size)
             weights = weights[firsts] if weights is not None else None
-            counts -= np.bincount(tokens[firsts], weights, minlength=tokeniser.size)
+            counts -= np.bincount(tokens[firsts], weights, minlength=vocabulary.size)
             tell(done, f"{total / 1e6:,.1f}M tokens")
     checked = checker and checker.finish()
     if total == 0:
@@ -362,18 +359,18 @@ def _tokenise(
             if documents
             else f"{_named(source)} has no documents"
         )
-    with room(cache, total * size + 8 * (documents + tokeniser.size)):
+    with room(cache, total * size + 8 * (documents + vocabulary.size)):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
         save(folder / "counts.npy", counts)
         if list(owners) != list(range(len(owners))):
             content.update(owners.tobytes())  # the splits follow from them
             save(folder / "owner.npy", np.array(owners, np.int64))
-        (folder / vocabularies.FILE).write_text(tokeniser.text, encoding="utf-8")
+        (folder / vocabularies.FILE).write_text(vocabulary.text, encoding="utf-8")
         about = {
             "format": FORMAT,
             "content": content.hexdigest(),
             "dtype": np.dtype(dtype).name,
-            "tokenizer": tokeniser.kept,
+            "tokenizer": vocabulary.kept,
             "notes": notes.said,
             "checked": checked and asdict(checked),
             "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
@@ -390,12 +387,12 @@ def _named(source: Any) -> str:
     return "data.source"
 
 
-def _how(format: Format, tokeniser: Tokeniser, checks: Checks | None) -> list[Any]:
+def _how(format: Format, vocabulary: Vocabulary, checks: Checks | None) -> list[Any]:
     """What the tokens of rows follow from, beside the rows and the vocabulary."""
     if format.reads == "text":
         return [] if checks is None else [tree(checks)]
     kind = type(format).__module__.rpartition(".")[2]
-    chat = tokeniser.chat
+    chat = vocabulary.chat
     # What a template is given, and not the settings: saved and read again these are others.
     spoken = None if chat is None else [chat.source, chat.variables]
     return [kind, tree(format), spoken, tree(checks)]

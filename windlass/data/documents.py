@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass.data.checks import Checker
-from windlass.data.tokenizer import Tokeniser
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.formats import Format, Rendered
 from windlass.sources import Source
@@ -45,19 +45,19 @@ class Some(NamedTuple):
 
 
 def made(
-    source: Source, tokeniser: Tokeniser, format: Format, notes: Notes, checker: Checker | None
+    source: Source, vocabulary: Vocabulary, format: Format, notes: Notes, checker: Checker | None
 ) -> Iterator[Some]:
     """All documents of a source, in their order; without those that the checks leave out."""
     if format.reads == "rows":
         assert checker is not None
-        return _rendered(source, tokeniser, format, notes, checker)
+        return _rendered(source, vocabulary, format, notes, checker)
     if source.yields == "text":
-        return _texts(source, tokeniser, checker)
-    return _ids(source, tokeniser)
+        return _texts(source, vocabulary, checker)
+    return _ids(source, vocabulary)
 
 
 def _rendered(
-    source: Source, tokeniser: Tokeniser, format: Format, notes: Notes, checker: Checker
+    source: Source, vocabulary: Vocabulary, format: Format, notes: Notes, checker: Checker
 ) -> Iterator[Some]:
     if not source.has_rows:
         raise UserError(
@@ -75,7 +75,7 @@ def _rendered(
         found: list[Rendered] = []
         if checker.takes(row, where):
             with checker.making(where):
-                found = format.render(row, where, tokeniser.chat)
+                found = format.render(row, where, vocabulary.chat)
                 if not checker.keeps((one.text for one in found), where):
                     found = []
         held += [(number, one) for one in found]
@@ -83,10 +83,10 @@ def _rendered(
             spelling.append((number, found[0].spelled))
         size += sum(len(one.text) for one in found)
         if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
-            yield _weighed(held, tokeniser, source)
+            yield _weighed(held, vocabulary, source)
             held, size = [], 0
     if held:
-        yield _weighed(held, tokeniser, source)
+        yield _weighed(held, vocabulary, source)
     if spelling:
         number, token = spelling[0]
         notes.say(
@@ -106,13 +106,13 @@ def _name(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
-def _weighed(held: list[tuple[int, Rendered]], tokeniser: Tokeniser, source: Source) -> Some:
+def _weighed(held: list[tuple[int, Rendered]], vocabulary: Vocabulary, source: Source) -> Some:
     """Rendered rows as tokens, each of which weighs what its characters do."""
     is_whole = held[0][1].is_whole
     texts = [HALF.sub("\ufffd", one.text) for _, one in held]
-    read = tokeniser.read_batch(texts, special=is_whole)
-    begin = [] if is_whole or tokeniser.bos is None else [tokeniser.bos]
-    end = [] if is_whole else [tokeniser.eos]
+    read = vocabulary.read_batch(texts, special=is_whole)
+    begin = [] if is_whole or vocabulary.bos is None else [vocabulary.bos]
+    end = [] if is_whole else [vocabulary.eos]
     tokens, weights, sizes = [], [], np.zeros(len(held), np.int64)
     for place, ((number, one), (ids, characters)) in enumerate(zip(held, read, strict=True)):
         if not one.text.strip():
@@ -143,13 +143,13 @@ def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
     return np.maximum.reduceat(of_characters, between)[::2]
 
 
-def _texts(source: Source, tokeniser: Tokeniser, checker: Checker | None) -> Iterator[Some]:
+def _texts(source: Source, vocabulary: Vocabulary, checker: Checker | None) -> Iterator[Some]:
     before = 0
     for texts in _batches(source, "text"):
         if checker is not None:
             texts = [_checked(before + i, text, source, checker) for i, text in enumerate(texts)]
             before += len(texts)
-        yield Some([text.encode() for text in texts], *_framed(texts, tokeniser))
+        yield Some([text.encode() for text in texts], *_framed(texts, vocabulary))
 
 
 def _checked(number: int, text: str, source: Source, checker: Checker) -> str:
@@ -159,17 +159,17 @@ def _checked(number: int, text: str, source: Source, checker: Checker) -> str:
     return text if checker.takes(row, where) and checker.keeps([text], where) else ""
 
 
-def _ids(source: Source, tokeniser: Tokeniser) -> Iterator[Some]:
+def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
     before = 0
     for documents in _batches(source, "tokens"):
         tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
-        is_strange = (tokens < 0) | (tokens >= tokeniser.size)
+        is_strange = (tokens < 0) | (tokens >= vocabulary.size)
         if is_strange.any():
             first = int(is_strange.argmax())
             number = before + int(np.searchsorted(np.cumsum(sizes), first, side="right"))
             raise UserError(
                 f"document {number:,} of data.source holds the id {tokens[first]}, and the "
-                f"tokenizer has {tokeniser.size:,}, from 0 to {tokeniser.size - 1}; "
+                f"tokenizer has {vocabulary.size:,}, from 0 to {vocabulary.size - 1}; "
                 "tokenizer.kind=file with tokenizer.path names the tokenizer that made the ids"
             )
         before += len(documents)
@@ -198,13 +198,13 @@ def _at(number: int, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:
         raise UserError(f"data.source cannot be read at document {number:,}: {why}") from None
 
 
-def _framed(texts: list[str], tokeniser: Tokeniser) -> tuple[np.ndarray, np.ndarray]:
+def _framed(texts: list[str], vocabulary: Vocabulary) -> tuple[np.ndarray, np.ndarray]:
     """The tokens of all texts, one after the other, and how many each has."""
-    begin = np.array([] if tokeniser.bos is None else [tokeniser.bos], np.int32)
-    end = np.array([tokeniser.eos], np.int32)
+    begin = np.array([] if vocabulary.bos is None else [vocabulary.bos], np.int32)
+    end = np.array([vocabulary.eos], np.int32)
     parts: list[np.ndarray] = []
     sizes = np.zeros(len(texts), np.int64)
-    for number, tokens in enumerate(tokeniser.encode_batch(texts)):
+    for number, tokens in enumerate(vocabulary.encode_batch(texts)):
         if texts[number].strip():
             parts += (begin, tokens, end)
             sizes[number] = len(begin) + len(tokens) + len(end)

@@ -93,7 +93,7 @@ class Rows:
     def fingerprint(self) -> str:
         """Of what is in every row: the same documents in the same places give the same one."""
         content = hashlib.sha256(f"{self.corpus.fingerprint} {self.length} {self.seen}".encode())
-        content.update(self.corpus.tokeniser.fingerprint.encode())
+        content.update(self.corpus.vocabulary.fingerprint.encode())
         for values in self.index:
             content.update(np.ascontiguousarray(values).tobytes())
         return content.hexdigest()
@@ -175,7 +175,7 @@ class Rows:
             flat[place] = values
             return flat.reshape(len(numbers), self.length)
 
-        padding = self.corpus.tokeniser.eos
+        padding = self.corpus.vocabulary.eos
         further = {
             name: np.where(is_row[:, None], values[numbers], np.float32(0))
             for name, values in self._further.items()

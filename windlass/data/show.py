@@ -10,7 +10,7 @@ from rich.text import Text
 from windlass.data import Prepared
 from windlass.data.mix import Mixture
 from windlass.data.pack import Rows
-from windlass.data.tokenizer import Tokeniser
+from windlass.data.vocabulary import Vocabulary
 
 LONGER = {"split": "split over several", "cut": "cut", "drop": "dropped"}
 COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a row differ
@@ -19,7 +19,7 @@ COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a r
 def show(prepared: Prepared, rows: Rows | Mixture, console: Console, count: int) -> None:
     """The first rows: documents in colours, what is not trained on dimmed; then the counts."""
     for number in range(min(count, len(rows))):
-        console.print(row(rows, number, prepared.tokeniser))
+        console.print(row(rows, number, prepared.vocabulary))
         console.print()
     if told := list(facts(prepared)):
         checked = Table(show_header=False)
@@ -50,7 +50,7 @@ def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
         yield "longest", f"{several}{told}"
 
 
-def row(rows: Rows | Mixture, number: int, tokeniser: Tokeniser) -> Text:
+def row(rows: Rows | Mixture, number: int, vocabulary: Vocabulary) -> Text:
     columns = rows[number]
     shown = Text().append(f"row {number}\n", "bold")
     for place, piece in enumerate(rows.pieces(number)):
@@ -60,7 +60,7 @@ def row(rows: Rows | Mixture, number: int, tokeniser: Tokeniser) -> Text:
         is_trained = [False, *(columns["weight"][here] > 0)]
         color = COLORS[place % len(COLORS)]
         shown.append(f"document {piece.document}, tokens {piece.start} to {piece.stop}: ", "bold")
-        for text, trained in _runs(tokens, is_trained, tokeniser):
+        for text, trained in _runs(tokens, is_trained, vocabulary):
             shown.append(text, color if trained else "dim")
         shown.append("\n")
     padding = int((columns["document"] < 0).sum())
@@ -102,23 +102,23 @@ def parts(prepared: Prepared, trained: Mixture) -> Table:
     return shown
 
 
-def _runs(tokens: list, is_trained: list, tokeniser: Tokeniser) -> list[tuple[str, bool]]:
+def _runs(tokens: list, is_trained: list, vocabulary: Vocabulary) -> list[tuple[str, bool]]:
     """The text between changes of what is trained on; special tokens by their names."""
     runs: list[tuple[str, bool]] = []
     pending: list[int] = []
 
     def flush(trained: bool) -> None:
         if pending:
-            runs.append((tokeniser.decode(pending), trained))
+            runs.append((vocabulary.decode(pending), trained))
             pending.clear()
 
     was_trained = False
     for token, trained in zip(map(int, tokens), map(bool, is_trained), strict=True):
-        is_special = token in tokeniser.special
+        is_special = token in vocabulary.special
         if trained != was_trained or is_special:
             flush(was_trained)
         if is_special:
-            runs.append((tokeniser.name(token), trained))
+            runs.append((vocabulary.name(token), trained))
         else:
             pending.append(token)
         was_trained = trained

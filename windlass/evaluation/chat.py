@@ -7,7 +7,7 @@ from typing import Any, get_args
 import numpy as np
 
 from windlass.config import listing
-from windlass.data.tokenizer import Tokeniser
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator as Writer
 from windlass.evaluation.sampling import Sampling
@@ -52,7 +52,7 @@ class Conversation:
     def stream(self, text: str) -> Generator[str, None, None]:
         """The answer in pieces as they come. One that is not waited for is remembered so far."""
         asked = {"role": "user", "content": text}
-        prompt = encoded(self._generator.tokeniser, [*self.messages, asked], self.thinking)
+        prompt = encoded(self._generator.vocabulary, [*self.messages, asked], self.thinking)
         pieces: list[str] = []
         self.tokens, self._before = 0, len(prompt)
         try:
@@ -84,26 +84,26 @@ class Conversation:
             yield token
 
 
-def encoded(tokeniser: Tokeniser, messages: Messages, thinking: str = "none") -> np.ndarray:
+def encoded(vocabulary: Vocabulary, messages: Messages, thinking: str = "none") -> np.ndarray:
     """What the model reads before it answers."""
-    assert tokeniser.chat is not None
-    return tokeniser.read(chat_prompt(messages, tokeniser.chat, _thinking(thinking)))
+    assert vocabulary.chat is not None
+    return vocabulary.read(chat_prompt(messages, vocabulary.chat, _thinking(thinking)))
 
 
-def ends(tokeniser: Tokeniser) -> frozenset[int]:
+def ends(vocabulary: Vocabulary) -> frozenset[int]:
     """The tokens that end a text, with the one that ends an assistant's turn.
 
     A base model that was taught to chat may end documents with one and turns with another.
     """
-    if tokeniser.chat is None:
-        return tokeniser.stops
+    if vocabulary.chat is None:
+        return vocabulary.stops
     said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
     try:
-        after = tokeniser.chat.render(said).rpartition(ANSWER)[2]
+        after = vocabulary.chat.render(said).rpartition(ANSWER)[2]
     except Unrendered:
-        return tokeniser.stops
-    found = tokeniser.chat.tokens.search(after)
-    return tokeniser.stops | frozenset(map(int, tokeniser.read(found[0]) if found else ()))
+        return vocabulary.stops
+    found = vocabulary.chat.tokens.search(after)
+    return vocabulary.stops | frozenset(map(int, vocabulary.read(found[0]) if found else ()))
 
 
 def _thinking(asked: str) -> Thinking:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from windlass.data.tokenizer import Tokeniser
+from windlass.data.vocabulary import Vocabulary
 from windlass.devices.axes import shard
 from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
 from windlass.layers.kv_cache import KVCache
@@ -26,9 +26,9 @@ class Generator:
     program for all prompts of about the same length.
     """
 
-    def __init__(self, model: Model, tokeniser: Tokeniser, ends: Iterable[int] = ()):
-        self.tokeniser = tokeniser
-        self.ends = frozenset({tokeniser.eos, *ends})  # tokens that end a text
+    def __init__(self, model: Model, vocabulary: Vocabulary, ends: Iterable[int] = ()):
+        self.vocabulary = vocabulary
+        self.ends = frozenset({vocabulary.eos, *ends})  # tokens that end a text
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
         self._prefill = Program(self._one_token, "prefill", donate_argnames="cache")
         self._decode = Program(self._one_token, "decode", donate_argnames="cache")
@@ -58,7 +58,7 @@ class Generator:
         for first in range(0, len(starts), batch):
             some = starts[first : first + batch]
             # A last batch that is not full is filled up: it needs no program of its own.
-            blank = [np.array([self.tokeniser.eos])] * (batch - len(some) if first else 0)
+            blank = [np.array([self.vocabulary.eos])] * (batch - len(some) if first else 0)
             yield from self._batch(some, blank, sampling, first)
 
     def stream(self, prompt: Prompt, sampling: Sampling) -> Iterator[str]:
@@ -92,7 +92,7 @@ class Generator:
                     writing.remove(row)
                     continue
                 written[row].append(int(column[row]))
-                if sampling.stop and _holds(self.tokeniser.decode(written[row]), sampling.stop):
+                if sampling.stop and _holds(self.vocabulary.decode(written[row]), sampling.stop):
                     writing.remove(row)
             if not writing:
                 break
@@ -100,12 +100,12 @@ class Generator:
             yield "".join(self.text(start, tokens, sampling))
 
     def _encode(self, prompts: Sequence[str]) -> list[np.ndarray]:
-        tokeniser = self.tokeniser
-        encoded = tokeniser.encode_batch(list(prompts))
-        if tokeniser.bos is not None:
-            return [np.concatenate([[tokeniser.bos], tokens]) for tokens in encoded]
+        vocabulary = self.vocabulary
+        encoded = vocabulary.encode_batch(list(prompts))
+        if vocabulary.bos is not None:
+            return [np.concatenate([[vocabulary.bos], tokens]) for tokens in encoded]
         # A model has to be told something: the end of a document is the nearest to a beginning.
-        return [tokens if len(tokens) else np.array([tokeniser.eos]) for tokens in encoded]
+        return [tokens if len(tokens) else np.array([vocabulary.eos]) for tokens in encoded]
 
     def _text(self, start: np.ndarray, tokens: Iterable[int]) -> Iterator[str]:
         # The prompt goes through the decoder too, since some vocabularies write a word differently
@@ -118,7 +118,7 @@ class Generator:
             has_begun = True
             yield from tokens
 
-        return (piece for piece in self.tokeniser.stream(whole()) if has_begun)
+        return (piece for piece in self.vocabulary.stream(whole()) if has_begun)
 
     def _columns(
         self, starts: list[np.ndarray], sampling: Sampling, first: int = 0
@@ -132,7 +132,7 @@ class Generator:
         settings = Settings.of(sampling, first)
         seen = None
         if sampling.repetition_penalty != 1:
-            seen = np.zeros((len(starts), self.tokeniser.size), bool)
+            seen = np.zeros((len(starts), self.vocabulary.size), bool)
             for row, tokens in enumerate(starts):
                 seen[row, tokens] = True
 
@@ -153,9 +153,9 @@ class Generator:
         model = eqx.combine(weights, self._rest)
         batch = {name: shard(column, "batch seq") for name, column in batch.items()}
         hidden, _, cache = model(batch, cache)
-        # Whole on every device: a sort cannot be split. What the model has beyond the tokeniser's
-        # vocabulary is padding.
-        logits = shard(model.head.logits(hidden[:, -1:]), ". . .")[:, 0, : self.tokeniser.size]
+        # Whole on every device: a sort cannot be split. Logits of the model
+        # beyond the vocabulary are padding.
+        logits = shard(model.head.logits(hidden[:, -1:]), ". . .")[:, 0, : self.vocabulary.size]
         tokens = draw(adjust(logits, seen, settings), index, settings)
         if seen is not None:
             seen = seen.at[jnp.arange(len(tokens)), tokens].set(True)

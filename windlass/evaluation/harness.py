@@ -83,21 +83,21 @@ def _adapter(scorer: Scorer, generator: Generator) -> Any:
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
 
-    tokeniser = generator.tokeniser
+    vocabulary = generator.vocabulary
 
-    begin = [] if tokeniser.bos is None else [tokeniser.bos]
+    begin = [] if vocabulary.bos is None else [vocabulary.bos]
 
     class Adapter(TemplateLM):
         @property
         def eot_token_id(self) -> int:
-            return tokeniser.eos
+            return vocabulary.eos
 
         @property
         def prefix_token_id(self) -> int:
-            return begin[0] if begin else tokeniser.eos
+            return begin[0] if begin else vocabulary.eos
 
         def tok_encode(self, string, add_special_tokens=None, **_) -> list[int]:
-            text = tokeniser.encode(string).tolist()
+            text = vocabulary.encode(string).tolist()
             return text if add_special_tokens is False else [*begin, *text]
 
         def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from windlass.config import listing
-from windlass.data.tokenizer import Tokeniser
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.hub.chat_template import chat_prompt
 from windlass.hub.config import families
@@ -94,7 +94,7 @@ def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    folder: Path, base: Path | None, tokens: np.ndarray, ours: np.ndarray, tokeniser: Tokeniser
+    folder: Path, base: Path | None, tokens: np.ndarray, ours: np.ndarray, vocabulary: Vocabulary
 ) -> Comparison:
     """Load an export as others do; `base` is the model that an adapter belongs to."""
     theirs = _their_logits(folder, base, tokens)
@@ -103,7 +103,7 @@ def compare(
         difference=float(np.abs(ours - theirs).max()),
         scale=float(np.abs(ours).max()),
         made_with=listing((f"{name} {metadata.version(name)}" for name in names), "and"),
-        problems=_other_tokens(folder, tokeniser),
+        problems=_other_tokens(folder, vocabulary),
     )
 
 
@@ -124,19 +124,19 @@ def _their_logits(folder: Path, base: Path | None, tokens: np.ndarray) -> np.nda
         return model.eval()(torch.from_numpy(tokens).long()).logits.float().numpy()
 
 
-def _other_tokens(folder: Path, tokeniser: Tokeniser) -> list[str]:
+def _other_tokens(folder: Path, vocabulary: Vocabulary) -> list[str]:
     from transformers import AutoTokenizer
 
     theirs: Any = AutoTokenizer.from_pretrained(folder, local_files_only=True)
     wrong = [
         f"{text!r} is other tokens there"
         for text in TEXTS
-        if theirs(text, add_special_tokens=False).input_ids != tokeniser.encode(text).tolist()
+        if theirs(text, add_special_tokens=False).input_ids != vocabulary.encode(text).tolist()
     ]
-    if tokeniser.chat is not None:
+    if vocabulary.chat is not None:
         text = theirs.apply_chat_template([*CHAT], tokenize=False, add_generation_prompt=True)
-        if text != chat_prompt([*CHAT], tokeniser.chat):
+        if text != chat_prompt([*CHAT], vocabulary.chat):
             wrong.append("a chat is another text there")
-    if theirs.eos_token_id != tokeniser.eos:
-        wrong.append(f"a document ends with token {theirs.eos_token_id}, not {tokeniser.eos}")
+    if theirs.eos_token_id != vocabulary.eos:
+        wrong.append(f"a document ends with token {theirs.eos_token_id}, not {vocabulary.eos}")
     return wrong

@@ -80,15 +80,15 @@ def _config(source: Source, dtype: str) -> dict[str, Any]:
         return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
     like = source.came_with("config.json")
     found = config.written(model, length=source.run.data.length, dtype=dtype, like=like)
-    ends = {"bos_token_id": source.tokeniser.bos, "eos_token_id": source.tokeniser.eos}
+    ends = {"bos_token_id": source.vocabulary.bos, "eos_token_id": source.vocabulary.eos}
     return found if like else found | ends
 
 
 def _generation(source: Source) -> dict[str, Any]:
     """As it came, with every token that ends an answer."""
     said = source.came_with(GENERATION) or {}
-    came, stops = said.get("eos_token_id"), sorted(source.tokeniser.stops)
+    came, stops = said.get("eos_token_id"), sorted(source.vocabulary.stops)
     first = came if isinstance(came, list) else [] if came is None else [came]
     ends = list(dict.fromkeys([*first, *stops]))
     own = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
-    return {"bos_token_id": source.tokeniser.bos, **said, **own}
+    return {"bos_token_id": source.vocabulary.bos, **said, **own}

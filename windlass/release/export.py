@@ -175,11 +175,11 @@ class Export:
             own = checking.rounded(peft.own(model), self.dtype)
             ours = checking.logits(eqx.combine(own, checking.rounded(model, "float32")), tokens)
             with self.base_beside(model) as base:
-                return checking.compare(self.to, base, tokens, ours, source.tokeniser)
+                return checking.compare(self.to, base, tokens, ours, source.vocabulary)
         if self.form == "merged" and self.dtype != "float32":
             model = adapters.merged(model)  # what is rounded is the sum
         ours = checking.logits(checking.rounded(model, self.dtype), tokens)
-        return checking.compare(self.to, None, tokens, ours, source.tokeniser)
+        return checking.compare(self.to, None, tokens, ours, source.vocabulary)
 
     @contextmanager
     def base_beside(self, model: Any) -> Iterator[Path]:

@@ -14,8 +14,8 @@ from jaxtyping import PyTree
 from windlass import adapters
 from windlass.checkpoint.fingerprint import named
 from windlass.checkpoint.store import FROZEN, contents, load, load_frozen, saved
-from windlass.data import tokenizer
-from windlass.data.tokenizer import Tokeniser
+from windlass.data import vocabulary as vocabularies
+from windlass.data.vocabulary import Vocabulary
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Chosen
@@ -81,8 +81,8 @@ class Source:
         return about.get("dtype") or about.get("torch_dtype") or "float32"
 
     @cached_property
-    def tokeniser(self) -> Tokeniser:
-        return tokenizer.load(str(self.folder / folders.TOKENIZER))
+    def vocabulary(self) -> Vocabulary:
+        return vocabularies.load(str(self.folder / folders.TOKENIZER))
 
     @property
     def abstract(self) -> Any:

@@ -102,7 +102,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
     return Place(best, "weights" if train.ema is None else "ema")
 
 
-def vocabulary(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
+def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     """How a run reads text; of a file that is gone since it started, or of a hub, it has a copy."""
     own = folder / TOKENIZER
     if tokenizer.kind == "hub" and own.is_dir():

@@ -1,4 +1,4 @@
-"""Token ids in NumPy's own files, made by a tokeniser elsewhere."""
+"""Token ids in NumPy's own files, made by a vocabulary elsewhere."""
 
 import math
 from functools import cached_property

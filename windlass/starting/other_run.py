@@ -36,7 +36,7 @@ def lend(start: Start, layers: Layers) -> dict[str, Any]:
             raise UserError(f"model.run: {unknown}") from None
         return {key: recipe.get(key) for key in ("model", "start", "tokenizer", "adapter")}
     recipe = folders.stored(folder)
-    tokenizer = folders.vocabulary(folder, config.read(Tokenizer, recipe["tokenizer"]))
+    tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}

@@ -15,7 +15,7 @@ from windlass.config import Written, listing
 from windlass.config.sections import flat
 from windlass.config.start import Start
 from windlass.config.text import write
-from windlass.data import FORMATS, SOURCES, tokenised
+from windlass.data import FORMATS, SOURCES, tokenized
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
@@ -68,7 +68,7 @@ def chosen(
             raise
         raise UserError(f"there is no folder {model} here, and {refused}") from None
     run = layers.read(Run, None)
-    corpus = tokenised(run.data, run.tokenizer, console=console)[0]
+    corpus = tokenized(run.data, run.tokenizer, console=console)[0]
     lengths = np.diff(corpus.offsets)
     asked = layers.peek("device", Device) or Device()
     devices = selection.devices(selection.choose(asked, selection.present(), os.environ))

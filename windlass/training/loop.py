@@ -193,7 +193,7 @@ class Loop:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
         if processes.is_first():
             folders.store(self.folder, self.session.run)
-            self.session.prepared.tokeniser.save(self.folder / folders.TOKENIZER)
+            self.session.prepared.vocabulary.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
         if self.writer is not None:
@@ -510,7 +510,7 @@ class Loop:
             summary.append(("plan", planned))
         if is_finished:
             how = f'windlass generate {self.folder} "Once upon a time"'
-            has_template = self.session.prepared.tokeniser.template is not None
+            has_template = self.session.prepared.vocabulary.template is not None
             if self.session.run.data.format.speaks and has_template:
                 how = f"windlass chat {self.folder}"
             summary.append(("next", how))

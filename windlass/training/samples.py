@@ -23,9 +23,9 @@ class Writer:
 
     def __call__(self, done: int, state: State, frozen: Frozen) -> str:
         model = self.session.built.model(state.weights, frozen.model)
-        tokeniser = self.session.prepared.tokeniser
+        vocabulary = self.session.prepared.vocabulary
         if self.generator is None:
-            self.generator = Generator(model, tokeniser)
+            self.generator = Generator(model, vocabulary)
         self.generator.renew(model)
         prompt = self.session.run.train.sample or ""
         (text,) = self.generator.generate(prompt, Sampling(temperature=0.5))

@@ -27,10 +27,10 @@ class Session:
 
     def __init__(self, built: Built, prepared: Prepared):
         run = built.run
-        if prepared.tokeniser.size > run.model.vocab:
+        if prepared.vocabulary.size > run.model.vocab:
             raise UserError(
-                f"model.vocab is {run.model.vocab}; the tokenizer has {prepared.tokeniser.size} "
-                f"tokens, so it must be {prepared.tokeniser.size} or more"
+                f"model.vocab is {run.model.vocab}; the tokenizer has {prepared.vocabulary.size} "
+                f"tokens, so it must be {prepared.vocabulary.size} or more"
             )
         self.built, self.run, self.prepared = built, run, prepared
         self.batches = built.described.batches
@@ -40,9 +40,9 @@ class Session:
     @property
     def identity(self) -> dict[str, str | int | float]:
         """What a checkpoint must agree on with the run that goes on from it."""
-        tokeniser = self.prepared.tokeniser
+        vocabulary = self.prepared.vocabulary
         return self.built.identity | {
-            "tokenizer": f"of {tokeniser.size} tokens ({tokeniser.fingerprint[:12]})",
+            "tokenizer": f"of {vocabulary.size} tokens ({vocabulary.fingerprint[:12]})",
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
             "optim": type(self.run.optim).__module__.rpartition(".")[2],
@@ -55,10 +55,10 @@ class Session:
 
 
 def open_session(described: Described, console: Console) -> Session:
-    vocabulary = folders.vocabulary(described.folder, described.run.tokenizer)
+    tokenizer = folders.tokenizer(described.folder, described.run.tokenizer)
     data = described.run.data
     prepared = shared_folders.once(
-        "preparing the data", cache_of(data), lambda: prepare(data, vocabulary, console=console)
+        "preparing the data", cache_of(data), lambda: prepare(data, tokenizer, console=console)
     )
     check_same(prepared)
     return Session(Built(described), reference.joined(prepared, described.folder))
@@ -66,7 +66,7 @@ def open_session(described: Described, console: Console) -> Session:
 
 def check_same(prepared: Prepared) -> None:
     """Each process reads its own rows of what must be the same data on all of them."""
-    own = f"documents {prepared.fingerprint[:12]}, tokenizer {prepared.tokeniser.fingerprint[:12]}"
+    own = f"documents {prepared.fingerprint[:12]}, tokenizer {prepared.vocabulary.fingerprint[:12]}"
     every = hosts.each("data", own)
     others = [number for number, theirs in enumerate(every) if theirs != every[0]]
     if others:
