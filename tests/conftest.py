@@ -39,6 +39,7 @@ LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 
 # A family is found by being in the folder, and these are as if they were.
 windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
+windlass.models.__path__.append(str(Path(__file__).parent / "strangers" / "models"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):

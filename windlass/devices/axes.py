@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -25,11 +25,14 @@ class Placed(eqx.Module):
 
     `axes` has an entry for each array field; a stacked array has `layers` in front of them.
     `matrices` are the fields that are multiplied with activations: they are decayed, and cast to
-    the precision of the computation. The others (norms, biases) are neither.
+    the precision of the computation. The others (norms, biases) are neither. `fixed` are those
+    that are part of the architecture (a reservoir, a table of indices): never trained, decayed,
+    averaged or cast, whatever a recipe says.
     """
 
     axes: eqx.AbstractVar[dict[str, tuple[str, ...]]]
     matrices: eqx.AbstractClassVar[tuple[str, ...]]
+    fixed: ClassVar[tuple[str, ...]] = ()
 
     @property
     def maps(self) -> dict[str, int]:
@@ -44,6 +47,7 @@ class About:
     axes: tuple[str, ...] = ()
     is_matrix: bool = False
     reads: int | None = None  # axes; None where it is no map between hidden states
+    is_fixed: bool = False
 
 
 def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
@@ -66,7 +70,13 @@ def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
             return jax.tree.map(visit, child, is_leaf=_is_placed)
         if child is None:
             return None
-        return function(child, About(node.axes[name], name in node.matrices, node.maps.get(name)))
+        about = About(
+            axes=node.axes[name],
+            is_matrix=name in node.matrices,
+            reads=node.maps.get(name),
+            is_fixed=name in node.fixed,
+        )
+        return function(child, about)
 
     return jax.tree.map(visit, tree, is_leaf=_is_placed)
 
@@ -94,8 +104,13 @@ def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
 
 
 def is_cast(x: Any, about: About) -> bool:
-    """Whether an array is of the precision of the computation: a matrix, and not of integers."""
-    return about.is_matrix and jnp.issubdtype(x.dtype, jnp.floating)
+    """An array in the precision of the computation: a matrix, neither fixed nor of integers."""
+    return about.is_matrix and not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
+
+
+def is_trainable(x: Any, about: About) -> bool:
+    """An array that can have a gradient, and may change."""
+    return not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:

@@ -1,4 +1,4 @@
-"""Which weights are trained: chosen once, by patterns, before the run."""
+"""The trainable part of a model: chosen once, by patterns, before the run."""
 
 from typing import NamedTuple
 
@@ -6,29 +6,50 @@ import jax
 from jaxtyping import PyTree
 
 from windlass.adapters import own
+from windlass.devices.axes import annotate, is_trainable
+from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
 
 
 class Chosen(NamedTuple):
-    """True at each array that is trained, and how many numbers that is."""
+    """A mask, True at each array that is trained, and how many parameters that is."""
 
     mask: PyTree
     trained: int
     total: int
+    fixed: int  # of modules that declare them so, and integers: no pattern trains them
 
 
 def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> Chosen:
     """The arrays whose name matches a pattern, as `blocks.mlp.*` does `blocks.mlp.gate.weight`.
 
-    Without patterns those of the adapter, and where there is none, all.
+    Without patterns those of the adapter, and where there is none, all. Fixed arrays are left out,
+    and a pattern that matches nothing else is refused.
     """
     names, sizes = zip(*((one, x.size) for one, x in named(arrays)), strict=True)
+    can = jax.tree.leaves(annotate(arrays, is_trainable))
     if patterns is None:
         chosen = jax.tree.leaves(own(arrays))
         chosen = chosen if any(chosen) else [True] * len(names)
     else:
         refuse_idle("train.trainable", patterns, names, "weight")
+        _refuse_fixed(patterns, dict(zip(names, can, strict=True)))
         chosen = [first_match(one, patterns) is not None for one in names]
+    chosen = [a and b for a, b in zip(chosen, can, strict=True)]
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
-    trained = sum(size for size, is_chosen in zip(sizes, chosen, strict=True) if is_chosen)
-    return Chosen(mask, trained, sum(sizes))
+    return Chosen(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, can))
+
+
+def _refuse_fixed(patterns: tuple[str, ...], can: dict[str, bool]) -> None:
+    """Refuse a pattern that matches only what is never trained."""
+    for pattern in patterns:
+        matched = [name for name in can if first_match(name, [pattern]) is not None]
+        if not any(can[name] for name in matched):
+            raise UserError(
+                f"train.trainable: {pattern} matches only fixed arrays, which are never trained: "
+                f"{', '.join(matched)}; leave it out, or name others"
+            )
+
+
+def _sum(sizes: tuple[int, ...], chosen: list[bool]) -> int:
+    return sum(size for size, is_chosen in zip(sizes, chosen, strict=True) if is_chosen)

@@ -67,4 +67,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
 
 
 def _share(chosen: Chosen) -> str:
-    return "" if chosen.trained == chosen.total else f" ({chosen.trained / chosen.total:.4%})"
+    fixed = f", {chosen.fixed:,} fixed" if chosen.fixed else ""
+    if chosen.trained == chosen.total:
+        return ""
+    return f" ({chosen.trained / chosen.total:.4%}){fixed}"
