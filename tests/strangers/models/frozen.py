@@ -1,4 +1,4 @@
-"""A language model with frozen random layers: only what leads to and from them is trained."""
+"""A language model of frozen random recurrences: only what leads to and from them is trained."""
 
 from collections.abc import Callable
 from typing import ClassVar
@@ -23,7 +23,7 @@ from windlass.layers.stack import Stack, stacked
 
 @section
 class Config:
-    """A model with frozen random layers from scratch."""
+    """A model of frozen random recurrences from scratch."""
 
     vocab: int
     embed: int
@@ -36,7 +36,7 @@ class Config:
 
     @property
     def sizes(self) -> dict[str, int]:
-        return dict(vocab=self.vocab, embed=self.embed, units=self.units, mixed=self.units)
+        return dict(vocab=self.vocab, embed=self.embed, units=self.units)
 
     def init(self, key: PRNGKeyArray) -> "Model":
         embedding, blocks, head = jax.random.split(key, 3)
@@ -53,23 +53,26 @@ class Config:
 
 
 class Reservoir(Placed):
-    """A fixed matrix in float32, whatever the rest of the model computes in."""
+    """A fixed recurrence, h ← tanh(u + h W), in float32 whatever the rest computes in."""
 
-    weight: Float[Array, "units mixed"]
+    weight: Float[Array, "units units"]
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
     fixed: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, sizes: dict[str, int], *, draw: Draw, key: PRNGKeyArray):
-        self.weight = draw(key, (sizes["units"], sizes["mixed"]), sizes["units"])
+        self.weight = draw(key, (sizes["units"], sizes["units"]), sizes["units"])
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
-        return {"weight": ("units", "mixed")}
+        return {"weight": ("units", "units")}
 
-    def __call__(self, x: Float[Array, "batch seq units"]) -> Float[Array, "batch seq mixed"]:
-        assert self.weight.dtype == jnp.float32
-        weight = gathered(self.weight, self.axes["weight"])
-        return jnp.tanh(x.astype(jnp.float32) @ weight).astype(x.dtype)
+    def __call__(self, u: Float[Array, "batch seq units"], context):
+        def cell(state, u):
+            state = jnp.tanh(u + state @ gathered(self.weight, self.axes["weight"]))
+            return state, state
+
+        start = jnp.zeros(u.shape[-1], jnp.float32)
+        return context.recur(cell, start, u.astype(jnp.float32)).astype(u.dtype)
 
 
 class Block(eqx.Module):
@@ -86,11 +89,14 @@ class Block(eqx.Module):
         self.reservoir = Reservoir(
             config.sizes, draw=of_radius(config.radius), key=jax.random.key(config.seed)
         )
-        self.writes = Linear("mixed", "embed", config.sizes, bias=True, key=writes)
+        self.writes = Linear("units", "embed", config.sizes, bias=True, key=writes)
         self.residual = Plain()
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
-        return self.residual(x, lambda x: self.writes(self.reservoir(self.reads(self.norm(x)))))
+        def branch(x):
+            return self.writes(self.reservoir(self.reads(self.norm(x)), context))
+
+        return self.residual(x, branch)
 
 
 def of_radius(radius: float) -> Draw:
