@@ -16,10 +16,10 @@ from windlass.devices.axes import cast
 from windlass.errors import UserError
 from windlass.layers.initializers import host
 from windlass.layers.sketch import sketched
-from windlass.starting.describe import describe
 from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.program.trainable import choose
+from windlass.starting.describe import describe
 from windlass.telemetry.console import Report
 from windlass.training.loop import train
 

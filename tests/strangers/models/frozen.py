@@ -115,8 +115,8 @@ class Model(eqx.Module):
     norm: RMSNorm
     head: Head
 
-    def __call__(self, batch, memory=None):
-        context = enter(batch, memory)
+    def __call__(self, batch, cache=None):
+        context = enter(batch, cache)
         x = self.embedding(batch["tokens"])
-        x, layers = self.blocks(x, context, None if memory is None else memory.layers)
+        x, layers = self.blocks(x, context, None if cache is None else cache.layers)
         return self.norm(x), {}, context.finish(layers)
