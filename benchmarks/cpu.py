@@ -89,6 +89,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray], int]:
         lambda weights, frozen: eqx.combine(weights, frozen, static),
         Objective(),
         optimizer,
+        steps=1000,
         microbatches=1,
         skips=0,
     )

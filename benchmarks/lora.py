@@ -64,6 +64,7 @@ def ours() -> tuple[Step, dict[str, np.ndarray]]:
         lambda weights, frozen: cast(eqx.combine(weights, frozen, static), "bfloat16"),
         Objective(),
         optimizer,
+        steps=1000,
         microbatches=1,
         skips=0,
     )

@@ -101,7 +101,9 @@ def rows(vocab: int, seed: int = 0) -> dict[str, jax.Array]:
 def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> jax.Array:
     """The mean loss of a batch, by next_token unless told otherwise."""
     objective = objective or Objective()
-    tally, _ = objective(model, batch, key=None, carry=Carry(), helpers={})
+    tally, _ = objective(
+        model, batch, key=None, carry=Carry(), helpers={}, step=jnp.int32(0), steps=1
+    )
     return tally.total / tally.weight
 
 

@@ -32,6 +32,7 @@ from windlass.evaluation.verdict import verdict
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
+from windlass.objectives import Carry
 from windlass.planning import calibration, limits, matrix, targets, winner
 from windlass.planning import prices as costs
 from windlass.planning.calibration import Fitted
@@ -277,7 +278,8 @@ def evaluate(
         identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
         reached, found, frozen = _weights(folder, built, identity, place, console)
         _warn_of_changed_documents(folder, described, prepared, reached, console)
-        measured = {name: one(found, frozen) for name, one in evaluators.items()}
+        at = (Carry(), jax.numpy.int32(reached))
+        measured = {name: one(found, frozen, *at) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and any(one.weights is not None for one in prepared.corpora):
             answer["over"] = "the tokens that are trained on, each by its weight"

@@ -14,7 +14,9 @@ from windlass.objectives.next_token import Objective
 
 @eqx.filter_jit
 def tally(objective, model, batch) -> Tally:
-    return objective(model, batch, key=None, carry=Carry(), helpers={})[0]
+    return objective(model, batch, key=None, carry=Carry(), helpers={}, step=jnp.int32(0), steps=1)[
+        0
+    ]
 
 
 def test_the_loss_with_its_penalties_is_that_of_a_plain_computation():
@@ -55,7 +57,9 @@ def test_extremes_are_maxima_and_sums_have_weights_of_their_own():
 
 def test_evaluation_is_the_objective_without_a_key():
     model, batch = tiny.model("gru"), tiny.rows(96)
-    evaluated = eqx.filter_jit(Objective().evaluate)(model, batch, helpers={})
+    evaluated = eqx.filter_jit(Objective().evaluate)(
+        model, batch, carry=Carry(), helpers={}, step=jnp.int32(0), steps=1
+    )
     assert evaluated.total == tally(Objective(), model, batch).total
 
 

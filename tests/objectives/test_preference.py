@@ -98,7 +98,9 @@ def by_torch(model) -> tuple[dict[str, float], dict[str, np.ndarray]]:
 
 @eqx.filter_jit
 def tally(objective, model, batch) -> Tally:
-    return objective(model, batch, key=None, carry=Carry(), helpers={})[0]
+    return objective(model, batch, key=None, carry=Carry(), helpers={}, step=jnp.int32(0), steps=1)[
+        0
+    ]
 
 
 @eqx.filter_jit

@@ -27,7 +27,9 @@ def gradient(compute: str, scale: float | None):
 
     def total(weights, rows, key, carry):
         whole = cast(eqx.combine(weights, static), compute)
-        tally, carry = Objective()(whole, rows, key=key, carry=carry, helpers={})
+        tally, carry = Objective()(
+            whole, rows, key=key, carry=carry, helpers={}, step=jnp.int32(0), steps=1
+        )
         return tally.total, (tally, carry)
 
     @jax.jit

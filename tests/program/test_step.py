@@ -58,7 +58,13 @@ def test_accumulation_gives_the_same_gradient_whatever_the_weights_of_its_microb
 
     def total(weights, rows, key, carry):
         found, carry = Objective()(
-            eqx.combine(weights, static), rows, key=key, carry=carry, helpers={}
+            eqx.combine(weights, static),
+            rows,
+            key=key,
+            carry=carry,
+            helpers={},
+            step=jnp.int32(0),
+            steps=1,
         )
         return found.total, (found, carry)
 

@@ -65,6 +65,7 @@ class Bench:
                 lambda weights, frozen: cast(eqx.combine(weights, frozen, static), compute),
                 Objective(),
                 optimizer,
+                steps=STEPS,
                 microbatches=microbatches,
                 skips=skips,
                 ema=ema,

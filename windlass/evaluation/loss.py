@@ -5,16 +5,24 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import jax
-from jaxtyping import Array, PyTree
+from jaxtyping import Array, Int, PyTree
 
-from windlass.objectives import Objective, Tally
+from windlass.objectives import Carry, Objective, Tally
 
 
-def make_evaluation(model: Callable[..., Any], objective: Objective) -> Callable[..., Tally]:
-    """The objective on one batch, to be compiled; `model` joins what is trained and what is not."""
+def make_evaluation(
+    model: Callable[..., Any], objective: Objective, *, steps: int
+) -> Callable[..., Tally]:
+    """The objective on one batch, to be compiled; `model` joins what is trained and what is not.
 
-    def evaluate(weights: PyTree, frozen: Any, batch: dict[str, Array]) -> Tally:
-        return objective.evaluate(model(weights, frozen.model), batch, helpers=frozen.helpers)
+    The carry and the step are those of the run, which has `steps` in all.
+    """
+
+    def evaluate(
+        weights: PyTree, frozen: Any, batch: dict[str, Array], carry: Carry, step: Int[Array, ""]
+    ) -> Tally:
+        given = dict(carry=carry, helpers=frozen.helpers, step=step, steps=steps)
+        return objective.evaluate(model(weights, frozen.model), batch, **given)
 
     return evaluate
 

@@ -9,7 +9,7 @@ from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 
 class Tally(NamedTuple):
@@ -45,15 +45,27 @@ class Contract:
     unit: ClassVar[str] = "token"  # what its loss is an average over
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
+        """The carry of step 0."""
         return Carry()
 
     def finish(self, model: Any, carry: Carry) -> Any:
         """The model after the last step: closed-form readouts are solved here."""
         return model
 
-    def evaluate(self, model: Any, batch: dict[str, Array], *, helpers: dict[str, Any]) -> Tally:
-        carry = self.start(model, batch)
-        return self(model, batch, key=None, carry=carry, helpers=helpers)[0]  # pyright: ignore
+    def evaluate(
+        self,
+        model: Any,
+        batch: dict[str, Array],
+        *,
+        carry: Carry,
+        helpers: dict[str, Any],
+        step: Int[Array, ""],
+        steps: int,
+    ) -> Tally:
+        """The tally of held-out rows: the call with the run's sums, and rows that start anew."""
+        carry = Carry(self.start(model, batch).rows, carry.sums)
+        given = dict(carry=carry, helpers=helpers, step=step, steps=steps)
+        return self(model, batch, key=None, **given)[0]  # pyright: ignore
 
 
 @runtime_checkable
@@ -68,10 +80,21 @@ class Objective(Protocol):
         key: PRNGKeyArray | None,  # None: nothing random, as in evaluation
         carry: Carry,
         helpers: dict[str, Any],  # frozen modules it names: a teacher, a reference
+        step: Int[Array, ""],  # how many were done before this one
+        steps: int,  # of the whole run: another number is another program where it is used
     ) -> tuple[Tally, Carry]: ...
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry: ...
 
     def finish(self, model: Any, carry: Carry) -> Any: ...
 
-    def evaluate(self, model: Any, batch: dict[str, Array], *, helpers: dict) -> Tally: ...
+    def evaluate(
+        self,
+        model: Any,
+        batch: dict[str, Array],
+        *,
+        carry: Carry,
+        helpers: dict[str, Any],
+        step: Int[Array, ""],
+        steps: int,
+    ) -> Tally: ...

@@ -26,7 +26,7 @@ class Objective(Contract):
                 f"label_smoothing is {self.label_smoothing}; it is a share, 0 or more and below 1"
             )
 
-    def __call__(self, model, batch, *, key, carry, helpers):
+    def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)
         columns = {name: batch[name] for name in ("targets", "weight")}
         total, sums = model.head.reduce(self._tile, hidden, columns)

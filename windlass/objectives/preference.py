@@ -39,7 +39,7 @@ class Objective(Contract):
         if wrong:
             raise ValueError(*wrong)
 
-    def __call__(self, model, batch, *, key, carry, helpers):
+    def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)
         log_p = batch["weight"] * model.head.log_probabilities(hidden, batch["targets"])
         gain = log_p - batch["weight"] * batch["reference"]

@@ -21,7 +21,6 @@ from windlass.planning.traced import STEPS, Traced
 from windlass.program.built import Built
 from windlass.program.described import Described
 from windlass.program.programs import Programs
-from windlass.program.step import Frozen
 
 PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
@@ -123,7 +122,8 @@ def model_flops(described: Described) -> Amount:
     """What the loss and its gradient take, without recomputation: the same count as a run's own."""
     with described.scope(), sketched():
         built = Built(described)
-        weights, frozen = built.parted(built.abstract)
-        batch = Programs(built, STEPS).abstract_batch()
-        evaluate = make_evaluation(built.model, described.run.objective)
-        return training_flops(evaluate, weights, Frozen(frozen, {}), batch)
+        programs = Programs(built, STEPS)
+        state, frozen = programs.abstract_state()
+        batch = programs.abstract_batch()
+        evaluate = make_evaluation(built.model, described.run.objective, steps=STEPS)
+        return training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)

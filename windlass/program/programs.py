@@ -30,7 +30,7 @@ class Programs:
         self.batches = built.described.batches
         trained, _ = built.parted(built.abstract)
         self.optimizer: optax.GradientTransformationExtraArgs
-        self.optimizer = self.run.optim.build(steps, trained)
+        self.steps, self.optimizer = steps, self.run.optim.build(steps, trained)
 
     @property
     def scales_loss(self) -> bool:
@@ -84,6 +84,7 @@ class Programs:
             self.built.model,
             self.run.objective,
             self.optimizer,
+            steps=self.steps,
             microbatches=self.batches.accumulation,
             skips=self.run.train.allowed,
             ema=self.run.train.ema,

@@ -95,6 +95,7 @@ def make_step(
     objective: Objective,
     optimizer: optax.GradientTransformationExtraArgs,
     *,
+    steps: int,
     microbatches: int,
     skips: int,
     ema: float | None = None,
@@ -112,7 +113,8 @@ def make_step(
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
             whole = keyed(model(weights, frozen.model), key)
-            tally, carry = objective(whole, rows, key=key, carry=carry, helpers=frozen.helpers)
+            given = dict(helpers=frozen.helpers, step=state.step, steps=steps)
+            tally, carry = objective(whole, rows, key=key, carry=carry, **given)
             return tally.total, (tally, carry)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)

@@ -389,10 +389,9 @@ class Loop:
         flops = None
         if peak is not None:
             state, frozen = self.abstract
-            evaluate = make_evaluation(session.built.model, session.run.objective)
-            flops = training_flops(
-                evaluate, state.weights, frozen, session.programs.abstract_batch()
-            )
+            evaluate = make_evaluation(session.built.model, session.run.objective, steps=self.steps)
+            batch = session.programs.abstract_batch()
+            flops = training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens_per_row,
@@ -443,10 +442,11 @@ class Loop:
     def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
         found = {}
         if self.evaluator is not None:
-            found = {f"validation_{k}": v for k, v in self.evaluator(state.weights, frozen).items()}
-            if state.ema is not None:
-                average = self.evaluator(state.ema, frozen)
-                found |= {f"validation_ema_{name}": value for name, value in average.items()}
+            parts = {"validation": state.weights, "validation_ema": state.ema}
+            for name, weights in parts.items():
+                if weights is not None:
+                    means = self.evaluator(weights, frozen, state.carry, state.step)
+                    found |= {f"{name}_{metric}": value for metric, value in means.items()}
             # Whether to save and when to give up is decided by this: by the same on every process.
             found = processes.found("evaluation", found.copy)
             progress = state.progress.judged(done, found[self.train.watched])

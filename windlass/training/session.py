@@ -2,13 +2,14 @@
 
 from typing import Any
 
-from jaxtyping import PyTree
+from jaxtyping import Array, Int, PyTree
 from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference
 from windlass.data.load import evaluation_batches
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
+from windlass.objectives import Carry
 from windlass.processes import hosts, shared_folders
 from windlass.program.built import Built
 from windlass.program.described import Described
@@ -82,16 +83,18 @@ class Evaluator:
     def __init__(self, session: Session, split: str):
         self.session, self.rows = session, session.prepared.split(split)
         self.function = Program(
-            make_evaluation(session.built.model, session.run.objective),
+            make_evaluation(session.built.model, session.run.objective, steps=session.length.steps),
             "evaluation",
             compiler_options=session.built.described.compiler_options,
         )
 
-    def __call__(self, weights: PyTree, frozen: Frozen) -> dict[str, float]:
+    def __call__(
+        self, weights: PyTree, frozen: Frozen, carry: Carry, step: Int[Array, ""]
+    ) -> dict[str, float]:
         size = self.session.batches.per_device * self.session.batches.shards
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.programs.place, prefetch=ahead)
-        return average(self.function(weights, frozen, batch) for batch in batches)
+        return average(self.function(weights, frozen, batch, carry, step) for batch in batches)
 
 
 def _shown(value: Any) -> str:
