@@ -9,8 +9,8 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors version files config processes devices layers models adapters residuals hub sources "
-    "formats data objectives optim checkpoint telemetry run run_folder program starting "
+    "errors version units files config processes devices layers models adapters residuals hub "
+    "sources formats data objectives optim checkpoint telemetry run run_folder program starting "
     "evaluation analysis planning training reports release launch api cli"
 ).split()
 MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")

@@ -14,7 +14,7 @@ import pytest
 from tests import trained
 from windlass.cli.runs import table
 from windlass.run_folder.runs import Standing, size_of
-from windlass.telemetry.console import size
+from windlass.units import size
 
 DELETED = r"deleted (runs/\S+), [\d.]+ \wiB\n"
 

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from windlass.telemetry.console import Report, duration, number, quantity, size
+from windlass.telemetry.console import Report
 
 SPEEDS = {"loss": 3.21456, "step_ms": 250, "tokens_per_second": 12_345.0, "mfu": 0.4123}
 
@@ -141,51 +141,6 @@ def test_the_time_since_the_beginning_includes_everything():
         clock.now += 20
     clock.now += 5
     assert report.seconds == 25
-
-
-@pytest.mark.parametrize(
-    "count, text",
-    [(0, "0 bytes"), (1023, "1023 bytes"), (1024, "1.0 KiB"), (1024**2 - 1, "1.0 MiB")]
-    + [(12.34 * 2**20, "12.3 MiB"), (5 * 2**30, "5.0 GiB"), (3 * 2**50, "3072.0 TiB")],
-)
-def test_sizes_are_in_units_of_1024(count, text):
-    assert size(count) == text
-
-
-@pytest.mark.parametrize(
-    "seconds, text",
-    [
-        (0, "0.0 s"),
-        (8.24, "8.2 s"),
-        (9.96, "10 s"),
-        (59.4, "59 s"),
-        (59.6, "1m00s"),
-        (250, "4m10s"),
-        (3599.7, "1h00m"),
-        (11_100, "3h05m"),
-        (187_200, "2d04h"),
-    ],
-)
-def test_durations_have_two_units(seconds, text):
-    assert duration(seconds) == text
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [(7.0, "7"), (999.4, "999"), (999.97, "1.0k"), (12_345.0, "12.3k"), (3.2e6, "3.2M")]
-    + [(4.56e9, "4.6G"), (1e15, "1000.0T")],
-)
-def test_quantities_have_three_digits_or_four(value, text):
-    assert quantity(value) == text
-
-
-@pytest.mark.parametrize(
-    "value, text",
-    [(3.21456, "3.2146"), (0.0, "0.0000"), (0.00012345, "0.0001234"), (123_456.0, "1.235e+05")]
-    + [(12_000, "12,000"), (float("nan"), "nan"), (float("inf"), "inf")],
-)
-def test_measured_numbers_keep_four_digits(value, text):
-    assert number(value) == text
 
 
 def test_a_silence_is_explained_ever_less_often():

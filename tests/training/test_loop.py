@@ -164,7 +164,7 @@ def test_the_banner_says_how_much_memory_a_known_chip_has(finished, here, monkey
 
     monkeypatch.setattr(chips, "find", lambda name: chips._BY_NAME["NVIDIA H200"])
     told = Told(f"run.dir={mine(finished, here)}", "precision.compute=float32")
-    assert "device       8 × cpu of 131 GiB (asked for cpu)" in told.text
+    assert "device       8 × cpu of 131.3 GiB (asked for cpu)" in told.text
 
 
 def test_a_run_stores_its_recipe_its_numbers_and_its_vocabulary(finished):

@@ -288,7 +288,7 @@ class Asked(Chosen):
 def _tasks(ctx: typer.Context, run: str | None, tasks: str, asked: Asked) -> None:
     with ctx.obj.phase("evaluating"):
         from windlass.api import tasks as call
-        from windlass.telemetry.console import number
+        from windlass.units import number
 
         with waiting("evaluating"):
             found = call(
@@ -327,7 +327,7 @@ def _list_runs(found: list[Any], folder: Path) -> None:
 
 def _delete(names: list[str], yes: bool) -> None:
     from windlass import api
-    from windlass.telemetry.console import size
+    from windlass.units import size
 
     if not names:
         raise UserError("which runs? windlass runs lists them, windlass runs --delete RUN deletes")

@@ -3,7 +3,7 @@
 from collections.abc import Iterator
 from typing import Any
 
-from windlass.telemetry.console import number
+from windlass.units import number
 
 WIDTH = 17  # of the left column
 BESIDE = "validation_"  # what was measured of other rows than those asked for

@@ -94,7 +94,7 @@ def export(
 
 def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
     """What was written, or would be, a fact in a line."""
-    from windlass.telemetry.console import size
+    from windlass.units import size
 
     longest = max(map(len, done.files))
     for name, count in done.files.items():

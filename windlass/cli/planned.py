@@ -8,12 +8,12 @@ from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
+from windlass import units
 from windlass.cli.options import LONG, trimmed
-from windlass.planning import figures
 from windlass.planning.matrix import best, misfits
 from windlass.planning.plan import Plan, Refused
 from windlass.reports import reasons
-from windlass.telemetry.console import size
+from windlass.units import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 MONEY = ("run", "on demand", "spot")
@@ -174,7 +174,7 @@ def _facts(plan: Plan, room: int) -> Iterator[tuple[str, Text]]:
             if value > SMALL * plan.time.seconds:
                 yield (
                     "",
-                    _bar(name, figures.seconds(value), value / plan.time.seconds, room, colour),
+                    _bar(name, units.seconds(value), value / plan.time.seconds, room, colour),
                 )
     for name, said in reasons.money(plan):
         yield name, Text(said)

@@ -7,7 +7,7 @@ from rich.text import Text
 
 from windlass.reports.comparison import at
 from windlass.reports.run_summary import Curve, Number
-from windlass.telemetry.console import number
+from windlass.units import number
 
 BLANK = 0x2800  # of Braille's characters
 # The bit of each dot of a character, by column and row.

@@ -78,7 +78,7 @@ def compare(
 def _shown(run: Any, width: int) -> Iterator[Text | Table]:
     from windlass.cli.plot import plot
     from windlass.reports.columns import facts, predictions
-    from windlass.telemetry.console import quantity
+    from windlass.units import count
 
     for name, value in facts(run):
         yield Text.assemble((f"{name:<{NAME}}", "bold"), value)
@@ -89,7 +89,7 @@ def _shown(run: Any, width: int) -> Iterator[Text | Table]:
         yield Text.assemble(*both)
         yield from lines
     speeds = [(curves["tokens_per_second"][1:], "green")]
-    if lines := plot(speeds, width=width - 12, height=4, label=quantity, base=0.0):
+    if lines := plot(speeds, width=width - 12, height=4, label=count, base=0.0):
         yield Text("\ntokens a second", "bold green")
         yield from lines
     if found := predictions(run):
@@ -112,7 +112,7 @@ def _table(found: Sequence[tuple[str, str, str, str]]) -> Table:
 
 def _parts(run: Any, width: int) -> Iterator[Text]:
     """What was to fill a device, as bars."""
-    from windlass.telemetry.console import size
+    from windlass.units import size
 
     parts = (run.planned.get("memory") or {}).get("parts_bytes") or {}
     whole = max(parts.values(), default=0)

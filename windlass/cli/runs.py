@@ -10,7 +10,7 @@ from rich.table import Table
 from windlass.run_folder import folder as folders
 from windlass.run_folder.runs import Standing
 from windlass.telemetry import about, metrics
-from windlass.telemetry.console import duration, number, size
+from windlass.units import duration, number, size
 
 COLUMNS = ("run", "recipe", "state", "step", "loss", "validation", "size", "age")
 STYLES = {"training": "green", "finished": "", "stopped": "yellow"}

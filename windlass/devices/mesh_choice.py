@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 from windlass.devices import mesh as meshes
 from windlass.devices.mesh import AXES, Mesh
+from windlass.units import gib
 
 ROOM = {"tpu": 0.9, "gpu": 0.95}  # the share of what a program may use that an estimate may fill
 
@@ -130,11 +131,11 @@ def _best(able: list[Split], slices: int) -> Split:
 
 
 def _memory(footprint: Footprint, split: Split) -> str:
-    has, stored = _gib(footprint.memory), _gib(footprint.stored(split))
+    has, stored = gib(footprint.memory), gib(footprint.stored(split))
     said = f"weights and optimiser take {stored} of {has} GiB"
     if split["fsdp"] == 1:
         return f"most weights are frozen; {said}" if footprint.is_frozen else said
-    whole = _gib(footprint.stored(split | {"fsdp": 1}))
+    whole = gib(footprint.stored(split | {"fsdp": 1}))
     return f"{said}, whole they would take {whole}"
 
 
@@ -151,8 +152,3 @@ def _why(mesh: Mesh, split: Split, rows: Rows, slices: int, memory: str) -> str:
         over = over if math.gcd(split["data"], slices) in (1, slices) else "data and fsdp"
         said.append(f"{over} over the network between {slices} slices")
     return "; ".join(said)
-
-
-def _gib(size: int | float) -> str:
-    held = size / 2**30
-    return f"{held:.1f}" if held >= 0.1 or not held else f"{held:#.2g}"

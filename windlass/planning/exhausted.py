@@ -5,14 +5,14 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+from windlass import units
 from windlass.checkpoint.store import folder_of, steps_in
-from windlass.planning import figures
 from windlass.planning import time as times
 from windlass.planning.changes import Tried, several
 from windlass.planning.memory import Memory
 from windlass.planning.traced import Traced
 from windlass.processes import hosts
-from windlass.telemetry.console import size
+from windlass.units import size
 
 LARGEST = 4  # parts that are named
 UNITS = {"": 1, "K": 2**10, "M": 2**20, "G": 2**30, "T": 2**40}
@@ -82,7 +82,7 @@ def _largest(traced: Traced, memory: Memory) -> str:
 def _words(traced: Traced) -> dict[str, str]:
     """What in the recipe a part comes from."""
     run, batches = traced.described.run, traced.batches
-    rows = f"{figures.counted(batches.per_device, 'row')} of {run.data.length} tokens"
+    rows = f"{units.counted(batches.per_device, 'row')} of {run.data.length} tokens"
     optimiser = type(run.optim).__module__.rpartition(".")[2]
     return {
         "activations": f"of {rows} at a time, train.remat={run.train.remat}",

@@ -3,9 +3,9 @@
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from windlass import units
 from windlass.config import Limits, listing
 from windlass.errors import UserError
-from windlass.planning import figures
 from windlass.planning.cost import Bill, Cost, Span
 from windlass.planning.plan import Plan, Refused
 
@@ -64,7 +64,7 @@ def _ways(cost: Cost, bill: Bill) -> list[Way]:
 def _missed(plan: Plan, limits: Limits) -> _Missed | None:
     if plan.fits == "no":
         times = plan.memory.total / plan.memory.limit
-        return _Missed(f"it needs {figures.gib(plan.lacks)} GiB more than a device has", times)
+        return _Missed(f"it needs {units.gib(plan.lacks)} GiB more than a device has", times)
     if plan.cost is None or (bill := plan.cost.run) is None:
         return _Missed("how long it takes is not known; --rows N may say it", float("inf"))
     if limits.budget is not None and cheapest(plan.cost, bill).usd is None:
@@ -77,13 +77,13 @@ def _missed(plan: Plan, limits: Limits) -> _Missed | None:
 def _missed_so(way: Way, limits: Limits) -> _Missed | None:
     why, times, hours = [], 0.0, way.hours.expected
     if limits.budget is not None and way.usd is not None and way.usd > limits.budget:
-        over = figures.dollars(way.usd - limits.budget)
-        why.append(f"{figures.dollars(way.usd)} {way.how}, {over} above --budget")
+        over = units.dollars(way.usd - limits.budget)
+        why.append(f"{units.dollars(way.usd)} {way.how}, {over} above --budget")
         times = way.usd / limits.budget
     within = limits.within and limits.within.hours
     if within is not None and hours > within:
-        over = figures.seconds(3600 * (hours - within))
-        why.append(f"{figures.seconds(3600 * hours)}, {over} longer than --within")
+        over = units.seconds(3600 * (hours - within))
+        why.append(f"{units.seconds(3600 * hours)}, {over} longer than --within")
         times = max(times, hours / within)
     return _Missed(listing(why, "and"), times) if why else None
 

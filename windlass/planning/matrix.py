@@ -12,10 +12,10 @@ from windlass.config import AnyRecipe, Layers
 from windlass.errors import UserError
 from windlass.planning import prices, targets
 from windlass.planning import traced as tracing
-from windlass.planning.figures import gib
 from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
 from windlass.planning.targets import Target
 from windlass.starting import origin
+from windlass.units import gib
 
 T = TypeVar("T")
 AS_FAST = 0.99  # of the fastest, which is no difference

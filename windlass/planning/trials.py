@@ -5,10 +5,10 @@ import math
 from collections.abc import Callable
 from typing import NamedTuple
 
+from windlass import units
 from windlass.devices import chips, mesh
 from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import Choice
-from windlass.planning import figures
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning.memory import Memory
@@ -187,12 +187,12 @@ def divide(trials: Trials) -> Divided:
         told = _held(least.memory)
         return Divided(counts[-1], f"1 row a device at a time, which may not fit: {told}")
     count = found.setting.accumulation
-    some = figures.counted(share // count, "row")
+    some = units.counted(share // count, "row")
     if count == counts[0]:
         every = some if share == 1 else f"all {some}"
         return Divided(count, f"{every} of a device at once, {_held(found.memory)}")
     more = [one for n in counts[: counts.index(count)] if (one := _of(trials, first, n))]
-    beyond = f"; {share // more[-1].setting.accumulation} need {figures.gib(more[-1].most)}"
+    beyond = f"; {share // more[-1].setting.accumulation} need {units.gib(more[-1].most)}"
     return Divided(count, f"{some} a device at a time, {_held(found.memory)}{beyond}")
 
 
@@ -202,4 +202,4 @@ def _of(trials: Trials, setting: Setting, count: int) -> Trial | None:
 
 def _held(memory: Memory) -> str:
     most = memory.total * (1 + memory.error)
-    return f"at most {figures.gib(most)} of {figures.gib(memory.limit)} GiB"
+    return f"at most {units.gib(most)} of {units.gib(memory.limit)} GiB"

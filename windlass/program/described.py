@@ -25,6 +25,7 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder.relocation import moved
 from windlass.telemetry import about
 from windlass.telemetry.compile_cache import Kept, keep
+from windlass.units import gib
 
 
 class Divided(NamedTuple):
@@ -174,7 +175,7 @@ def _laid_out(
 
 def _too_large(needs: float, chip: chips.Chip) -> str:
     return (
-        f"this run needs about {needs / 2**30:.1f} GiB a device, and of a {chip.name} a program "
-        f"may use {chips.usable(chip) / 2**30:.1f}: an adapter, train.remat=full, more "
+        f"this run needs about {gib(needs)} GiB a device, and of a {chip.name} a program "
+        f"may use {gib(chips.usable(chip))}: an adapter, train.remat=full, more "
         "train.accumulation or more devices make it less"
     )

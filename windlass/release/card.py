@@ -11,7 +11,7 @@ import yaml
 from windlass.checkpoint.store import contents
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics
-from windlass.telemetry.console import number
+from windlass.units import number
 from windlass.version import __version__
 
 Form = Literal["model", "adapter", "merged"]

@@ -26,7 +26,7 @@ from windlass.release.check import Comparison
 from windlass.release.contents import File
 from windlass.release.source import Source
 from windlass.run_folder import runs
-from windlass.telemetry.console import size
+from windlass.units import size
 from windlass.version import __version__
 
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}

@@ -10,7 +10,7 @@ from windlass import files
 from windlass.checkpoint import seal
 from windlass.config import listing
 from windlass.errors import UserError
-from windlass.telemetry.console import size
+from windlass.units import size
 
 MARK = "windlass.json"  # in every export: what it was made from, and the hash of each file
 LOCK = ".lock"

@@ -3,11 +3,9 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from windlass.planning.figures import counted, dollars
 from windlass.reports.comparison import Comparison
 from windlass.reports.run_summary import Account, Cost
-from windlass.run_folder.plan_file import milliseconds
-from windlass.telemetry.console import duration, number, quantity, size
+from windlass.units import count, counted, dollars, duration, number, seconds, size
 
 UNKNOWN = "?"
 Rows = list[tuple[str, list[str]]]
@@ -61,7 +59,7 @@ def predictions(run: Account) -> list[tuple[str, str, str, str]]:
     found = [
         ("memory, by the compiler", size, held, measured.get("compiler_bytes"), "compiler"),
         ("memory, by the device", size, held, measured.get("device_peak_bytes"), "device"),
-        ("a step", milliseconds, taken, measured.get("step_seconds"), "time"),
+        ("a step", seconds, taken, measured.get("step_seconds"), "time"),
     ]
     return [
         (name, _or(shown, before), _or(shown, after), _or("{:+.1%}".format, wrong.get(key)))
@@ -79,8 +77,8 @@ def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
         return [] if all(x is None for x in values) else [(name, [_or(shown, x) for x in values])]
 
     speed: Rows = [
-        *each("tokens a second", lambda run: run.speed["tokens_per_second"], quantity),
-        *each("a step", lambda run: run.speed["step_ms"], lambda x: milliseconds(x / 1000)),
+        *each("tokens a second", lambda run: run.speed["tokens_per_second"], count),
+        *each("a step", lambda run: run.speed["step_ms"], lambda x: seconds(x / 1000)),
         *each("MFU", lambda run: run.speed["mfu"], "{:.1%}".format),
         *each("training", lambda run: run.training_seconds or None, duration),
         *each("in all", lambda run: run.wall_seconds or None, duration),
@@ -143,9 +141,9 @@ def batch(run: Account) -> str:
 def _speeds(run: Account) -> Iterator[str]:
     speed, step = run.speed, run.speed["step_ms"]
     if speed["tokens_per_second"]:
-        yield f"{quantity(speed['tokens_per_second'])} tokens a second"
+        yield f"{count(speed['tokens_per_second'])} tokens a second"
     if step:
-        yield f"{milliseconds(step / 1000)} a step"
+        yield f"{seconds(step / 1000)} a step"
     if speed["mfu"]:
         yield f"{speed['mfu']:.1%} MFU"
     if step and speed["data_wait_ms"]:

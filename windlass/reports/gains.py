@@ -3,8 +3,9 @@
 from collections.abc import Iterator
 from typing import Any
 
+from windlass import units
 from windlass.config.sections import flat
-from windlass.planning import figures, limits
+from windlass.planning import limits
 from windlass.planning.plan import Plan
 from windlass.planning.search import MARGIN, Best
 from windlass.planning.winner import Found
@@ -25,7 +26,7 @@ def gain(best: Best) -> Iterator[tuple[str, str]]:
     if best.keys:
         yield "step", _step(before, plan)
     yield from reasons.compiled(plan)
-    was = f"{figures.gib(before.memory.total)} → " if best.keys else ""
+    was = f"{units.gib(before.memory.total)} → " if best.keys else ""
     yield "memory", f"{was}{reasons.memory(plan)}"
     if (paid := _paid(plan)) is not None:
         was = _paid(before) if best.keys and before.fits != "no" else None
@@ -61,7 +62,7 @@ def _summary(best: Best) -> str:
 
 
 def _lacks(plan: Plan) -> str:
-    return f", {figures.gib(plan.lacks)} GiB too many" if plan.lacks else ""
+    return f", {units.gib(plan.lacks)} GiB too many" if plan.lacks else ""
 
 
 def _step(before: Plan, plan: Plan) -> str:
@@ -70,15 +71,15 @@ def _step(before: Plan, plan: Plan) -> str:
     old, new = before.time.parts, plan.time.parts
     changed = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
     most = sorted(changed, key=lambda name: -abs(changed[name]))[:TOLD]
-    name, size = figures.unit(plan.time.seconds)
+    name, size = units.time_unit(plan.time.seconds)
     parts = [
-        f"{part} {figures.about(old.get(part, 0.0) / size)} → "
-        f"{figures.about(new.get(part, 0.0) / size)}"
+        f"{part} {units.rounded(old.get(part, 0.0) / size)} → "
+        f"{units.rounded(new.get(part, 0.0) / size)}"
         for part in most
         if abs(changed[part]) > MARGIN / 2 * plan.time.seconds
     ]
-    whole = f"{figures.about(before.time.seconds / size)} → "
-    whole += f"{figures.about(plan.time.seconds / size, plan.time.error)} {name}"
+    whole = f"{units.rounded(before.time.seconds / size)} → "
+    whole += f"{units.rounded(plan.time.seconds / size, plan.time.error)} {name}"
     return f"{whole}: {', '.join(parts)}" if parts else whole
 
 
@@ -88,7 +89,7 @@ def _paid(plan: Plan) -> str | None:
         return None
     way = limits.cheapest(plan.cost, bill)
     hours = reasons.hours(way.hours)
-    return hours if way.usd is None else f"{hours}, {figures.dollars(way.usd)} {way.how}"
+    return hours if way.usd is None else f"{hours}, {units.dollars(way.usd)} {way.how}"
 
 
 def _why(key: str, value: Any, before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -98,7 +99,7 @@ def _why(key: str, value: Any, before: dict[str, Any], now: dict[str, Any]) -> s
         case "train.remat":
             return REMAT[value]
         case "train.accumulation" | "train.batch_per_device" if new != old:
-            return f"{figures.counted(new, 'row')} a device at a time, not {old}"
+            return f"{units.counted(new, 'row')} a device at a time, not {old}"
         case "train.layers_per_loop" if value > before["layers_per_loop"]:
             return "fewer and longer iterations, which take longer to compile"
         case "mesh.data" if value > 1 and split["fsdp"] == split["tensor"] == 1:

@@ -4,11 +4,11 @@ from collections.abc import Iterable, Iterator, Sequence
 from html import escape
 from importlib import resources
 
-from windlass.planning import figures
+from windlass import units
 from windlass.planning.plan import Plan, Refused
 from windlass.reports import charts, reasons
 from windlass.reports.charts import Piece, Point
-from windlass.telemetry.console import size
+from windlass.units import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
 LEFT_OUT = "left out"  # of what cannot be laid out there, or takes too long or too much money
@@ -42,11 +42,11 @@ def page(found: Sequence[Plan | Refused], command: str) -> str:
 
 def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
     first = plans[0]
-    rows = figures.counted(first.settings["batch"], "row")
+    rows = units.counted(first.settings["batch"], "row")
     tokens = f"{rows} of {first.settings['row_tokens']:,} tokens a step"
     steps = first.extent.steps
     length = (
-        f", {steps:,} steps, {figures.count(steps * first.extent.tokens)} tokens" if steps else ""
+        f", {steps:,} steps, {units.count(steps * first.extent.tokens)} tokens" if steps else ""
     )
     said = f"{tokens}{length}" if len(names) == 1 else f"{len(names)} recipes"
     return f'<header><h1>{escape(", ".join(names))}</h1><p class="lead">{said}</p></header>\n'
@@ -82,7 +82,7 @@ def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
         ]
         most = memory.total * (1 + memory.error) / memory.limit / scale
         bar = charts.bar(pieces, most=most, limit=1 / scale)
-        held = f"<b>{figures.gib(memory.total)}</b> of {figures.gib(memory.limit)} GiB"
+        held = f"<b>{units.gib(memory.total)}</b> of {units.gib(memory.limit)} GiB"
         drawn.append(_row(one, names, bar, held))
     hint = (
         "Of each device, as a share of what a program may use of it: the upright line. The whisker "
@@ -100,11 +100,11 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
     drawn = []
     for one, time in times:
         pieces = [
-            Piece(name, value / scale, f"{name}: {figures.seconds(value)}")
+            Piece(name, value / scale, f"{name}: {units.seconds(value)}")
             for name, value in time.parts.items()
         ]
         bar = charts.bar(pieces, most=time.seconds * (1 + time.error) / scale)
-        said = f"<b>{figures.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
+        said = f"<b>{units.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
         drawn.append(_row(one, names, bar, said))
     hint = "An optimiser step, by what it waits for. What runs while it waits is in no part."
     parts = _named(time.parts for _, time in times)
@@ -115,7 +115,7 @@ def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
     found = [point for one in plans for point in _points(one, names)]
     if not found:
         return ""
-    unit, size = figures.unit(3600 * max(point.x.expected for point in found))
+    unit, size = units.time_unit(3600 * max(point.x.expected for point in found))
     x = charts.axis(f"{unit} of the whole run", [point.x for point in found], size / 3600)
     y = charts.axis("USD", [point.y for point in found])
     keys = (

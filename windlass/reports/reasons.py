@@ -3,13 +3,13 @@
 from collections.abc import Iterator
 from typing import Any
 
-from windlass.planning import figures
+from windlass import units
 from windlass.planning.cost import Bill, Span
 from windlass.planning.exhausted import slower
 from windlass.planning.plan import Plan
 from windlass.planning.prices import Price
 from windlass.planning.targets import Target
-from windlass.telemetry.console import duration
+from windlass.units import duration
 
 UNKNOWN = "?"
 HARDLY = 0.05  # restarts that are expected, below which they are not worth a word
@@ -20,16 +20,16 @@ def cells(plan: Plan) -> dict[str, str]:
     memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
     error = None if time is None else time.error
     run, epoch = (None, None) if plan.cost is None else (plan.cost.run, plan.cost.epoch)
-    held = figures.gib(memory.total)
+    held = units.gib(memory.total)
     if memory.error:  # a compiler's own figure has none
-        held += f"–{figures.gib(memory.total * (1 + memory.error))}"
+        held += f"–{units.gib(memory.total * (1 + memory.error))}"
     told = {
-        "GiB a device": f"{held} of {figures.gib(memory.limit)}",
+        "GiB a device": f"{held} of {units.gib(memory.limit)}",
         "batch": str(plan.settings["batch"]),
-        "step": time and figures.seconds(time.seconds, error),
-        "it/s": time and figures.about(1 / time.seconds),
-        "tokens/s": tokens and figures.count(tokens, error),
-        "MFU": plan.mfu and figures.share(plan.mfu, error),
+        "step": time and units.seconds(time.seconds, error),
+        "it/s": time and units.rounded(1 / time.seconds),
+        "tokens/s": tokens and units.count(tokens, error),
+        "MFU": plan.mfu and units.percent(plan.mfu, error),
         "run": run and hours(run.hours),
         "on demand": run and dollars(run.on_demand),
         "spot": run and dollars(run.spot),
@@ -52,8 +52,8 @@ def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.compiled is None:
         return
     found = plan.compiled.found
-    estimate = f"estimated {figures.gib(plan.compiled.estimated)}, {plan.compiled.error:+.1%}"
-    said = f"{figures.gib(found.peak_bytes)} GiB a device ({estimate})"
+    estimate = f"estimated {units.gib(plan.compiled.estimated)}, {plan.compiled.error:+.1%}"
+    said = f"{units.gib(found.peak_bytes)} GiB a device ({estimate})"
     if found.flops is not None and found.moved_bytes is not None:
         said += f"; {found.flops:.3g} FLOP and {found.moved_bytes:.3g} bytes moved a device"
     if found.cycles is not None:
@@ -68,9 +68,9 @@ def layout(plan: Plan) -> Iterator[tuple[str, str]]:
     groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
     yield (
         "batch",
-        f"{figures.counted(chosen['batch'], 'row')} of {chosen['row_tokens']:,} tokens: "
+        f"{units.counted(chosen['batch'], 'row')} of {chosen['row_tokens']:,} tokens: "
         f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
-        f"{figures.counted(groups, 'shard')}; {chosen['compute']}{kernel}, "
+        f"{units.counted(groups, 'shard')}; {chosen['compute']}{kernel}, "
         f"remat {chosen['remat']}",
     )
     split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())
@@ -80,16 +80,16 @@ def layout(plan: Plan) -> Iterator[tuple[str, str]]:
 def memory(plan: Plan) -> str:
     """How full the devices are."""
     held = plan.memory
-    said = f"{figures.gib(held.total)} of {figures.gib(held.limit)} GiB a device"
+    said = f"{units.gib(held.total)} of {units.gib(held.limit)} GiB a device"
     said += f", or up to {held.error:.0%} more" if held.error else ""
-    return said if plan.fits != "no" else f"{said}: {figures.gib(plan.lacks)} GiB too many"
+    return said if plan.fits != "no" else f"{said}: {units.gib(plan.lacks)} GiB too many"
 
 
 def step(plan: Plan) -> str | None:
     """How long a step takes, and what for."""
     if plan.time is None:
         return None
-    whole = figures.seconds(plan.time.seconds, plan.time.error)
+    whole = units.seconds(plan.time.seconds, plan.time.error)
     return f"{whole}, waits for {plan.time.bound} most"
 
 
@@ -98,12 +98,12 @@ def changes(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.tried is None:
         return
     for one in plan.tried.changes:
-        said = f"{one.keys}: {figures.gib(one.memory.total)} of {figures.gib(one.memory.limit)} GiB"
+        said = f"{one.keys}: {units.gib(one.memory.total)} of {units.gib(one.memory.limit)} GiB"
         if one.time is not None and plan.time is not None:
             said += f", {slower(one.time.seconds / plan.time.seconds)}"
         yield "to fit", f"{said}; {one.remark}" if one.remark else said
     if (least := plan.tried.least) is not None:
-        held = f"{figures.gib(least.memory.total)} of {figures.gib(least.memory.limit)} GiB"
+        held = f"{units.gib(least.memory.total)} of {units.gib(least.memory.limit)} GiB"
         yield "to fit", f"nothing that was tried would do; the nearest is {least.keys}: {held}"
 
 
@@ -129,7 +129,7 @@ def _assumed(inputs: dict[str, Any]) -> str:
     start = f"{duration(inputs['boot_seconds'])} to start a machine"
     start += f", {duration(inputs['compile_seconds'])} to compile"
     if (between := inputs["seconds_between_saves"]) is not None:
-        start += f", a save of {figures.seconds(inputs['save_seconds'])} every "
+        start += f", a save of {units.seconds(inputs['save_seconds'])} every "
         start += duration(between)
     rate = inputs["preemptions_per_hour"]
     return start if rate is None else f"{start}, {rate:g} preemptions an hour of spot machines"
@@ -137,19 +137,23 @@ def _assumed(inputs: dict[str, Any]) -> str:
 
 def hours(span: Span | None) -> str:
     """A time that a run may take."""
-    return UNKNOWN if span is None else figures.seconds(3600 * span.expected, figures.wrong(*span))
+    return (
+        UNKNOWN
+        if span is None
+        else units.seconds(3600 * span.expected, units.relative_error(*span))
+    )
 
 
 def dollars(span: Span | None) -> str:
     """Money that a run may cost."""
-    return UNKNOWN if span is None else figures.dollars(span.expected, figures.wrong(*span))
+    return UNKNOWN if span is None else units.dollars(span.expected, units.relative_error(*span))
 
 
 def _spot(bill: Bill) -> str:
     said = f"{dollars(bill.spot)} spot"
     if not bill.lost_hours or not bill.restarts or bill.restarts < HARDLY:
         return said
-    lost = figures.seconds(3600 * bill.lost_hours)
+    lost = units.seconds(3600 * bill.lost_hours)
     return f"{said}, with {bill.restarts:.1f} restarts that take {lost}"
 
 

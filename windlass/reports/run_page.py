@@ -4,12 +4,12 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from html import escape
 from importlib import resources
 
-from windlass.planning import figures
+from windlass import units
 from windlass.reports import charts, columns
 from windlass.reports.charts import Piece
 from windlass.reports.curves import Line, chart
 from windlass.reports.run_summary import Account, Number
-from windlass.telemetry.console import number, quantity, size
+from windlass.units import count, number, size
 
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 FAR = 2.5  # times what is held: a limit beyond it would make the bars too small to be read
@@ -45,7 +45,7 @@ def _tiles(run: Account) -> Iterator[str]:
     elif standing.loss is not None:
         yield _tile(number(standing.loss), f"loss at step {standing.step:,}")
     if speed["tokens_per_second"]:
-        yield _tile(quantity(speed["tokens_per_second"]), "tokens a second")
+        yield _tile(count(speed["tokens_per_second"]), "tokens a second")
     if speed["mfu"]:
         yield _tile(f"{speed['mfu']:.1%}", "of the peak FLOP/s went into the model")
     if run.memory_bytes:
@@ -72,7 +72,7 @@ def _curves(run: Account) -> Iterator[str]:
     yield _drawn("Learning rate", [rate], "{:.3g}".format)
     # The first reading is of the start.
     speeds = Line("tokens a second", curves["tokens_per_second"][1:], "fourth")
-    yield _drawn("Tokens a second", [speeds], quantity, base=0.0)
+    yield _drawn("Tokens a second", [speeds], count, base=0.0)
 
 
 def _drawn(
@@ -106,7 +106,7 @@ def _step(run: Account) -> str:
     if planned and run.measured.get("step_seconds"):
         bars["measured"] = {"a step": run.measured["step_seconds"]}
     hint = "An optimiser step, by what it waits for. What runs while it waits is in no part."
-    return _bars("Step", hint, bars, planned.get("error_share", 0.0), None, figures.seconds)
+    return _bars("Step", hint, bars, planned.get("error_share", 0.0), None, units.seconds)
 
 
 def _bars(

@@ -11,7 +11,7 @@ from windlass.config import tree
 from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.run import Run
-from windlass.telemetry.console import size
+from windlass.units import seconds, size
 
 # Sections of a recipe that change nothing a device holds or computes.
 IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
@@ -103,8 +103,8 @@ def measured_bytes(whole: dict[str, Any]) -> int | float | None:
 def line(whole: dict[str, Any]) -> str | None:
     """The plan and what became of it, in a line; None where nothing was planned."""
     planned, wrong = _planned(whole), errors(whole)
-    seconds = (whole.get("measured") or {}).get("step_seconds")
-    found = {"memory": measured_bytes(whole), "time": seconds}
+    measured = whole.get("measured") or {}
+    found = {"memory": measured_bytes(whole), "time": measured.get("step_seconds")}
     if not planned:
         return None
     before = " and ".join(_figure(name, value) for name, value in planned.items())
@@ -125,12 +125,7 @@ def _planned(whole: dict[str, Any]) -> dict[str, int | float]:
 
 
 def _figure(name: str, value: int | float) -> str:
-    return size(value) if name == "memory" else milliseconds(value)
-
-
-def milliseconds(seconds: int | float) -> str:
-    """A time of a step: 4.25 ms, 214 ms, 3,120 ms."""
-    return f"{1000 * seconds:,.{0 if seconds >= 0.1 else 1 if seconds >= 0.01 else 2}f} ms"
+    return size(value) if name == "memory" else seconds(value)
 
 
 def _fingerprint(run: Run, chose: dict[str, Any]) -> str:

@@ -9,6 +9,7 @@ import numpy as np
 from windlass.config import section
 from windlass.errors import UserError
 from windlass.sources import File, Files, decode
+from windlass.units import size
 
 # A document is tokenised whole, which takes about fifty times its size in memory.
 LARGEST_DOCUMENT_BYTES = 64 * 2**20
@@ -33,8 +34,8 @@ class Source(Files):
         file = self.found[number]
         if end - begin > LARGEST_DOCUMENT_BYTES:
             raise UserError(
-                f"{file} holds a document of {(end - begin) / 2**20:,.0f} MiB; a document is "
-                f"at most {LARGEST_DOCUMENT_BYTES / 2**20:,.0f} MiB: "
+                f"{file} holds a document of {size(end - begin)}; a document is "
+                f"at most {size(LARGEST_DOCUMENT_BYTES)}: "
                 "data.source.documents=blank_line or line makes shorter ones"
             )
         text = decode(file, self.reader.read(file, begin, end), begin)

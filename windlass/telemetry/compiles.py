@@ -15,9 +15,10 @@ from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.processes.exclusive import ALONE
 from windlass.telemetry.compile_cache import Kept
-from windlass.telemetry.console import Report, duration
+from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import read, truncate
 from windlass.telemetry.signature import Signature, key, told
+from windlass.units import counted, duration, size
 
 # What JAX tells its listeners. The hit, the lowering and the compilation of a program come one
 # after the other in the thread that needs it.
@@ -163,15 +164,15 @@ class Watch:
         found = len(self.records) - len(compiled)
         where = "not kept"
         if self.kept.folder is not None:
-            where = f"{self.kept.folder}, {_bytes(self.kept.size)}"
+            where = f"{self.kept.folder}, {size(self.kept.size)}"
         if not compiled:
-            return f"nothing: {_count(found)} from the cache ({where})"
+            return f"nothing: {counted(found, 'program')} from the cache ({where})"
         parts = []
         for kind, is_ours in (("program", True), ("small program", False)):
             some = [r["seconds"] for r in compiled if (r["program"] is not None) == is_ours]
             if some:
-                parts.append(f"{_count(len(some), kind)} in {duration(sum(some))}")
-        more = f"; {_count(found)} from the cache" if found else ""
+                parts.append(f"{counted(len(some), kind)} in {duration(sum(some))}")
+        more = f"; {counted(found, 'program')} from the cache" if found else ""
         return f"{', '.join(parts)}{more} ({where})"
 
     def last(self, program: str) -> float | None:
@@ -306,11 +307,3 @@ def _letters(text: str) -> str:
 def _short(text: str) -> str:
     """What two compilations of the same program have in common."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _count(number: int, what: str = "program") -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
-
-
-def _bytes(size: int) -> str:
-    return f"{size / 1e6:.0f} MB" if size < 1e9 else f"{size / 1e9:.1f} GB"

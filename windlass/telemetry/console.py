@@ -11,6 +11,7 @@ from rich.status import Status
 from rich.text import Text
 
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
+from windlass.units import count, duration, number
 
 NAME_WIDTH = 12  # of the left column of facts
 EVALUATED = ("validation_ema_", "validation_")  # said before the first of several such numbers
@@ -177,7 +178,7 @@ class Report:
         if "loss" in metrics:
             yield f"loss {number(metrics['loss'])}"
         if "tokens_per_second" in metrics:
-            yield f"{quantity(metrics['tokens_per_second'])} tok/s"
+            yield f"{count(metrics['tokens_per_second'])} tok/s"
         if "mfu" in metrics:
             yield f"{metrics['mfu']:.1%} MFU"
         if "step_ms" in metrics and step < self._total:
@@ -215,42 +216,3 @@ class Report:
         # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
         # breaks it at words.
         self.console.print(text, soft_wrap=not self.console.is_terminal)
-
-
-def number(value: int | float) -> str:
-    """A measured number, to four digits after the point where that makes sense."""
-    if isinstance(value, int):
-        return f"{value:,}"
-    return f"{value:.4f}" if 0.001 <= abs(value) < 10_000 or value == 0 else f"{value:.4g}"
-
-
-def quantity(value: int | float) -> str:
-    """A large number in three or four digits: 12.3k."""
-    for unit in ("", "k", "M", "G"):
-        if round(value, 1) < 1000:
-            return f"{value:.{0 if unit == '' else 1}f}{unit}"
-        value /= 1000
-    return f"{value:.1f}T"
-
-
-def size(count: int | float) -> str:
-    """A number of bytes in three digits or so: 12.3 MiB."""
-    for unit in ("bytes", "KiB", "MiB", "GiB"):
-        if round(count, 1) < 1024:
-            return f"{count:.{0 if unit == 'bytes' else 1}f} {unit}"
-        count /= 1024
-    return f"{count:.1f} TiB"
-
-
-def duration(seconds: int | float) -> str:
-    """A time in its two largest units: 8.2 s, 42 s, 4m10s, 3h05m, 2d04h."""
-    if round(seconds, 1) < 10:
-        return f"{seconds:.1f} s"
-    minutes, left = divmod(round(seconds), 60)
-    if not minutes:
-        return f"{left} s"
-    hours, minutes = divmod(minutes, 60)
-    if not hours:
-        return f"{minutes}m{left:02}s"
-    days, hours = divmod(hours, 24)
-    return f"{days}d{hours:02}h" if days else f"{hours}h{minutes:02}m"

@@ -11,6 +11,7 @@ from windlass.devices.axes import undivided
 from windlass.processes import hosts
 from windlass.program.trainable import Chosen
 from windlass.training.session import Session
+from windlass.units import gib
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
@@ -18,7 +19,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     built, described = session.built, session.built.described
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
-    memory = described.chip and f" of {described.chip.memory_bytes / 2**30:.0f} GiB"
+    memory = described.chip and f" of {gib(described.chip.memory_bytes)} GiB"
     yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
     if (joined := hosts.joined()) is not None:
         here = sum(device.process_index == joined.process for device in described.devices)

@@ -36,7 +36,7 @@ from windlass.starting.describe import describe
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
-from windlass.telemetry.console import Report, duration
+from windlass.telemetry.console import Report
 from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training import reference
@@ -44,6 +44,7 @@ from windlass.training.banner import banner
 from windlass.training.outcome import outcome
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
+from windlass.units import duration
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many
 
