@@ -24,8 +24,9 @@ sys.path.insert(0, str(HERE.parent))
 from windlass.devices import chips  # noqa: E402
 from windlass.devices.mesh_choice import Rows  # noqa: E402
 from windlass.planning import compiler  # noqa: E402
-from windlass.program.built import Built, describe  # noqa: E402
+from windlass.program.built import Built  # noqa: E402
 from windlass.program.footprint import footprint  # noqa: E402
+from windlass.starting.describe import describe  # noqa: E402
 
 PIECES = (1, 2, 4, 8)
 LENGTH = 1024

@@ -13,8 +13,9 @@ if "device_count" not in FLAGS:
 from tests.hub.published import QWEN2_5_0_5B  # noqa: E402
 from windlass.config import load, shipped  # noqa: E402
 from windlass.planning import memory, targets, traced  # noqa: E402
-from windlass.program.built import Built, describe  # noqa: E402
+from windlass.program.built import Built  # noqa: E402
 from windlass.program.programs import RUN_ONCE, Programs  # noqa: E402
+from windlass.starting.describe import describe  # noqa: E402
 
 MESHES = [(1, 1, 1), (8, 1, 1), (1, 8, 1), (2, 2, 2)]
 

@@ -21,7 +21,7 @@ import jax  # noqa: E402
 
 from benchmarks.plan_cases import MODELS  # noqa: E402
 from windlass.planning import compiler  # noqa: E402
-from windlass.program.built import Described  # noqa: E402
+from windlass.program.described import Described  # noqa: E402
 
 KERNEL = 'custom_call_target="tpu_custom_call"'  # how a program calls one that Pallas wrote
 LENGTH = 1024

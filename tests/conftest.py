@@ -30,16 +30,13 @@ if importlib.util.find_spec("beartype"):
 
 import jax  # noqa: E402
 
+import tests.strangers  # noqa: E402, F401  found as what ships is: by being in the folder
 import windlass.models  # noqa: E402
 from tests import tiny  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
-
-# A family is found by being in the folder, and these are as if they were.
-windlass.models.__path__.append(str(Path(__file__).parent / "strangers"))
-windlass.models.__path__.append(str(Path(__file__).parent / "strangers" / "models"))
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import pytest
 
 from tests import tiny
-from tests.strangers import gru
+from tests.strangers.models import gru
 from windlass.devices.axes import cast
 from windlass.layers.attention import Attention
 from windlass.layers.context import Packed

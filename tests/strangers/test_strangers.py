@@ -1,0 +1,130 @@
+"""What every stranger gets by being there: a mesh, resuming after kill -9, a plan, an export."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from string import Template
+
+import pytest
+import yaml
+
+from tests import strangers, tiny
+from tests.flags import quick
+from tests.training.campaign import weights
+from windlass import api
+from windlass.checkpoint.store import newest_step
+from windlass.planning import memory, targets, traced
+from windlass.planning.plan import Plan
+from windlass.processes.signals import Signals
+from windlass.program.built import Built
+from windlass.program.programs import RUN_ONCE, Programs
+from windlass.starting.describe import describe
+from windlass.training.loop import train
+
+ALONE = ["device.kind=cpu", "device.count=1"]
+MESH = ["device.kind=cpu", "device.count=8", "mesh={data: 2, fsdp: 2, tensor: 2}"]
+CLOSE = 1e-5  # relative, of losses in float32
+TEACHER = {
+    "model": {"family": "qwen3", "vocab": 257, **tiny.WIDTHS},
+    "data": {"source": {"kind": "stories", "count": 40}, "length": 48},
+    "optim": {"kind": "adamw", "learning_rate": 3e-3},
+    "train": {"steps": 1, "batch": 8},
+}
+RECIPES = sorted(path.stem for path in (strangers.HERE / "recipes").glob("*.yaml"))
+
+
+@pytest.fixture(scope="session")
+def teacher(tmp_path_factory) -> Path:
+    """The folder of an exported model, for recipes that name one."""
+    here = tmp_path_factory.mktemp("teacher")
+    train(TEACHER, [f"run.dir={here / 'run'}", *ALONE], signals=Signals())
+    return api.export(here / "run", here / "model").folder
+
+
+@pytest.fixture(scope="module", params=RECIPES)
+def recipe(request, teacher) -> dict:
+    """Each recipe in turn, with a record and a checkpoint of every step."""
+    text = (strangers.HERE / "recipes" / f"{request.param}.yaml").read_text()
+    found = yaml.safe_load(Template(text).substitute(TEACHER=teacher))
+    return {"checkpoint": {"every": 1}, "telemetry": {"every": 1}, **found}
+
+
+@pytest.fixture(scope="module")
+def whole(recipe, tmp_path_factory) -> Path:
+    """The run of a recipe on one device, never disturbed."""
+    run = tmp_path_factory.mktemp("stranger") / "whole"
+    train(recipe, [f"run.dir={run}", *ALONE], signals=Signals())
+    return run
+
+
+def numbers(run: Path) -> list[dict]:
+    records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
+    return [one for one in records if "loss" in one]
+
+
+def test_losses_are_the_same_on_a_mesh_of_all_three_axes_in_microbatches(recipe, whole, tmp_path):
+    keys = [f"run.dir={tmp_path / 'run'}", *MESH, "train.accumulation=2"]
+    train(recipe, keys, signals=Signals())
+    alone, split = numbers(whole), numbers(tmp_path / "run")
+    assert len(alone) == len(split) == recipe["train"]["steps"]
+    for one, other in zip(alone, split, strict=True):
+        assert other["loss"] == pytest.approx(one["loss"], rel=CLOSE)
+        assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=10 * CLOSE)
+
+
+def test_a_run_killed_and_started_again_ends_with_the_same_bits(recipe, whole, tmp_path):
+    (tmp_path / "stranger.yaml").write_text(yaml.safe_dump(recipe))
+    run = tmp_path / "run"
+    keys = [f"run.dir={run}", *ALONE]
+    root = str(strangers.HERE.parents[1])
+    process = subprocess.Popen(
+        [sys.executable, "-m", "tests.strangers", "train", "stranger.yaml", *keys],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": root, "XLA_FLAGS": quick(devices=8)},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    while (newest_step(run) or 0) < 1 and process.poll() is None:
+        time.sleep(0.005)
+    process.send_signal(signal.SIGKILL)
+    said, _ = process.communicate()
+    assert process.returncode == -signal.SIGKILL, said
+    train(str(tmp_path / "stranger.yaml"), keys, signals=Signals())
+    assert weights(run) == weights(whole)
+
+
+@pytest.mark.parametrize("keys", [ALONE, MESH], ids=["alone", "mesh"])
+def test_the_state_that_is_planned_is_what_the_compiler_is_given(recipe, keys):
+    described = describe(recipe, keys)
+    with described.scope():
+        programs = Programs(Built(described), recipe["train"]["steps"])
+        shapes = (*programs.abstract_state(), programs.abstract_batch())
+        compiled = programs.step().lower(*shapes).compile(compiler_options=RUN_ONCE)
+    found = compiled.memory_analysis()
+    assert found is not None
+    planned = traced.trace(described, targets.of(described.devices))
+    assert sum(memory.stored(planned).values()) == pytest.approx(
+        found.argument_size_in_bytes, rel=0.05
+    )
+
+
+def test_a_plan_is_made_for_accelerators_that_are_not_here(recipe):
+    for plan in api.plans([recipe], "v5e-8,h100", rows=1000):
+        assert isinstance(plan, Plan) and plan.memory.total > 0, plan
+        assert plan.time is not None and plan.time.seconds > 0, plan
+
+
+def test_an_export_is_read_back_as_the_same_model(recipe, whole, tmp_path):
+    form = "merged" if "adapter" in recipe else "model"
+    folder = api.export(whole, tmp_path / "model", form=form).folder
+    again = {**recipe, "model": {"path": str(folder)}}
+    again.pop("adapter", None)
+    keys = [f"run.dir={tmp_path / 'run'}", *ALONE, "optim.learning_rate=1e-30", "train.steps=1"]
+    train(again, keys, signals=Signals())
+    measured = api.evaluate(whole, ALONE)["loss"]
+    assert api.evaluate(tmp_path / "run", ALONE)["loss"] == pytest.approx(measured, rel=CLOSE)
