@@ -31,3 +31,17 @@ def test_other_processes_and_another_precision_are_told():
         "now on 1 × cpu in float32, 16 rows a device: the same batch of 16, losses agree but not "
         "to the bit"
     )
+
+
+def test_another_number_of_cpu_cores_is_told_as_it_is_another_order_of_sums():
+    one, two = (
+        chose(1, 16, device={"asked": "cpu", "kind": "cpu", "count": 1, "cores": cores})
+        for cores in (1, 2)
+    )
+    assert moved(two, two) is None
+    assert moved(two, one) == (
+        "before on 1 × cpu on 2 cores, 16 rows a device; now on 1 × cpu on 1 core, 16 rows a "
+        "device: the same batch of 16, losses agree but not to the bit"
+    )
+    unknown = chose(1, 16, device={"asked": "cpu", "kind": "cpu", "count": 1})
+    assert moved(unknown, one) is None  # a run of before this was noted

@@ -40,18 +40,18 @@ def test_the_commit_of_the_folder_is_noted_and_whether_it_was_changed(repository
 
 
 def test_the_commit_of_the_source_is_noted_where_it_runs_from_a_clone(repository, monkeypatch):
-    source = Path(windlass.__file__).parents[1]
+    source = Path(about.__file__).parents[2]
     expected = {"folder", "windlass"} if (source / ".git").exists() else {"folder"}
     assert set(commits()) == expected
     # A copy that was installed somewhere inside a repository is not that repository's.
-    installed = repository / ".venv/site-packages/windlass/__init__.py"
+    installed = repository / ".venv/site-packages/windlass/telemetry/about.py"
     installed.parent.mkdir(parents=True)
-    monkeypatch.setattr(windlass, "__file__", str(installed))
+    monkeypatch.setattr(about, "__file__", str(installed))
     assert set(commits()) == {"folder"}
 
 
 def test_without_a_repository_or_without_git_nothing_is_noted(tmp_path, monkeypatch):
-    monkeypatch.setattr(windlass, "__file__", str(tmp_path / "windlass/__init__.py"))
+    monkeypatch.setattr(about, "__file__", str(tmp_path / "windlass/telemetry/about.py"))
     monkeypatch.chdir(tmp_path)
     assert commits() == {}
     monkeypatch.setenv("PATH", str(tmp_path))
@@ -76,7 +76,10 @@ def test_a_run_notes_what_it_was_made_with_and_nothing_of_the_environment(tmp_pa
     (start,) = about.read(run / folders.ABOUT)
     assert start["versions"]["jax"] == version("jax")
     assert start["versions"]["windlass"] == windlass.__version__
-    assert start["chose"]["device"] == {"asked": "cpu", "kind": "cpu", "count": 1}
+    assert start["chose"]["device"] == {
+        **{"asked": "cpu", "kind": "cpu", "count": 1},
+        "cores": about.cores(),
+    }
     assert start["chose"]["batch"] == {"per_device": 16, "accumulation": 1, "shards": 1}
     assert (start["recipe"], start["command_line"]) == ("tiny", {})
     assert (start["step"], start["at"], start["is_finished"]) == (0, 4, True)

@@ -104,6 +104,7 @@ class Described:
         """What was asked for on the command line, and what was chosen where it was left open."""
         kind = self.devices[0].device_kind
         device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
+        device |= {"cores": about.cores()} if self.chosen.kind == "cpu" else {}
         chose = {"device": device, "mesh": dict(self.mesh.shape)}
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}
         chose |= {"processes": hosts.count()}

@@ -6,10 +6,11 @@ from typing import Any
 def moved(before: dict[str, Any], now: dict[str, Any]) -> str | None:
     """What was chosen for a run at its last start and is now; None where it is the same."""
     names = ("device", "mesh", "batch", "processes", "compute")
-    if all(_of(before, name) == _of(now, name) for name in names):
+    has_other_cores = _cores(before) != _cores(now) and None not in (_cores(before), _cores(now))
+    if all(_of(before, name) == _of(now, name) for name in names) and not has_other_cores:
         return None
     is_cast = before["compute"] != now["compute"]
-    was, is_now = (_told(chose, is_cast) for chose in (before, now))
+    was, is_now = (_told(chose, is_cast, has_other_cores) for chose in (before, now))
     batch = now["batch"]
     rows = batch["per_device"] * batch["accumulation"] * batch["shards"]
     return (
@@ -24,11 +25,18 @@ def _of(chose: dict[str, Any], name: str) -> Any:
     return chose[name]
 
 
-def _told(chose: dict[str, Any], is_cast: bool) -> str:
+def _cores(chose: dict[str, Any]) -> int | None:
+    """Of a CPU: XLA divides its sums among them, and another order is other bits."""
+    return chose["device"].get("cores")
+
+
+def _told(chose: dict[str, Any], is_cast: bool, has_other_cores: bool) -> str:
     """`8 × cpu in 2 processes as fsdp 8, 2 rows a device`."""
     device, batch = chose["device"], chose["batch"]
     split = " × ".join(f"{name} {size}" for name, size in chose["mesh"].items() if size > 1)
     parts = [f"{device['count']} × {device['kind']}"]
+    if has_other_cores:
+        parts.append(f"on {device['cores']} core{'s' * (device['cores'] != 1)}")
     parts += [f"in {chose['processes']} processes"] if chose["processes"] > 1 else []
     parts += [f"as {split}"] if split else []
     parts += [f"in {chose['compute']}"] if is_cast else []

@@ -39,7 +39,7 @@ class About:
             return
         start = {"began": self._now(), **facts, "versions": versions(), "commits": commits()}
         system = f"{platform.system()} {platform.machine()}"
-        start["host"] = {"system": system, "cores": os.cpu_count()}
+        start["host"] = {"system": system, "cores": cores()}
         self._store(starts=[*read(self.path), start])
 
     def end(self, **facts: Any) -> None:
@@ -72,6 +72,12 @@ def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[s
         return whole["starts"] if part == "starts" else whole.get(part, [])
     except (ValueError, KeyError) as error:  # it is replaced whole, so somebody edited it
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
+
+
+def cores() -> int:
+    """CPU cores that this process may use, which need not be all: as many threads XLA has."""
+    affinity = getattr(os, "sched_getaffinity", None)  # of Linux alone
+    return len(affinity(0)) if affinity else os.cpu_count() or 1
 
 
 def versions() -> dict[str, str]:
