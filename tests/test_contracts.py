@@ -58,6 +58,15 @@ def test_an_objective_names_its_columns_and_can_be_called(module):
     assert isinstance(objective(), objectives.Objective)
 
 
+@pytest.mark.parametrize("module", files(objectives))
+def test_an_objective_hands_on_what_the_model_reports(module):
+    objective, batch = section(module, "Objective")(), tiny.rows(96)
+    batch |= {"reference": jnp.zeros_like(batch["weight"])}
+    model = tiny.abstract(tiny.config("router"))
+    tally = eqx.filter_eval_shape(lambda model: tiny.tally(model, batch, objective), model)
+    assert tally.auxiliary == eqx.filter_eval_shape(lambda model: model(batch)[1], model)
+
+
 @pytest.mark.parametrize("module", files(optim))
 def test_an_optimiser_builds_a_transformation_and_tells_its_rate(module):
     optimizer = section(module, "Optimizer")(learning_rate=0.1)

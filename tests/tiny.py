@@ -18,7 +18,7 @@ from jaxtyping import PyTree
 from windlass.adapters.lora import Adapter
 from windlass.devices.axes import placements
 from windlass.devices.mesh import AXES, build
-from windlass.objectives import Carry
+from windlass.objectives import Carry, Tally, settled
 from windlass.objectives.next_token import Objective
 
 # The widths of the small models in the recipes of tests.
@@ -98,13 +98,23 @@ def rows(vocab: int, seed: int = 0) -> dict[str, jax.Array]:
     return batch | {"weight": batch["weight"] * uneven}
 
 
-def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> jax.Array:
-    """The mean loss of a batch, by next_token unless told otherwise."""
+def tally(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> Tally:
+    """What an objective, next_token unless told otherwise, returns for a batch."""
     objective = objective or Objective()
-    tally, _ = objective(
-        model, batch, key=None, carry=Carry(), helpers={}, step=jnp.int32(0), steps=1
-    )
-    return tally.total / tally.weight
+    given = dict(carry=Carry(), helpers={}, step=jnp.int32(0), steps=1)
+    return objective(model, batch, key=None, **given)[0]
+
+
+def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> jax.Array:
+    """The mean loss of a batch, without what the model adds to it."""
+    total, weight, *_ = tally(model, batch, objective)
+    return total / weight
+
+
+def whole_loss(model, batch: dict[str, jax.Array]) -> jax.Array:
+    """The mean loss of a batch with the auxiliary losses of the model: what is trained."""
+    total, weight, *_ = settled(tally(model, batch), model)
+    return total / weight
 
 
 @contextmanager

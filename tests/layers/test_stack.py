@@ -136,7 +136,7 @@ def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
         cache, found = KVCache.empty(1, 8), []
         for here in (slice(0, 5), slice(5, 6), slice(6, 8)):
             context = Cached({name: column[:, here] for name, column in batch.items()}, cache)
-            y, layers = stack(x[:, here], context, cache.layers)
+            y, layers, _ = stack(x[:, here], context, cache.layers)
             cache = context.finish(layers)
             found.append(y)
         return jnp.concatenate(found, axis=1), stack(x, Packed(batch))[0]

@@ -36,7 +36,7 @@ def training_loss(config) -> str:
     model = tiny.abstract(config)
     shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
     batch = tiny.rows(config.vocab)
-    loss = jax.jit(lambda arrays: tiny.loss(eqx.combine(arrays, static), batch))
+    loss = jax.jit(lambda arrays: tiny.whole_loss(eqx.combine(arrays, static), batch))
     return loss.lower(shapes).as_text()
 
 

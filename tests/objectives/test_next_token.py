@@ -49,10 +49,10 @@ def test_tallies_of_parts_add_up_to_that_of_the_whole():
 
 def test_extremes_are_maxima_and_sums_have_weights_of_their_own():
     one, two, nothing = jnp.float32(1), jnp.float32(2), jnp.float32(0)
-    left = Tally(two, one, {"halted": (one, one)}, {"largest": two})
-    right = Tally(two, one, {"halted": (two, nothing)}, {"largest": one})
+    left = Tally(two, one, {"halted": (one, one)}, {"largest": two}, {})
+    right = Tally(two, one, {"halted": (two, nothing)}, {"largest": one}, {})
     assert (left + right).metrics() == {"loss": 2, "halted": 3, "largest": 2}
-    assert Tally(nothing, nothing, {}, {}).metrics() == {"loss": 0}
+    assert Tally(nothing, nothing, {}, {}, {}).metrics() == {"loss": 0}
 
 
 def test_evaluation_is_the_objective_without_a_key():

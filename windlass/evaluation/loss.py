@@ -7,7 +7,7 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from windlass.objectives import Carry, Objective, Tally
+from windlass.objectives import Carry, Objective, Tally, settled
 
 
 def make_evaluation(
@@ -22,7 +22,8 @@ def make_evaluation(
         weights: PyTree, frozen: Any, batch: dict[str, Array], carry: Carry, step: Int[Array, ""]
     ) -> Tally:
         given = dict(carry=carry, helpers=frozen.helpers, step=step, steps=steps)
-        return objective.evaluate(model(weights, frozen.model), batch, **given)
+        whole = model(weights, frozen.model)
+        return settled(objective.evaluate(whole, batch, **given), whole)
 
     return evaluate
 

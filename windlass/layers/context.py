@@ -4,11 +4,14 @@ A block calls its context to attend or to recur and never holds keys, values or 
 training, prefill, decode and packing are written once for every family.
 """
 
+import copy
 from collections.abc import Callable
 
-from jaxtyping import Array, PyTree
+import jax.numpy as jnp
+from jaxtyping import Array, ArrayLike, PyTree
 
 from windlass.layers import recurrence
+from windlass.layers.auxiliary import Report, added
 from windlass.layers.kernels import attend
 from windlass.layers.kv_cache import Cached, KVCache
 
@@ -18,9 +21,12 @@ class Packed:
 
     def __init__(self, batch: dict[str, Array]):
         self.position, self.document = batch["position"], batch["document"]
+        self.reported: Report = {}
 
     def layer(self, kept: None) -> "Packed":
-        return self
+        view = copy.copy(self)
+        view.reported = {}
+        return view
 
     def leave(self) -> None:
         return None
@@ -42,6 +48,15 @@ class Packed:
             window=window,
             scale=scale,
         )
+
+    def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
+        """Report a metric or an auxiliary loss: its sum over positions, and what that is of.
+
+        Both are sums, so that layers, microbatches and devices add up; what is reported twice
+        under one name is added. Not for use inside the cell of `recur`.
+        """
+        pair = (jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32))
+        self.reported = added(self.reported, {name: pair})
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
         """Run `cell(state, x) -> (state, y)` along each document, from `start` at its beginning."""

@@ -7,6 +7,7 @@ import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.layers.attention import Attention
+from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
@@ -60,8 +61,9 @@ class Decoder(eqx.Module):
 
     def __call__(
         self, batch: dict[str, Array], cache: KVCache | None = None
-    ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]:
+    ) -> tuple[Float[Array, "batch seq embed"], Report, PyTree]:
         context = enter(batch, cache)
         x = self.embedding(batch["tokens"])
-        x, layers = self.blocks(x, context, None if cache is None else cache.layers)
-        return self.norm(x), {}, context.finish(layers)
+        past = None if cache is None else cache.layers
+        x, layers, auxiliary = self.blocks(x, context, past)
+        return self.norm(x), auxiliary, context.finish(layers)

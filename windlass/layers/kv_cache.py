@@ -9,10 +9,11 @@ from collections.abc import Callable
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Int, PyTree
+from jaxtyping import Array, ArrayLike, Int, PyTree
 
 from windlass.devices.axes import layout, shard
 from windlass.layers import recurrence
+from windlass.layers.auxiliary import Report
 from windlass.layers.kernels import attend
 
 EMPTY = -2  # the document of a slot that holds no token yet; -1 is padding
@@ -52,6 +53,7 @@ class CachedLayer:
     def __init__(self, context: Cached, kept: tuple | None):
         self.context, self.position, self.document = context, context.position, context.document
         self.kept, self.left = kept, []
+        self.reported: Report = {}
 
     def leave(self) -> tuple:
         return tuple(self.left)
@@ -80,6 +82,9 @@ class CachedLayer:
             window=window,
             scale=scale,
         )
+
+    def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
+        """Nothing is reported in generation."""
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
         """Go on with `cell` from the cached state; padding leaves it as it is."""

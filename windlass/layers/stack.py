@@ -12,6 +12,7 @@ from jax.extend.core import Primitive
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.layers import kernels
+from windlass.layers.auxiliary import Report, added, over_layers
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products, which are
 # dear to compute again. Norms, rotations and activations are recomputed from them.
@@ -34,8 +35,8 @@ class Stack(eqx.Module):
 
     def __call__(
         self, x: Float[Array, "batch seq embed"], context, kept: PyTree = None
-    ) -> tuple[Float[Array, "batch seq embed"], PyTree]:
-        """The stream after all blocks, and what each of them keeps."""
+    ) -> tuple[Float[Array, "batch seq embed"], PyTree, Report]:
+        """The stream after all blocks, what each of them keeps, and what they report in sum."""
         weights, rest = eqx.partition(self.kinds, eqx.is_array)
         rounds, odd = divmod(self.layers, len(self.kinds))
         kept_rounds, kept_odd = (None, [None] * odd) if kept is None else kept
@@ -45,33 +46,47 @@ class Stack(eqx.Module):
         def one(kind):
             def apply(x, weights, kept):
                 view = context.layer(kept)
-                return eqx.combine(weights, rest[kind])(x, view), view.leave()
+                return eqx.combine(weights, rest[kind])(x, view), (view.leave(), view.reported)
 
             return _rematerialised(apply, self.remat, in_loop=loops)
 
         def around(x, now):
-            left = []
+            out = []
             for kind, (own, old) in enumerate(zip(*now, strict=True)):
                 x, new = one(kind)(x, own, old)
-                left.append(new)
-            return x, tuple(left)
+                out.append(new)
+            return x, tuple(out)
 
         nothing = (None,) * len(self.kinds)
         scanned = (_take(weights, slice(rounds)), nothing if kept is None else kept_rounds)
         if loops:
-            x, left_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
+            x, out_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
         else:
-            per_round = [nothing] if rounds == 0 else []
+            per_round = [((None, {}),) * len(self.kinds)] if rounds == 0 else []
             for i in range(rounds):
-                x, left = around(x, _take(scanned, i))
-                per_round.append(left)
-            left_rounds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_round)
+                x, out = around(x, _take(scanned, i))
+                per_round.append(out)
+            out_rounds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_round)
 
-        left_odd = []
+        out_odd = []
         for kind in range(odd):
-            x, left = one(kind)(x, _take(weights[kind], rounds), kept_odd[kind])
-            left_odd.append(left)
-        return x, (left_rounds, tuple(left_odd))
+            x, out = one(kind)(x, _take(weights[kind], rounds), kept_odd[kind])
+            out_odd.append(out)
+        left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
+        return x, left, self._reported(out_rounds, out_odd)
+
+    def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
+        """What all layers reported: those of the rounds by kind, and those after the last round."""
+        kinds, whole = len(self.kinds), self.layers - len(out_odd)
+        rounds = [
+            over_layers(report, range(kind, whole, kinds))
+            for kind, (_, report) in enumerate(out_rounds)
+        ]
+        odd = [
+            over_layers(jax.tree.map(lambda x: jnp.expand_dims(x, 0), report), [whole + kind])
+            for kind, (_, report) in enumerate(out_odd)
+        ]
+        return added(*rounds, *odd)
 
 
 def stacked(

@@ -10,7 +10,9 @@ A family's file defines
   `HUGGING_FACE`, how its config.json tells of one.
 
 The model is called as `model(batch, cache=None) -> (hidden, auxiliary, cache)`, and `model.head`
-alone turns hidden states into logits.
+alone turns hidden states into logits. `auxiliary` is what blocks reported with
+`context.auxiliary`: a total and its weight, by name. A module that extends `AuxiliaryLosses`
+declares which of its reports are part of the loss, under every objective; the others are metrics.
 """
 
 from collections.abc import Mapping
@@ -19,6 +21,7 @@ from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from windlass.layers.auxiliary import Report
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 
@@ -30,7 +33,7 @@ class Model(Protocol):
 
     def __call__(
         self, batch: dict[str, Array], cache: KVCache | None = None
-    ) -> tuple[Float[Array, "batch seq embed"], dict[str, Array], PyTree]: ...
+    ) -> tuple[Float[Array, "batch seq embed"], Report, PyTree]: ...
 
 
 @runtime_checkable

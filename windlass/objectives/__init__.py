@@ -11,24 +11,56 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from windlass.layers.auxiliary import Report, added, coefficients
+
 
 class Tally(NamedTuple):
     """What an objective returns: sums, never means. The loss is `total / weight`."""
 
     total: Float[Array, ""]
     weight: Float[Array, ""]  # tokens, pairs, ...: what the loss is an average over
-    sums: dict[str, tuple[Float[Array, ""], Float[Array, ""]]]  # to report: a total and its weight
+    sums: Report  # to report: a total and its weight
     extremes: dict[str, Float[Array, ""]]  # to report: maxima
+    auxiliary: Report  # what `model(batch)` returned as such: `settled` adds it, no objective does
 
     def __add__(self, other: "Tally") -> "Tally":  # pyright: ignore[reportIncompatibleMethodOverride]
         total, weight, sums = jax.tree.map(jnp.add, self[:3], other[:3])
-        return Tally(total, weight, sums, jax.tree.map(jnp.maximum, self[3], other[3]))
+        extremes = jax.tree.map(jnp.maximum, self.extremes, other.extremes)
+        return Tally(total, weight, sums, extremes, added(self.auxiliary, other.auxiliary))
 
     def metrics(self) -> dict[str, Float[Array, ""]]:
         """Averages, where a weight of zero gives zero."""
         sums = {"loss": (self.total, self.weight), **self.sums}
         means = {name: t / jnp.maximum(w, 1e-9) for name, (t, w) in sums.items()}
         return means | self.extremes
+
+
+def settled(tally: Tally, model: Any) -> Tally:
+    """The tally of a microbatch with the auxiliary losses that a model declares in its total.
+
+    Over microbatches m the loss of a step is
+
+        L = Σ_m w_m (l_m + Σ_k c_k A_mk / W_mk) / Σ_m w_m
+
+    with the objective's loss l_m and weight w_m, and of auxiliary loss k the coefficient c_k, the
+    sum A_mk and its weight W_mk: the same for any number of microbatches where W is proportional
+    to w. Each is reported by its name, as are auxiliary metrics, and l as `objective_loss`.
+    """
+    losses = coefficients(model)
+    if missing := [name for name in losses if name not in tally.auxiliary]:
+        raise ValueError(
+            f"the model declares the auxiliary loss {', '.join(missing)}, and the tally has none "
+            "of that name; an objective gives a Tally all that `model(batch)` returned as auxiliary"
+        )
+    if double := [name for name in tally.auxiliary if name in tally.sums]:
+        raise ValueError(f"{', '.join(double)} is reported by the model and by the objective")
+    sums = tally.sums | tally.auxiliary
+    if not losses:
+        return tally._replace(sums=sums, auxiliary={})
+    means = {name: total / jnp.maximum(w, 1e-9) for name, (total, w) in tally.auxiliary.items()}
+    penalty = sum(factor * means[name] for name, factor in losses.items())
+    sums |= {"objective_loss": (tally.total, tally.weight)}
+    return tally._replace(total=tally.total + tally.weight * penalty, sums=sums, auxiliary={})
 
 
 class Carry(NamedTuple):

@@ -31,8 +31,8 @@ class Objective(Contract):
         columns = {name: batch[name] for name in ("targets", "weight")}
         total, sums = model.head.reduce(self._tile, hidden, columns)
         weight = jnp.sum(batch["weight"])
-        means = {name: (value, weight) for name, value in (sums | auxiliary).items()}
-        return Tally(total, weight, means, {}), carry
+        means = {name: (value, weight) for name, value in sums.items()}
+        return Tally(total, weight, means, {}, auxiliary), carry
 
     def _tile(self, logits, columns):
         z, chosen = log_z(logits), pick(logits, columns["targets"])

@@ -67,8 +67,8 @@ class Objective(Contract):
             "logps_chosen": total(chosen),
             "logps_rejected": total(rejected),
         }
-        means = {name: (value, weight) for name, value in (found | auxiliary).items()}
-        return Tally(total(loss), weight, means, {}), carry
+        means = {name: (value, weight) for name, value in found.items()}
+        return Tally(total(loss), weight, means, {}, auxiliary), carry
 
 
 def _sums(

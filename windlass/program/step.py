@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
-from windlass.objectives import Carry, Objective, Tally
+from windlass.objectives import Carry, Objective, Tally, settled
 from windlass.program import token_hash as stream
 from windlass.program.loss_scale import LossScale
 
@@ -115,6 +115,7 @@ def make_step(
             whole = keyed(model(weights, frozen.model), key)
             given = dict(helpers=frozen.helpers, step=state.step, steps=steps)
             tally, carry = objective(whole, rows, key=key, carry=carry, **given)
+            tally = settled(tally, whole)
             return tally.total, (tally, carry)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)

@@ -118,5 +118,6 @@ class Model(eqx.Module):
     def __call__(self, batch, cache=None):
         context = enter(batch, cache)
         x = self.embedding(batch["tokens"])
-        x, layers = self.blocks(x, context, None if cache is None else cache.layers)
-        return self.norm(x), {}, context.finish(layers)
+        past = None if cache is None else cache.layers
+        x, layers, auxiliary = self.blocks(x, context, past)
+        return self.norm(x), auxiliary, context.finish(layers)

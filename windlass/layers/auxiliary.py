@@ -1,0 +1,61 @@
+"""Auxiliary losses and metrics: sums that blocks report beside their output.
+
+A block reports with `context.auxiliary(name, total, weight)`. The stack carries the reports out of
+its loop and adds them up over layers; a name with `{layer}` in it becomes a metric of each layer.
+"""
+
+from collections.abc import Sequence
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jaxtyping import Array, Float, PyTree
+
+Sum = Float[Array, ""]
+Report = dict[str, tuple[Sum, Sum]]  # by name, a total and its weight
+Stacked = dict[str, tuple[Float[Array, " layers"], Float[Array, " layers"]]]
+
+LAYER = "{layer}"
+
+
+class AuxiliaryLosses(eqx.Module):
+    """A module that declares which of its reports are losses, and the coefficient of each."""
+
+    losses: eqx.AbstractVar[dict[str, float]]
+
+
+def coefficients(model: PyTree) -> dict[str, float]:
+    """The coefficients of all auxiliary losses that modules of a model declare."""
+    found: dict[str, float] = {}
+
+    def note(node) -> bool:
+        for name, factor in node.losses.items() if isinstance(node, AuxiliaryLosses) else ():
+            if found.setdefault(name, factor) != factor:
+                raise ValueError(f"{name} is declared with {found[name]} and with {factor}")
+        return False  # not a leaf: modules inside it may declare losses, too
+
+    jax.tree.leaves(model, is_leaf=note)
+    return found
+
+
+def added(*reports: Report) -> Report:
+    """Reports in one: totals and weights of the same name are added."""
+    sums: Report = {}
+    for report in reports:
+        for name, pair in report.items():
+            sums[name] = jax.tree.map(jnp.add, sums[name], pair) if name in sums else pair
+    return sums
+
+
+def over_layers(report: Stacked, layers: Sequence[int]) -> Report:
+    """The report of these layers, along the first axis: their sum, or each by its number."""
+
+    def one(name: str, pair: tuple[Array, Array]) -> Report:
+        if LAYER not in name:
+            return {name: jax.tree.map(lambda x: jnp.sum(x, axis=0), pair)}
+        return {
+            name.replace(LAYER, str(layer)): jax.tree.map(lambda x, i=i: x[i], pair)
+            for i, layer in enumerate(layers)
+        }
+
+    return added(*(one(name, pair) for name, pair in report.items()))
