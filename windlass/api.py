@@ -1,38 +1,36 @@
 """What the commands do, each as one call in Python."""
 
 import dataclasses
-import json
 import os
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
-import jax
 from rich.console import Console
 from rich.text import Text
 
 from windlass import data
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
-from windlass.checkpoint.store import folder_of, load, load_frozen
+from windlass.checkpoint.store import folder_of
 from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, listing, read, tree
 from windlass.data import Prepared, reference
-from windlass.data import vocabulary as vocabularies
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
+from windlass.evaluation.finished_run import FinishedRun, open_run
 from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
+from windlass.files import writable, write
 from windlass.launch import find as find_target
 from windlass.launch import preparing, records, running
 from windlass.launch.records import Record
-from windlass.objectives import Carry
 from windlass.planning import calibration, limits, matrix, targets, winner
 from windlass.planning import prices as costs
 from windlass.planning.calibration import Fitted
@@ -42,9 +40,7 @@ from windlass.planning.prices import Prices
 from windlass.planning.winner import Found, Wanted
 from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals
-from windlass.program.built import Built
 from windlass.program.length import Length
-from windlass.program.step import Frozen
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.reports import run_page
@@ -53,10 +49,8 @@ from windlass.reports.run_summary import Account, account
 from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
-from windlass.run_folder.folder import Place
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.starting import origin, tuning
-from windlass.starting.describe import describe
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import Report
@@ -260,10 +254,9 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
-    folder = find(run)
-    place = folders.place_of(folder, weights, step)
-    built = _built(folder, overrides)
-    with built.described.scope():
+    opened = open_run(run, overrides, weights=weights, step=step)
+    folder, built = opened.folder, opened.built
+    with opened.scope():
         described = built.run
         prepared = data.prepare(described.data, _tokenizer(folder, described), console=console)
         if split not in prepared.splits:
@@ -275,11 +268,11 @@ def evaluate(
         reference.check(prepared, folder, splits)
         evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
         # Other rows in other batches are no other model; other tokens are.
-        identity = built.identity | {"tokenizer": session.identity["tokenizer"]}
-        reached, found, frozen = _weights(folder, built, identity, place, console)
+        tokens = {"tokenizer": session.identity["tokenizer"]}
+        loaded = opened.load(partial(_say, console), identity=tokens)
+        reached = loaded.step
         _warn_of_changed_documents(folder, described, prepared, reached, console)
-        at = (Carry(), jax.numpy.int32(reached))
-        measured = {name: one(found, frozen, *at) for name, one in evaluators.items()}
+        measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and any(one.weights is not None for one in prepared.corpora):
             answer["over"] = "the tokens that are trained on, each by its weight"
@@ -312,12 +305,10 @@ def tasks(
     from windlass.evaluation import harness
 
     every = [names] if isinstance(names, str) else names
-    place = find(run)
-    chosen = folders.place_of(place, weights, step)
-    built = _built(place, overrides)
-    with built.described.scope():
-        generator = _generator(place, built, chosen)
-        scorer = Scorer(generator.model, longest=_longest(place, built.run), batch=batch)
+    opened = open_run(run, overrides, weights=weights, step=step)
+    with opened.scope():
+        generator = _generator(opened)
+        scorer = Scorer(generator.model, longest=opened.context_length, batch=batch)
         how = {"limit": limit, "shots": shots, "folder": folder}
         return harness.measure(scorer, generator, every, **how)
 
@@ -358,12 +349,10 @@ def each(
     if batch < 1:
         raise UserError(f"batch is {batch}; it must be 1 or more")
     how = read(Sampling, sampling, origin="the call")
-    folder = find(run)
-    place = folders.place_of(folder, weights, step)
-    built = _built(folder, overrides)
-    with built.described.scope():
-        generator = _generator(folder, built, place)
-        asked = [_asked(prompt, chat, generator, folder) for prompt in prompts]
+    opened = open_run(run, overrides, weights=weights, step=step)
+    with opened.scope():
+        generator = _generator(opened)
+        asked = [_asked(prompt, chat, generator, opened.folder) for prompt in prompts]
         yield from generator.each(asked, how, batch)
 
 
@@ -378,11 +367,9 @@ def stream(
 ) -> Iterator[str]:
     """What a run's model writes after a prompt, in pieces as they come."""
     how = read(Sampling, sampling, origin="the call")
-    folder = find(run)
-    place = folders.place_of(folder, weights, step)
-    built = _built(folder, overrides)
-    with built.described.scope():
-        yield from _generator(folder, built, place).stream(prompt, how)
+    opened = open_run(run, overrides, weights=weights, step=step)
+    with opened.scope():
+        yield from _generator(opened).stream(prompt, how)
 
 
 def chat(
@@ -400,17 +387,12 @@ def chat(
     `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
     """
     how = read(Sampling, {"tokens": ANSWER_TOKENS} | sampling, origin="the call")
-    folder = find(run)
-    place = folders.place_of(folder, weights, step)
-    built = _built(folder, overrides)
-    with built.described.scope():
-        generator = _generator(folder, built, place)
-    _check_chats(generator, folder)
-    scope = built.described.scope
-    longest = _longest(folder, built.run)
-    return Conversation(
-        generator, how, system=system, thinking=thinking, longest=longest, scope=scope
-    )
+    opened = open_run(run, overrides, weights=weights, step=step)
+    with opened.scope():
+        generator = _generator(opened)
+    _check_chats(generator, opened.folder)
+    given = {"longest": opened.context_length, "scope": opened.scope}
+    return Conversation(generator, how, system=system, thinking=thinking, **given)
 
 
 def verify(run: str | Path | None) -> checking.Report | exports.Report:
@@ -437,10 +419,8 @@ def report(run: str | Path | None) -> Account:
     """What became of a run, and what was planned for it; written to report.html in its folder."""
     found = account(find(run), costs.load())
     page = found.standing.folder / folders.REPORT
-    try:
-        page.write_text(run_page.page(found), encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{page} cannot be written: {error.strerror}") from None
+    with writable(page):
+        write(page, run_page.page(found))
     return found
 
 
@@ -522,11 +502,6 @@ def _kind(layers: Layers) -> str | None:
     )
 
 
-def _built(folder: Path, overrides: Sequence[str]) -> Built:
-    keys = [f"run.dir={folder}", *overrides]
-    return Built(describe(folder / folders.RECIPE, keys, is_trained=False))
-
-
 def _tokenizer(folder: Path, run: Run) -> Tokenizer:
     """How to read text: what was learned from a corpus is not learned again from another."""
     if run.tokenizer.kind != "bpe":
@@ -562,10 +537,9 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
         return 1 + len(abouts.read(about.path, "looks"))
 
 
-def _generator(folder: Path, built: Built, place: Place) -> Generator:
-    _, weights, frozen = _weights(folder, built, built.identity, place, None)
-    vocabulary = vocabularies.load(str(folder / folders.TOKENIZER), built.run.tokenizer.eos)
-    return Generator(built.model(weights, frozen.model), vocabulary, ends(vocabulary))
+def _generator(opened: FinishedRun) -> Generator:
+    vocabulary = opened.vocabulary
+    return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
 
 
 def _asked(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
@@ -583,29 +557,6 @@ def _check_chats(generator: Generator, folder: Path) -> None:
             f"{folder} has no chat template, since its tokenizer came without one; "
             f'`windlass generate {folder} "..."` writes on from a text'
         )
-
-
-def _longest(folder: Path, run: Run) -> int:
-    """How many tokens a run's model reads at once: as many as it came with, or was trained on."""
-    file = folder / folders.MODEL / "config.json"
-    said = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
-    return said.get("max_position_embeddings") or run.data.length
-
-
-def _weights(
-    folder: Path,
-    built: Built,
-    identity: dict[str, str | int | float],
-    place: Place,
-    console: Console | None,
-) -> tuple[int, Any, Frozen]:
-    weights, rest = built.parted(built.abstract)
-    frozen = Frozen(rest, {})
-    say = partial(_say, console)
-    restored = load(folder, {place.part: weights}, identity, say=say, step=place.step)
-    if jax.tree.leaves(frozen):
-        frozen = load_frozen(folder, frozen, built.identity)
-    return restored.step, restored.state[place.part], frozen
 
 
 def _say(console: Console | None, text: str) -> None:

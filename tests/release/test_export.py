@@ -16,10 +16,10 @@ from tests import tiny, trained
 from windlass.checkpoint.store import Store, contents
 from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
+from windlass.evaluation.finished_run import open_on_cpu
 from windlass.hub.names import from_tensors
 from windlass.program.built import Built
 from windlass.release import check
-from windlass.release.source import Source
 from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
 
@@ -44,9 +44,9 @@ def theirs(folder: Path, tokens: np.ndarray) -> np.ndarray:
 
 def ours(run: Path, tokens: np.ndarray, dtype: str = "float32") -> np.ndarray:
     """The logits of the run's last checkpoint."""
-    source = Source(run, "last", None)
-    with source.built.described.scope():
-        return check.logits(check.rounded(source.load(print)[1], dtype), tokens)
+    source = open_on_cpu(run, weights="last", step=None)
+    with source.scope():
+        return check.logits(check.rounded(source.stored_model(print)[1], dtype), tokens)
 
 
 def test_transformers_computes_what_the_run_computes(run, exported):

@@ -231,11 +231,17 @@ def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
 
 
 def load_frozen(
-    run_dir: str | Path, arrays: PyTree, identity: Identity, *, part: bool = False
+    run_dir: str | Path,
+    arrays: PyTree,
+    identity: Identity,
+    *,
+    part: bool = False,
+    as_stored: bool = False,
 ) -> PyTree:
     """What `Store.save_frozen` stored, or a part of it, in the given shardings.
 
-    It may have been stored in the precision of another device, and is cast once it is checked.
+    It may have been stored in the precision of another device, and unless that is to be kept, is
+    cast once it is checked.
     """
     folder = folder_of(run_dir) / FROZEN
     if not folder.exists():
@@ -246,6 +252,8 @@ def load_frozen(
     try:
         there = archive.agreed(folder)["arrays"]
         found = _read(folder, _as_stored(arrays, there), identity, part=part)[0]
+        if as_stored:
+            return found
         return jax.tree.map(lambda x, to: x.astype(to.dtype), found, arrays)
     except archive.Damaged as damaged:
         # No older copy exists, and made anew they could differ: nothing is renamed or replaced.

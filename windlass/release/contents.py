@@ -6,10 +6,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.config import tree
+from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config, peft, shards, weights
 from windlass.hub.shards import Tensor
 from windlass.release.card import Subject, card
-from windlass.release.source import Source
 from windlass.run_folder import folder as folders
 
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
@@ -41,7 +41,9 @@ def as_json(name: str, content: dict[str, Any]) -> File:
     return text(name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
-def whole(source: Source, tensors: Iterable[Tensor], dtype: str, shard_size: int) -> Iterator[File]:
+def whole(
+    source: FinishedRun, tensors: Iterable[Tensor], dtype: str, shard_size: int
+) -> Iterator[File]:
     """A model in sharded safetensors, with what says how it computes and how it writes."""
     yield as_json("config.json", _config(source, dtype))
     yield as_json(GENERATION, _generation(source))
@@ -51,7 +53,7 @@ def whole(source: Source, tensors: Iterable[Tensor], dtype: str, shard_size: int
         yield text(shards.INDEX, shards.index(parts))
 
 
-def adapter(source: Source, model: Any, base: str | None, dtype: str) -> Iterator[File]:
+def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> Iterator[File]:
     """The two files of a PEFT adapter."""
     settings: Any = source.run.adapter
     about = peft.described(model, settings, source.built.names, base)
@@ -62,7 +64,7 @@ def adapter(source: Source, model: Any, base: str | None, dtype: str) -> Iterato
     yield File(part.file, part.size, part.write)
 
 
-def beside(source: Source, subject: Subject) -> Iterator[File]:
+def beside(source: FinishedRun, subject: Subject) -> Iterator[File]:
     """What every export has: the tokenizer with its chat template, and the card."""
     for path in sorted((source.folder / folders.TOKENIZER).glob("*")):
         if path.name == SETTINGS:
@@ -74,7 +76,7 @@ def beside(source: Source, subject: Subject) -> Iterator[File]:
     yield text("README.md", card(subject))
 
 
-def _config(source: Source, dtype: str) -> dict[str, Any]:
+def _config(source: FinishedRun, dtype: str) -> dict[str, Any]:
     model = source.run.model
     if source.names is None:  # nobody else has such models: the keys of a recipe say all
         return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
@@ -84,7 +86,7 @@ def _config(source: Source, dtype: str) -> dict[str, Any]:
     return found if like else found | ends
 
 
-def _generation(source: Source) -> dict[str, Any]:
+def _generation(source: FinishedRun) -> dict[str, Any]:
     """As it came, with every token that ends an answer."""
     said = source.came_with(GENERATION) or {}
     came, stops = said.get("eos_token_id"), sorted(source.vocabulary.stops)

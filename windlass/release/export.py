@@ -18,14 +18,14 @@ from windlass.config import read, section, tree
 from windlass.config.start import Weights
 from windlass.data.progress import progress
 from windlass.errors import UserError
+from windlass.evaluation.finished_run import FinishedRun, open_on_cpu
 from windlass.hub import peft, weights
+from windlass.layers.names import named
 from windlass.release import check as checking
 from windlass.release import contents, folder, merge, push
 from windlass.release.card import Form, Subject
 from windlass.release.check import Comparison
 from windlass.release.contents import File
-from windlass.release.source import Source
-from windlass.run_folder import runs
 from windlass.units import size
 from windlass.version import __version__
 
@@ -82,7 +82,7 @@ class Export:
 
     def __init__(self, run: str | Path | None, to: Path, asked: Options, console: Console):
         self.to, self.asked, self.console = to, asked, console
-        self.source = Source(runs.find(run), asked.weights, asked.step)
+        self.source = open_on_cpu(run, weights=asked.weights, step=asked.step)
         self.form: Form = _form(asked.form, self.source)
         own = "float32" if self.form == "adapter" else self.source.dtype
         self.dtype = own if asked.dtype == "as-is" else asked.dtype
@@ -93,8 +93,8 @@ class Export:
         self.refuse_early(planned)
         if asked.dry_run:
             return self.exported(planned, source.step)
-        step, model = source.load(self.say, whole=self.form != "adapter" or asked.check)
-        with source.built.described.scope():
+        step, model = source.stored_model(self.say, frozen=self.form != "adapter" or asked.check)
+        with source.scope():
             files = list(self.files(model, step))
             with folder.written(self.to) as place:
                 self.write(files, place)
@@ -198,7 +198,7 @@ class Export:
         elif self.dtype == "float32":
             total = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
             less.append(f"--dtype bfloat16 takes {size(total)}")
-        if self.form == "merged" and not self.source.beside_the_adapter:
+        if self.form == "merged" and not _beside_the_adapter(self.source):
             less.append("--as adapter takes next to nothing")
         return "".join(f"; {one}" for one in less)
 
@@ -216,12 +216,12 @@ class Export:
         self.console.print(Text(text))
 
 
-def _form(asked: Form | None, source: Source) -> Form:
+def _form(asked: Form | None, source: FinishedRun) -> Form:
     if source.run.adapter is None:
         if asked not in (None, "model"):
             raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
         return "model"
-    more, is_known = source.beside_the_adapter, source.names is not None
+    more, is_known = _beside_the_adapter(source), source.names is not None
     form = asked or ("adapter" if is_known and not more else "merged")
     if form == "model":
         raise UserError(
@@ -237,6 +237,13 @@ def _form(asked: Form | None, source: Source) -> Form:
             "be missing; --as merged has it all"
         )
     return form
+
+
+def _beside_the_adapter(source: FinishedRun) -> list[str]:
+    """The weights of the model itself that a run with an adapter trained."""
+    mask, own = source.built.trainable.mask, adapters.own(source.built.abstract)
+    both = zip(named(mask), jax.tree.leaves(own), strict=True)
+    return [name for (name, is_trained), is_own in both if is_trained and not is_own]
 
 
 def _total(files: Iterable[File]) -> int:

@@ -1,0 +1,170 @@
+"""A finished run, opened for use: recipe, built model, vocabulary, weights of a checkpoint."""
+
+import dataclasses
+import json
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from functools import cached_property
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import equinox as eqx
+import jax
+from jaxtyping import Array, Int, PyTree
+
+from windlass.checkpoint.store import load, load_frozen, saved
+from windlass.data import vocabulary as vocabularies
+from windlass.data.vocabulary import Vocabulary
+from windlass.devices.mesh import Mesh
+from windlass.devices.precision import Precision
+from windlass.devices.selection import Chosen
+from windlass.objectives import Carry
+from windlass.program.built import Built
+from windlass.program.described import Described
+from windlass.program.step import Frozen
+from windlass.run import Run
+from windlass.run.batches import choice
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
+from windlass.run_folder.folder import Place
+from windlass.starting import origin
+from windlass.starting.describe import describe
+from windlass.starting.hugging_face import START
+from windlass.telemetry.compile_cache import keep
+
+
+class Loaded(NamedTuple):
+    """The arrays of a checkpoint that was found good."""
+
+    step: int
+    weights: PyTree  # what was trained: the last, or their average
+    frozen: Frozen
+    carry: Carry
+
+    @property
+    def arguments(self) -> tuple[PyTree, Frozen, Carry, Int[Array, ""]]:
+        """As an evaluation takes them."""
+        return self.weights, self.frozen, self.carry, jax.numpy.int32(self.step)
+
+
+class FinishedRun:
+    """The abstract model of a run, and where its arrays are.
+
+    Nothing is read before `load` or `model`, which are to be called in the run's `scope`.
+    """
+
+    def __init__(self, folder: Path, place: Place, described: Described):
+        self.folder, self.place, self.built = folder, place, Built(described)
+        self.run = self.built.run
+
+    def scope(self) -> AbstractContextManager:
+        return self.built.described.scope()
+
+    @cached_property
+    def step(self) -> int:
+        """The step that is meant, which a damaged checkpoint may turn out not to have."""
+        return saved(self.folder, self.place.step)[-1]
+
+    @cached_property
+    def recipe(self) -> dict[str, Any]:
+        """As the run resolved it."""
+        return folders.stored(self.folder)
+
+    @cached_property
+    def vocabulary(self) -> Vocabulary:
+        return vocabularies.load(str(self.folder / folders.TOKENIZER), self.run.tokenizer.eos)
+
+    @property
+    def names(self) -> Mapping[str, str] | None:
+        """The family's table of Hugging Face names; None: its arrays have their own."""
+        return self.built.names or None
+
+    @property
+    def abstract(self) -> Any:
+        return eqx.combine(self.built.abstract, self.built.static)
+
+    @property
+    def start(self) -> dict[str, Any]:
+        """What the run started from; empty where that is nothing.
+
+        Of a run that goes on with the adapter of another, that is the model of both.
+        """
+        start = self.recipe.get("start") or {}
+        return start if start.get("run") is None else self.came_with(START) or start
+
+    def came_with(self, name: str) -> dict[str, Any] | None:
+        """A JSON file of the published model that the run started from; None: it has none."""
+        path = self.folder / folders.MODEL / name
+        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+    @property
+    def dtype(self) -> str:
+        """That of the files the run started from; float32 where it began from nothing."""
+        about = self.came_with("config.json") or {}
+        return about.get("dtype") or about.get("torch_dtype") or "float32"
+
+    @property
+    def context_length(self) -> int:
+        """Tokens that the model reads at once: as many as it came with, or was trained on."""
+        about = self.came_with("config.json") or {}
+        return about.get("max_position_embeddings") or self.run.data.length
+
+    def load(
+        self,
+        say: Callable[[str], None],
+        *,
+        identity: dict[str, str | int | float] | None = None,
+        frozen: bool = True,
+        as_stored: bool = False,
+    ) -> Loaded:
+        """The arrays of the checkpoint, each in its sharding, or a refusal.
+
+        `identity` is what the checkpoint must agree on, beside the model. Without `frozen`, arrays
+        that were not trained stay abstract; `as_stored` keeps their dtype, which differs by device.
+        """
+        weights, rest = self.built.parted(self.built.abstract)
+        part, own = self.place.part, self.built.identity
+        agreed = own | (identity or {})
+        restored = load(self.folder, {part: weights}, agreed, say=say, step=self.place.step)
+        if frozen and jax.tree.leaves(rest):
+            kept = {"model": rest}
+            kept = load_frozen(self.folder, kept, own, part=True, as_stored=as_stored)
+            rest = kept["model"]
+        return Loaded(restored.step, restored.state[part], Frozen(rest, {}), Carry())
+
+    def model(self, say: Callable[[str], None]) -> Any:
+        """The model as it computes."""
+        loaded = self.load(say)
+        return self.built.model(loaded.weights, loaded.frozen.model)
+
+    def stored_model(self, say: Callable[[str], None], *, frozen: bool = True) -> tuple[int, Any]:
+        """The step, and the model with its arrays in the dtypes they were written in."""
+        loaded = self.load(say, frozen=frozen, as_stored=True)
+        return loaded.step, eqx.combine(loaded.weights, loaded.frozen.model, self.built.static)
+
+
+def open_run(
+    run: str | Path | None,
+    overrides: Sequence[str] = (),
+    *,
+    weights: str = "last",
+    step: int | None = None,
+) -> FinishedRun:
+    """A run on the devices that its recipe or the overrides request."""
+    folder = runs.find(run)
+    place = folders.place_of(folder, weights, step)
+    keys = [f"run.dir={folder}", *overrides]
+    return FinishedRun(folder, place, describe(folder / folders.RECIPE, keys, is_trained=False))
+
+
+def open_on_cpu(run: str | Path | None, *, weights: str, step: int | None) -> FinishedRun:
+    """A run on one CPU in float32, whatever it was trained on."""
+    folder = runs.find(run)
+    place = folders.place_of(folder, weights, step)
+    layers = origin.load(folder / folders.RECIPE, [f"run.dir={folder}"])
+    recipe = dataclasses.replace(
+        layers.read(Run, None), mesh=Mesh(), precision=Precision(compute="float32")
+    )
+    here = Chosen("cpu", 1, "cpu", [], [])
+    devices, alone = jax.devices("cpu")[:1], choice(recipe, 1)
+    return FinishedRun(folder, place, Described(layers, recipe, here, devices, alone, [], keep()))
