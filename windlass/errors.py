@@ -1,4 +1,4 @@
-"""What a user can put right, and how it is told apart from a fault of ours."""
+"""Errors that a user can put right, apart from faults of ours."""
 
 
 class UserError(Exception):

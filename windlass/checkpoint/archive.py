@@ -26,7 +26,7 @@ logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathnam
 
 
 class Damage(NamedTuple):
-    """What is not as it was written: names of files and of arrays."""
+    """Damage: names of files and arrays that are not as they were written."""
 
     files: list[str]
     arrays: list[str]
@@ -78,7 +78,7 @@ def write(orbax: ocp.AsyncCheckpointer, folder: Path, tree: PyTree, manifest: di
 
 
 def manifest(folder: Path) -> dict:
-    """What `describe` said, or Damaged."""
+    """The manifest that `describe` made, or Damaged."""
     try:
         return seal.opened(folder / MANIFEST)
     except (ValueError, FileNotFoundError) as unreadable:
@@ -86,7 +86,7 @@ def manifest(folder: Path) -> dict:
 
 
 def agreed(folder: Path) -> dict:
-    """What `describe` said, as the first process reads it, or Damaged on all of them."""
+    """The manifest as process 0 reads it, or Damaged on all processes."""
 
     def look() -> dict | None:
         try:

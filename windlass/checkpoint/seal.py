@@ -19,7 +19,7 @@ def signed(content: dict) -> dict:
 
 
 def opened(file: Path) -> dict:
-    """What a file of signed JSON holds; ValueError when any byte of it is not as written."""
+    """The content of a JSON file with its hash; ValueError when any byte is not as written."""
     text = file.read_text()
     content = json.loads(text)
     if isinstance(content, dict) and "sha256" in content:

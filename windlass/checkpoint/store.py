@@ -132,7 +132,7 @@ class Store:
         )
 
     def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:
-        """What `save_frozen` stored, in the given shardings."""
+        """The frozen arrays that `save_frozen` stored, in the given shardings."""
         self.wait()
         return load_frozen(self.folder.parent, arrays, identity)
 
@@ -162,7 +162,7 @@ class Store:
             _remove(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> Exception:
-        """What to raise: words for the user, unless it is another process that failed."""
+        """The exception to raise: words for the user, unless another process failed."""
         for one in (error, error.__cause__):
             if hosts.count() > 1 and isinstance(one, JaxRuntimeError):
                 return PeerLost(str(one))
@@ -238,7 +238,7 @@ def load_frozen(
     part: bool = False,
     as_stored: bool = False,
 ) -> PyTree:
-    """What `Store.save_frozen` stored, or a part of it, in the given shardings.
+    """The frozen arrays of a run, or some of them, in the given shardings.
 
     It may have been stored in the precision of another device, and unless that is to be kept, is
     cast once it is checked.
@@ -298,7 +298,7 @@ def best_in(folder: Path, metric: str) -> int | None:
 
 
 def identity_in(run_dir: str | Path) -> Identity | None:
-    """What the newest checkpoint of a run that can be read says it is of, if there is any."""
+    """The identity in the newest readable checkpoint of a run, if there is any."""
     folder = folder_of(run_dir)
     for step in reversed(steps_in(folder)):
         try:

@@ -1,4 +1,4 @@
-"""How often something happens: every so many steps, epochs or minutes."""
+"""Intervals: every so many steps, epochs or minutes."""
 
 import math
 import re
@@ -78,11 +78,11 @@ class Every(Spelled):
 
     @property
     def is_timed(self) -> bool:
-        """Whether a clock has a say in it."""
+        """True where the interval is a time."""
         return self.unit in _SECONDS or any(other.is_timed for other in self.also)
 
     def seconds(self, step: int | float, steps_per_epoch: int | None) -> int | float | None:
-        """How long it is between two times, where a step takes so long; None: nobody can tell."""
+        """Seconds between two occurrences, given a step's; None where that cannot be known."""
         units = {**_SECONDS, "steps": step}
         if steps_per_epoch is not None:
             units["epochs"] = step * steps_per_epoch
@@ -97,7 +97,7 @@ class Every(Spelled):
 
 
 class Due:
-    """Whether it is time again, to be asked once after each step.
+    """True when the interval has passed again; to be called once after each step.
 
     Steps and epochs follow from the number of the step alone, so that a run that was stopped goes
     on as if it had not been. Minutes are counted from when it was last time, or from the start.

@@ -1,4 +1,4 @@
-"""How long a run may take at most, and how much it may cost."""
+"""Limits of a plan: the longest time a run may take, and the most it may cost."""
 
 import re
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ _NUMBER = r"[0-9]+(?:\.[0-9]+)?|\.[0-9]+"
 
 @dataclass(frozen=True)
 class Within(Spelled):
-    """How long a run may take: `90min`, `6h`, `2d`."""
+    """A time limit: `90min`, `6h`, `2d`."""
 
     words: ClassVar[str] = "a time such as 90min, 6h or 2d"
     schema: ClassVar[dict[str, Any]] = {"type": "string"}
@@ -44,7 +44,7 @@ class Within(Spelled):
 
 @section
 class Limits:
-    """What a run may take; null: as much as it likes."""
+    """Limits of time and money; null: none."""
 
     budget: float | None = None  # USD
     within: Within | None = None
@@ -54,7 +54,7 @@ class Limits:
             raise ValueError(*wrong)
 
     def wrong(self) -> list[str]:
-        """What is wrong with the values of some fields."""
+        """Problems of the values of some fields."""
         if self.budget is None or 0 < self.budget < float("inf"):
             return []
         return [f"budget is {self.budget:g}; it must be above 0, in USD"]

@@ -34,7 +34,7 @@ def read(
 
 
 def attempt(schema: type[T], tree: Any) -> tuple[T, list[Problem]]:
-    """What was read, and its problems; the first means something only when there are none."""
+    """A value and its problems; the value means something only when there are none."""
     reader = _Reader()
     found = reader.section(schema, tree, "")
     return found, reader.explained()
@@ -80,7 +80,7 @@ _WORDS: dict[Any, str] = {
 
 
 def describe(annotation: Any) -> str:
-    """What may be written for a field, in words."""
+    """A field's allowed values, in words."""
     slot = holds(annotation)
     match slot.shape:
         case "section":
@@ -103,13 +103,13 @@ def closest(word: Any, known: Iterable[str]) -> str | None:
 
 
 def unknown(name: str, known: Iterable[str]) -> str:
-    """What is said of a key that is not one of those that are known."""
+    """The message for an unknown key, with the nearest known one."""
     meant = closest(name, known)
     return f"unknown; did you mean {meant}?" if meant else f"unknown; it can be {listing(known)}"
 
 
 def offer(word: Any, known: Sequence[str]) -> str:
-    """What there is instead of a name that is not there."""
+    """The nearest names, and all there are, for one that is not there."""
     meant = closest(word, known)
     hint = f"did you mean {meant}? " if meant else ""
     return f"{hint}there {'are' if len(known) > 1 else 'is'} {listing(known, 'and')}"

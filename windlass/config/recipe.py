@@ -27,7 +27,7 @@ KINDS = ("tpu", "gpu", "cpu")
 
 @dataclasses.dataclass(frozen=True)
 class Layers:
-    """What was written, and where. Which keys win is known once the kind of device is."""
+    """The layers of a recipe: file, device, command line; the kind of device decides which win."""
 
     name: str
     origin: str
@@ -212,7 +212,7 @@ def _command_line(overrides: Sequence[str], problems: list[Problem]) -> dict[str
 
 
 def _by_device(given: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]:
-    """What is said for each kind of device, with what cannot be said there taken out."""
+    """The `by_device` overlays, without the keys that cannot be given there."""
     if not isinstance(given, dict):
         what = f"is {show(given)}; it must be a mapping of {listing(KINDS)}"
         problems.append(("by_device", what))

@@ -83,7 +83,7 @@ def _one_of(choice: Open, name: str) -> dict[str, Any]:
 
 
 def comments(schema: Any) -> dict[str, str]:
-    """What the source says of each field: the comment beside it, or else the one just above it."""
+    """The comment of each field in the source: the one beside it, or else the one just above."""
     found = {}
     for cls in reversed(schema.__mro__):
         if dataclasses.is_dataclass(cls):

@@ -1,4 +1,4 @@
-"""What a section is, what its fields may hold, and how it is written down again."""
+"""Sections: frozen dataclasses, the types their fields may have, and writing them again."""
 
 import dataclasses
 import importlib
@@ -68,7 +68,7 @@ class Spelled(ABC):
 
     @abstractmethod
     def written(self) -> Any:
-        """What reads back as this."""
+        """Text that reads back as this."""
 
 
 # In a mapping whose tag was changed by a later layer: the keys that were said of the former member.
@@ -77,7 +77,7 @@ FORMER = "\0"
 
 @dataclasses.dataclass(frozen=True)
 class Holds:
-    """What an annotation allows: a section, one of an open set, several of something, or a leaf."""
+    """The type an annotation stands for: a section, one of an open set, a sequence, or a leaf."""
 
     shape: Literal["section", "open", "list", "tuple", "mapping", "spelled", "leaf"]
     of: Any  # the section, the Open, the Spelled, the annotation of an item, or of the leaf
@@ -112,7 +112,7 @@ def fields(schema: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
 
 
 def default(field: dataclasses.Field) -> Any:
-    """What a field holds when nothing is said, or MISSING if something must be."""
+    """A field's default, or MISSING if a value is required."""
     made = field.default_factory
     return field.default if made is dataclasses.MISSING else made()
 

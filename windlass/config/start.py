@@ -11,7 +11,7 @@ Weights = Literal["last", "best", "ema"]
 
 @section
 class Start:
-    """What this run starts from at step 0: a model of the hub, one in a folder, or another run."""
+    """Initial weights: a model of the hub, one in a folder, or another run's."""
 
     hub: str | None = None  # a model of the Hugging Face hub, OWNER/NAME
     # of hub: a branch, tag or commit; null: the newest, or what this recipe's runs here began with
@@ -39,5 +39,5 @@ class Start:
 
     @property
     def which(self) -> Weights:
-        """Which weights of the other run."""
+        """The other run's weights that are meant: last, best or EMA."""
         return self.weights or "last"

@@ -9,7 +9,7 @@ SIDE = 128  # of the matrix units of most TPUs, and of the tiles that arrays are
 
 
 def warnings(sizes: Mapping[str, int], kind: str, chip: Chip | None) -> list[str]:
-    """What is said of each size, by its key, of which a TPU pads more than a little.
+    """Warnings, by key, of sizes that a TPU pads by more than a little.
 
     Not of GPUs, whose matrix units take multiples of 8 to 64 and whose libraries hide most of the
     rest, nor of CPUs.

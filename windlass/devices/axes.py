@@ -42,7 +42,7 @@ class Placed(eqx.Module):
 
 @dataclasses.dataclass(frozen=True)
 class About:
-    """What a module says of one of its arrays."""
+    """A module's declarations about one of its arrays."""
 
     axes: tuple[str, ...] = ()
     is_matrix: bool = False
@@ -114,7 +114,7 @@ def is_trainable(x: Any, about: About) -> bool:
 
 
 def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
-    """What cannot be split as the table says, because its size does not divide: to be said."""
+    """Notes on axes that are not sharded as the table says, as their size does not divide."""
     found: dict[str, None] = {}
 
     def look(x, about):

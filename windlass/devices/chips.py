@@ -1,4 +1,4 @@
-"""What chips can do: the catalogue behind model FLOP utilisation, memory and plans."""
+"""The catalogue of chips: peak FLOP/s, memory, bandwidth; behind MFU and plans."""
 
 import dataclasses
 import os

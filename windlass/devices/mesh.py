@@ -46,7 +46,7 @@ def said(mesh: Mesh, name: str) -> int:
 
 
 def is_open(mesh: Mesh) -> bool:
-    """Whether a size is to be chosen. A tensor axis is not, only to use up what is left."""
+    """True where an axis size is left open. A tensor axis is never chosen to use up devices."""
     sizes = [getattr(mesh, name) for name in AXES]
     return "auto" not in sizes and None in (mesh.data, mesh.fsdp)
 
@@ -59,7 +59,7 @@ def shape(mesh: Mesh, devices: int) -> dict[str, int]:
 
 
 def slices(devices: Sequence[Any]) -> int:
-    """How many groups of devices only the network of the data centre joins.
+    """The number of slices: groups of devices that only the data-center network joins.
 
     They are slices of TPUs, and hosts of GPUs. Processes on CPUs are for trying things out.
     """
@@ -74,7 +74,7 @@ def problems(
     sizes: Mapping[str, int],
     slices: int = 1,
 ) -> list[Problem]:
-    """What of a split does not fit: on the devices, with the rows of a microbatch, with a model.
+    """Problems of a mesh: with the devices, with the rows of a microbatch, with a model.
 
     `rows` is None where they follow from the split. `sizes` are the sizes of a model's named axes.
     Heads and the MLP are computed in pieces, so `tensor` must divide them; other axes that it does
@@ -105,7 +105,7 @@ def problems(
 def fewer(
     mesh: Mesh, split: Mapping[str, int], rows: int, devices: int, sizes: Mapping[str, int]
 ) -> list[str]:
-    """What can be said, in place of a split, so that each group of devices has as many rows."""
+    """Meshes that would do instead, so that each group of devices has as many rows."""
     groups = [
         size for size in divisors(devices) if rows % size == 0 and divides(devices // size, sizes)
     ]
@@ -118,7 +118,7 @@ def fewer(
 
 
 def divides(tensor: int, sizes: Mapping[str, int]) -> bool:
-    """Whether a model of these sizes can be computed in so many pieces."""
+    """True where tensor parallelism of so many ways divides a model of these sizes."""
     kv_heads = sizes.get("kv_heads", tensor)
     whole = all(sizes[name] % tensor == 0 for name in ("heads", "mlp") if name in sizes)
     # Fewer key and value heads than pieces are repeated, which must come out even.

@@ -27,7 +27,7 @@ class Rows(NamedTuple):
 
 
 class Footprint(NamedTuple):
-    """What a run takes of a chip's memory, in bytes, by what it is divided by. An estimate."""
+    """An estimate of a run's memory on a chip, in bytes, by the mesh axes that divide it."""
 
     state: int  # weights, optimiser and gradient: by fsdp and tensor
     vocabulary: int  # the matrices of words, put together to be used: by tensor

@@ -9,7 +9,7 @@ from windlass.errors import UserError
 
 @section
 class Precision:
-    """What matrices are multiplied in."""
+    """The number format of matmuls."""
 
     # auto: by the device; float16 comes with a loss scale, and is for GPUs without bfloat16
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
@@ -35,7 +35,7 @@ def resolve(precision: Precision, kind: str, chip: Chip | None) -> str:
 
 
 def products(compute: str, kind: str) -> str | None:
-    """How exactly matrices are multiplied, as JAX says it; None: as the device does by itself.
+    """JAX's matmul precision; None: the device's default.
 
     Left to themselves a GPU rounds float32 to 19 bits before it multiplies, and a TPU to 16.
     """
@@ -43,7 +43,7 @@ def products(compute: str, kind: str) -> str | None:
 
 
 def warnings(precision: Precision, kind: str, chip: Chip | None) -> list[str]:
-    """What the user chose and may regret."""
+    """Warnings of a choice that a user may regret."""
     asked = precision.compute
     is_fast = kind != "cpu" and (chip is None or chip.has_bfloat16 or asked in chip.peak)
     if asked in ("auto", "float32") or is_fast:

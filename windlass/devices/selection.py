@@ -1,4 +1,4 @@
-"""Which devices a run uses: what was asked for against what is present."""
+"""Device selection: the devices a recipe requests, of those that are present."""
 
 from collections.abc import Mapping
 from typing import ClassVar, Literal, NamedTuple

@@ -112,14 +112,14 @@ def _size(name: str) -> int:
 
 
 def _near(name: str) -> str:
-    """What may have been meant, and what there is."""
+    """The nearest name of a slice, and those there are."""
     meant = difflib.get_close_matches(name.lower(), _BY_NAME, n=3)
     hint = f"did you mean {listing(meant)}? " if meant else ""
     return f"{hint}the generations are {listing(_BY_GENERATION, 'and')}, as in v6e-8 or 2xv6e-16"
 
 
 class _Generation(NamedTuple):
-    """What the slices of one generation have in common."""
+    """A generation of TPUs: what its slices have in common."""
 
     name: str
     topologies: str  # those that a size stands for

@@ -1,4 +1,4 @@
-"""How rows become text, and what of it is trained on: a file here is a format of `data.format`."""
+"""Formats: from examples to text, and the loss mask over it. A file here is a `data.format`."""
 
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 

@@ -245,7 +245,7 @@ def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str
 
 
 def _variables(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """What a row has for the template beside its messages."""
+    """The template variables of an example beside its messages."""
     found = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
     if "tools" in found:
         _objects(found["tools"], "tools", where)
@@ -299,7 +299,7 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """What is said, the parts of it as one text."""
+    """The content of a message, its parts as one text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]

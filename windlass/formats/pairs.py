@@ -107,7 +107,7 @@ class Format(Contract):
 
 
 def _has_others(messages: Any) -> bool:
-    """Whether anybody but the assistant speaks."""
+    """True where a message is not the assistant's."""
     roles = [
         message.get("role", message.get("from"))
         for message in messages

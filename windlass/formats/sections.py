@@ -68,7 +68,7 @@ class Format(Contract):
         return [Rendered(text, tuple(spans))]
 
     def prompt(self, row: dict[str, Any], where: str) -> str:
-        """What the model reads before it writes: the sections up to the response, and its line."""
+        """The prompt: the sections up to the response, and its heading."""
         text = ""
         for one, words in self._filled(row, where, until=self.response):
             text += "\n\n" * bool(text) + one.heading

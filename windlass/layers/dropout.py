@@ -1,4 +1,4 @@
-"""Random zeros in training, and none elsewhere."""
+"""Dropout: random zeros in training, and none elsewhere."""
 
 import dataclasses
 import zlib
@@ -50,5 +50,5 @@ def keyed(model: Model, key: PRNGKeyArray) -> Model:
 
 
 def number(path: tuple) -> np.uint32:
-    """What tells the random numbers of one part of a model from those of another."""
+    """The fold-in number of a path, by which the random numbers of parts differ."""
     return np.uint32(zlib.crc32(jax.tree_util.keystr(path).encode()))

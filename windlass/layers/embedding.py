@@ -1,4 +1,4 @@
-"""Tokens to vectors."""
+"""The token embedding: a row of the table for each token id."""
 
 from typing import ClassVar
 

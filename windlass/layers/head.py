@@ -1,7 +1,10 @@
-"""From hidden states to words: the only place where logits exist.
+"""The LM head, from hidden states to the vocabulary: the only place where logits exist.
 
 A full `[tokens, vocab]` array is the largest of a language model by far, so in training it is never
-there: losses are computed on tiles of a few thousand tokens, together with their gradients.
+there: losses are fused with the matmul, on tiles of a few thousand tokens, and so are their
+gradients. With logits z = W h and a loss ℓ(z) per token, a tile adds
+
+    dh = Wᵀ ∂ℓ/∂z        dW = Σ ∂ℓ/∂z hᵀ        and for cross-entropy ∂ℓ/∂z = softmax(z) − onehot(target)
 """
 
 from collections.abc import Callable
@@ -22,7 +25,7 @@ from windlass.devices.axes import (
 )
 from windlass.layers.initializers import small
 
-TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at 152k words
+TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at a vocabulary of 152k
 
 # Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
 TileLoss = Callable[
@@ -134,7 +137,7 @@ class Head(Placed):
         *,
         tile_tokens: int = TILE_TOKENS,
     ) -> Float[Array, "batch seq"]:
-        """The log-probability of one word per token, in float32.
+        """The log-probability of one target per token, in float32: log p = z_target − logsumexp(z).
 
         Whoever sums these over an answer before a loss knows the gradient of each only afterwards,
         so the backward pass computes every tile again, with that gradient as the tokens' weight.
@@ -165,7 +168,7 @@ class Head(Placed):
 
 
 class _Tiles:
-    """How a batch is cut along its rows, so that every device works on every tile.
+    """Tiles of a batch, cut along the sequence so that every device works on every tile.
 
     A tile is `[shards, rows, seq, ...]`: the groups of devices that hold rows of their own come
     first, so that nothing is summed over them before the end.
@@ -198,12 +201,12 @@ class _Tiles:
 
 
 def log_z(logits: Float[Array, "... vocab"]) -> Float[Array, "..."]:
-    """The logarithm of the sum over words that turns a logit into a log-probability."""
+    """The log-partition function, log Σ exp z over the vocabulary."""
     return jax.nn.logsumexp(logits, axis=-1)
 
 
 def pick(logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
-    """The logit of one word per token.
+    """The target logit of each token.
 
     By comparison: an indexed read would scatter into a whole tile in the backward pass, and cannot
     cross the devices that share the vocabulary.
@@ -215,7 +218,7 @@ def pick(logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> Float
 def pick_several(
     logits: Float[Array, "... vocab"], candidates: Int[Array, "... k"]
 ) -> Float[Array, "... k"]:
-    """The logits of several words per token, each device looking among the words it holds."""
+    """The logits of k candidates per token, each device looking in its shard of the vocabulary."""
     axis = split_over("vocab", logits.shape[-1])
 
     def local(logits, candidates):
@@ -262,7 +265,7 @@ def _gradient(loss, logits, columns):
 def _in_range(d_logits, dtype):
     """A tile's gradient in the precision of the model, and in float16 what undoes its scaling.
 
-    The probabilities of most words are zero in float16. So each group of devices brings its largest
+    The probabilities of most tokens are zero in float16. So each group of devices brings its largest
     entry near the end of the range, whatever the scale that is to come.
     """
     if dtype != jnp.float16:

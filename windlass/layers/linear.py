@@ -56,7 +56,7 @@ class Linear(Placed):
         return y + gathered(self.bias, self.writes).astype(x.dtype)
 
     def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """What the map computes, without its bias."""
+        """The matmul, without the bias."""
         weight = gathered(self.weight.astype(x.dtype), self.axes["weight"])
         contracted = len(self.reads)
         leading = x.shape[: x.ndim - contracted]

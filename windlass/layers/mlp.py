@@ -1,4 +1,4 @@
-"""The gated feed-forward layer."""
+"""The gated MLP (feed-forward layer): down(activation(gate(x)) · up(x))."""
 
 from collections.abc import Callable
 
@@ -11,7 +11,7 @@ from windlass.layers.linear import Linear
 
 
 class Gated(eqx.Module):
-    """Two maps multiplied, one of them activated: SwiGLU with silu, GeGLU with gelu."""
+    """A gated linear unit: SwiGLU with silu, GeGLU with gelu."""
 
     gate: Linear
     up: Linear

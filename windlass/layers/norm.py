@@ -1,4 +1,4 @@
-"""Root-mean-square normalisation."""
+"""RMSNorm: y = scale · x / sqrt(mean(x²) + eps), in float32."""
 
 from typing import ClassVar
 

@@ -1,4 +1,8 @@
-"""Rotary positions: which entries are paired, how fast each pair turns, and how far it reaches."""
+"""RoPE, rotary position embeddings: the pairing of entries, their frequencies, and scaling.
+
+A pair (a, b) of a query or key at position p is rotated by p·θ^(−2i/d); YaRN, Llama 3 and linear
+scaling slow the low frequencies, so that a model reads further than it was first trained with.
+"""
 
 import dataclasses
 import math
@@ -23,7 +27,7 @@ FAST = {"llama3": 4.0, "yarn": 32.0}  # where nothing is said; slow is 1 in both
 
 @section
 class Scaling:
-    """Rotary positions that reach further than those a model was first trained with."""
+    """RoPE scaling (rope_scaling elsewhere): longer contexts than a model was first trained with."""
 
     # linear: all pairs turn slower; llama3 and yarn: those that turn often within original_length
     # stay as they are
@@ -76,7 +80,7 @@ class Scaling:
 
 @dataclasses.dataclass(frozen=True)
 class Rotary:
-    """Turns the pairs of a query's or key's entries by its position."""
+    """RoPE: rotates the pairs of a query's or key's entries by its position."""
 
     theta: float
     pairing: Pairing = "half"
@@ -101,7 +105,7 @@ class Rotary:
         return jnp.stack(turned, axis=-1).reshape(x.shape)
 
     def frequencies(self, dim: int) -> np.ndarray:
-        """How far each pair turns from one position to the next."""
+        """The inverse frequencies of RoPE: radians per position, of each pair."""
         plain = self.theta ** (-np.arange(0, dim, 2) / dim)
         if self.scaling is None:
             return plain
@@ -110,7 +114,7 @@ class Rotary:
 
     @property
     def gain(self) -> float:
-        """What turning multiplies the length of a query or key by."""
+        """The attention factor of YaRN, by which rotated queries and keys are scaled."""
         if self.scaling is None or self.scaling.kind != "yarn":
             return 1.0
         if self.scaling.attention_factor is not None:
@@ -119,7 +123,7 @@ class Rotary:
 
 
 def _slowed(plain: np.ndarray, theta: float, scaling: Scaling) -> np.ndarray:
-    """How much of the factor reaches each pair, from 0 to 1."""
+    """The YaRN ramp: the share of the factor that reaches each pair, from 0 to 1."""
     length = scaling.original_length
     if length is None:
         return np.ones_like(plain)

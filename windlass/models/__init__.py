@@ -53,7 +53,7 @@ class Config(Protocol):
 
 
 class HuggingFace(NamedTuple):
-    """How a config.json tells of a model of a family, but for its rotary positions.
+    """A family's config.json, key by key, but for its RoPE settings.
 
     A key that `absent` has no value for must be there. One of `fixed` changes what is computed, and
     only these values of it are computed here; where it is left out, the first of them is meant.

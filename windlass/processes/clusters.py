@@ -1,4 +1,4 @@
-"""Who started this process, and as which of how many: a command line, torchrun, Slurm, a cloud."""
+"""Cluster detection: rank and world size, from the command line, torchrun, Slurm or a cloud."""
 
 from collections.abc import Mapping
 from typing import NamedTuple
@@ -11,7 +11,7 @@ HIGHEST_PORT = 65_535
 
 
 class Hosts(NamedTuple):
-    """How the processes of a run find each other, and how that was found out."""
+    """The coordinator, rank and world size of a run, and where they come from."""
 
     coordinator: str | None  # HOST:PORT of process 0; None: JAX finds it
     processes: int

@@ -1,4 +1,4 @@
-"""The words for a run of several processes that lost one of them."""
+"""Messages of a run that lost one of its processes."""
 
 import re
 from collections.abc import Callable, Sequence
@@ -24,14 +24,14 @@ class Lost(NamedTuple):
     why: str
 
     def message(self, names: Sequence[str], left: str) -> str:
-        """Who is gone, what is left of the run, and what to do."""
+        """The processes that are gone, what is left of the run, and what to do."""
         who = listing([named(one, names) for one in self.gone] or ["another process"], "and")
         are = "is" if len(self.gone) < 2 else "are"
         return f"{who} {are} gone: {self.why}. {left}"
 
 
 def in_log(text: str) -> Lost | None:
-    """What JAX says of others in its log, where it says something."""
+    """Lost processes as JAX's log names them, where it does."""
     if found := re.search(SILENT, text, re.DOTALL):
         numbers = re.findall(r"(\d+)\s*$", found[1], re.MULTILINE)
         gone = sorted({int(number) for number in numbers})
@@ -45,7 +45,7 @@ def named(process: int, names: Sequence[str]) -> str:
 
 
 def left(folder: str | None, newest: NewestStep) -> str:
-    """What there is to go on from."""
+    """The newest checkpoint, from which the run can be resumed."""
     step = newest(Path(folder)) if folder else None
     if step is None:
         return "Nothing was saved yet: the same command on every host begins again"

@@ -83,7 +83,7 @@ def joined() -> Hosts | None:
 
 
 def count() -> int:
-    """How many processes the run has."""
+    """The number of processes (the world size)."""
     return _joined.processes if _joined else 1
 
 
@@ -93,7 +93,7 @@ def index() -> int:
 
 
 def is_first() -> bool:
-    """Whether this is the process that prints and writes small files."""
+    """True on process 0, which prints and writes small files."""
     return index() == 0
 
 
@@ -104,7 +104,7 @@ def barrier(name: str) -> None:
 
 
 def told(name: str, value: str | None = None) -> str:
-    """What the first process says, on all of them; what the others give is not asked for."""
+    """A broadcast of text from process 0; what the others give is ignored."""
     if count() == 1:
         assert value is not None
         return value
@@ -117,14 +117,14 @@ def told(name: str, value: str | None = None) -> str:
 
 
 def found(name: str, look: Callable[[], Any]) -> Any:
-    """What the first process finds when it looks, on all of them: anything that JSON can hold."""
+    """A broadcast of what process 0 finds when it looks: anything that JSON can hold."""
     if count() == 1:
         return look()
     return json.loads(told(name, json.dumps(look()) if is_first() else None))
 
 
 def each(name: str, value: str) -> list[str]:
-    """What every process says, in their order."""
+    """An all-gather of text: that of every process, in their order."""
     if count() == 1:
         return [value]
     key = _once(name)
@@ -149,7 +149,7 @@ def stop_after(step: int) -> int | None:
 
 
 class Ending:
-    """Whether a run ends early, and why: said by one process, and heard by all."""
+    """The early end of a run, and why: set by one process, and read by all."""
 
     def __init__(self):
         self._key = _once("ending")
@@ -159,7 +159,7 @@ class Ending:
         _try(lambda: _client().key_value_set(self._key, why))
 
     def heard(self) -> str | None:
-        """What some process, perhaps this one, says; waited for as long as there is a run."""
+        """The text that some process, perhaps this one, set; waits for as long as there is a run."""
         return _try(lambda: _client().blocking_key_value_get(self._key, A_DAY))
 
 
@@ -182,7 +182,7 @@ def _hears() -> None:
 
 
 def is_everybody_here(name: str, seconds: float) -> bool:
-    """Whether every process comes here within so many seconds."""
+    """A barrier with a timeout: True when every process arrives within so many seconds."""
     where = _once(name)
     try:
         _client().wait_at_barrier(where, int(1000 * seconds))

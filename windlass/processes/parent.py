@@ -63,7 +63,7 @@ def _pass(passes: int, number: signal.Signals) -> None:
 def explained(
     number: int, log: str, names: Sequence[str], folder: str | None, newest: "NewestStep"
 ) -> str:
-    """Why a trainer was ended by a signal, as far as can be told."""
+    """The reason why a trainer was ended by a signal, as far as it is known."""
     # JAX is imported by these, and a parent that has nothing to explain never needs it.
     from windlass.processes.failures import in_log, kept, left
     from windlass.processes.hosts import JOINING_SECONDS

@@ -17,7 +17,7 @@ class Line(NamedTuple):
 
 
 def facts(reads: int) -> dict[str, Any]:
-    """What a trainer that has ended told."""
+    """The facts that a trainer sent before it ended."""
     os.set_blocking(reads, False)  # some process that it started may still hold the other end
     try:
         lines = os.read(reads, 1 << 16).splitlines()

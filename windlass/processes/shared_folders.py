@@ -17,7 +17,7 @@ LEFT = 3600.0  # seconds after which nobody looks for one any more: its process 
 
 
 def once(name: str, folder: Path, make: Callable[[], T]) -> T:
-    """What `make` gives on every process, where what takes it long is kept in a folder.
+    """The result of `make` on every process, where its slow part is cached in a folder.
 
     The first process makes it, and those that see the same folder wait, and then find it there.
     Others have a folder of their own, and make theirs at the same time.
@@ -34,7 +34,7 @@ def once(name: str, folder: Path, make: Callable[[], T]) -> T:
 
 
 def seen(folder: Path, *, patience: float | None = None) -> list[bool]:
-    """Which of the processes see in their folder what the first has written into its own.
+    """The processes that see in their folder what the first has written into its own.
 
     They look for so many seconds; where none are said, for as long as a file may be late.
     """

@@ -22,7 +22,7 @@ CLEAR_LINE = "\r\x1b[K"
 
 
 class Signals:
-    """What was heard, and what to do about it now."""
+    """The signal that was received, and the handling that is due now."""
 
     def __init__(self, line: Line | None = None):
         self.line = line  # to a parent, in its child
@@ -60,7 +60,7 @@ class Signals:
 
     @contextmanager
     def phase(self, name: str) -> Iterator[None]:
-        """What is going on, for the line that says what was interrupted."""
+        """A named phase, for the line that says what was interrupted."""
         before, self._phase = self._phase, name
         try:
             yield
@@ -95,7 +95,7 @@ class Signals:
             self._passes_on = None
 
     def ends(self, step: int) -> bool:
-        """Whether the loop ends after this step; to be asked after every one of them."""
+        """True when the loop ends after this step; to be called after every step."""
         if self.peers is not None:
             # They are at different steps when one hears a signal, and stop after the same.
             heard = self.peers.stop_after(step)

@@ -59,7 +59,7 @@ class Source(Protocol):
 
 @section
 class Documents:
-    """What every kind of source takes, whatever it reads."""
+    """The keys of every kind of source, whatever it reads."""
 
     has_rows: ClassVar[bool] = False
 
@@ -71,11 +71,11 @@ class Documents:
 
     @property
     def total(self) -> int:
-        """How many documents there are; whoever finds more than the limit may stop looking."""
+        """The number of documents; a count above the limit may stop there."""
         raise NotImplementedError
 
     def together(self) -> int:
-        """How many neighbouring documents are best read together, where some are to be sampled."""
+        """The number of neighboring documents that are best read together, when sampling."""
         return FEW
 
     def row(self, index: int) -> dict[str, Any]:
@@ -87,7 +87,7 @@ class Documents:
         raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
-        """What is asked for, the same before and after the documents change."""
+        """The identity of the request, the same before and after the documents change."""
         told = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
         del told["weight"]
         return told
@@ -95,7 +95,7 @@ class Documents:
 
 @section
 class Files(Documents):
-    """What every kind of source takes that reads files."""
+    """The keys of every kind of source that reads files."""
 
     suffix: ClassVar[str]  # of the files that are meant in a folder
 
@@ -146,7 +146,7 @@ class File:
         return self.system.size(self.name) if self.system else os.stat(self.name).st_size
 
     def telling(self) -> list:
-        """What would be another if the content were another, without reading it."""
+        """A cheap version of the content (size, mtime, etag), without reading it."""
         if self.system is None:
             known = os.stat(self.name)
             return [os.path.realpath(self.name), known.st_size, known.st_mtime_ns]
@@ -191,7 +191,7 @@ def files(path: str, suffix: str, key: str = "path") -> list[File]:
 
 
 class _Refused(Exception):
-    """What is wrong with a path."""
+    """The problem of a path."""
 
 
 def decode(file: File, raw: bytes, begin: int = 0) -> str:
@@ -212,7 +212,7 @@ def decode(file: File, raw: bytes, begin: int = 0) -> str:
 
 
 def without(where: str, column: str, has: Iterable[str]) -> UserError:
-    """What is said of a column that is not there."""
+    """The message for a missing column."""
     meant = closest(column, has)
     hint = f"did you mean {meant}? " if meant else ""
     return UserError(

@@ -72,7 +72,7 @@ class Source(Documents):
 
     @cached_property
     def _builder(self) -> Any:
-        """What knows the files and can read them; nothing of a data set is ever executed."""
+        """The `datasets` builder, which reads the files; no code of a data set is ever executed."""
         library = _library()
         if self._folder:
             return self._built(library, str(self._folder), {})
