@@ -4,7 +4,7 @@ A full `[tokens, vocab]` array is the largest of a language model by far, so in 
 there: losses are fused with the matmul, on tiles of a few thousand tokens, and so are their
 gradients. With logits z = W h and a loss ℓ(z) per token, a tile adds
 
-    dh = Wᵀ ∂ℓ/∂z        dW = Σ ∂ℓ/∂z hᵀ        and for cross-entropy ∂ℓ/∂z = softmax(z) − onehot(target)
+    dh = Wᵀ ∂ℓ/∂z    dW = Σ ∂ℓ/∂z hᵀ    where of cross-entropy ∂ℓ/∂z = softmax(z) − onehot(target)
 """
 
 from collections.abc import Callable
@@ -25,7 +25,7 @@ from windlass.devices.axes import (
 )
 from windlass.layers.initializers import small
 
-TILE_TOKENS = 4096  # per device: large enough for full speed, 1.2 GB of bfloat16 at a vocabulary of 152k
+TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 
 # Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
 TileLoss = Callable[
@@ -265,8 +265,8 @@ def _gradient(loss, logits, columns):
 def _in_range(d_logits, dtype):
     """A tile's gradient in the precision of the model, and in float16 what undoes its scaling.
 
-    The probabilities of most tokens are zero in float16. So each group of devices brings its largest
-    entry near the end of the range, whatever the scale that is to come.
+    The probabilities of most tokens are zero in float16. So each group of devices brings its
+    largest entry near the end of the range, whatever the scale that is to come.
     """
     if dtype != jnp.float16:
         return d_logits.astype(dtype), None

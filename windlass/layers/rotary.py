@@ -27,7 +27,7 @@ FAST = {"llama3": 4.0, "yarn": 32.0}  # where nothing is said; slow is 1 in both
 
 @section
 class Scaling:
-    """RoPE scaling (rope_scaling elsewhere): longer contexts than a model was first trained with."""
+    """RoPE scaling (rope_scaling elsewhere): contexts longer than those first trained with."""
 
     # linear: all pairs turn slower; llama3 and yarn: those that turn often within original_length
     # stay as they are

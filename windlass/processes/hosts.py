@@ -159,7 +159,7 @@ class Ending:
         _try(lambda: _client().key_value_set(self._key, why))
 
     def heard(self) -> str | None:
-        """The text that some process, perhaps this one, set; waits for as long as there is a run."""
+        """The text that some process, perhaps this one, set; waits as long as there is a run."""
         return _try(lambda: _client().blocking_key_value_get(self._key, A_DAY))
 
 
