@@ -17,6 +17,7 @@ from windlass.api import schema
 from windlass.cli.commands import app
 from windlass.cli.words import explanation
 from windlass.config import KINDS, comments, listing, tree
+from windlass.config.elsewhere import also
 from windlass.config.reading import describe
 from windlass.config.sections import Open, default, dotted, fields, holds
 from windlass.run import Run
@@ -76,8 +77,10 @@ def _section(key: str, annotation: Any, level: str) -> Iterator[str]:
 
 
 def _open(key: str, choice: Open, level: str) -> Iterator[str]:
-    usual = f"; {choice.usual} where none is named" if choice.usual else ""
-    yield f"`{dotted(key, choice.tag)}` is {listing(choice.names())}{usual}.\n"
+    tag = dotted(key, choice.tag)
+    usual = f"default {choice.usual}" if choice.usual else ""
+    more = "".join(f"; {part}" for part in (usual, also(tag)) if part)
+    yield f"`{tag}` is {listing(choice.names())}{more}.\n"
     if choice.instead is not None:
         yield f"In its place, with any fields to change: {inspect.getdoc(choice.instead)}\n"
         yield from _table(key, choice.instead)
@@ -117,7 +120,8 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
         shown = "required"
         if usual is not dataclasses.MISSING:
             shown = f"`{json.dumps(tree(usual), ensure_ascii=False)}`"
-        meaning = html.escape(notes.get(name, ""), quote=False)
+        meaning = "; ".join(part for part in (notes.get(name, ""), also(full)) if part)
+        meaning = html.escape(meaning, quote=False)
         yield f"| `{full}` | {holding} | {shown} | {meaning} |"
         if slot.shape == "section":
             yield from _rows(full, slot.of)

@@ -22,12 +22,13 @@ def test_a_section_keeps_its_meaning_types_and_defaults(run):
     assert optim["description"] == "A toy optimiser. (required)"
     assert optim["properties"]["learning_rate"] == {
         "type": "number",
-        "description": "at its peak (required)",
+        "description": "at its peak (required); elsewhere lr, max_lr, peak_lr",
     }
     assert optim["properties"]["clip_norm"] == {
         "anyOf": [{"type": "number"}, {"type": "null"}],
         "default": 1.0,
-        "description": "null: no clipping",
+        "description": "null: no clipping; elsewhere max_grad_norm, grad_clip, "
+        "gradient_clip_val, gradient_clipping",
     }
     assert optim["additionalProperties"] is False
 
@@ -36,7 +37,8 @@ def test_an_open_set_offers_every_file_of_its_folder(run):
     model = json_schema(run)["properties"]["model"]
     *families, names = model["anyOf"]
     assert [family["properties"]["family"]["const"] for family in families] == ["llama", "qwen3"]
-    assert families[0]["properties"]["layers"]["description"] == "how deep it is (required)"
+    described = families[0]["properties"]["layers"]["description"]
+    assert described.startswith("how deep it is (required); elsewhere num_hidden_layers, ")
     assert names == {"enum": ["llama", "qwen3"]}
 
 

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
+from windlass.config.elsewhere import OURS, ours
 from windlass.config.sections import FORMER, default, dotted, fields, holds, leaves
 from windlass.config.text import scalar
 from windlass.errors import UserError
@@ -35,7 +36,7 @@ def read(
 
 def attempt(schema: type[T], tree: Any) -> tuple[T, list[Problem]]:
     """A value and its problems; the value means something only when there are none."""
-    reader = _Reader()
+    reader = _Reader(list(fields(schema)))
     found = reader.section(schema, tree, "")
     return found, reader.explained()
 
@@ -122,26 +123,29 @@ class _Unknown(NamedTuple):
     def meant(self) -> str | None:
         return closest(self.key.rpartition(".")[2], self.siblings)
 
-    def explain(self, known: list[str]) -> str:
+    def explain(self, sections: list[str], known: list[str]) -> str:
         name = self.key.rpartition(".")[2]
-        elsewhere = [full for full in known if full.rpartition(".")[2] == name]
-        if elsewhere and not self.meant():
-            return f"unknown; did you mean {listing(elsewhere)}?"
+        if key := ours(name, sections, known):
+            return f"unknown; here it is {key}"
+        others = [full for full in known if full.rpartition(".")[2] == name]
+        if others and not self.meant():
+            return f"unknown; did you mean {listing(others)}?"
         return unknown(name, self.siblings)
 
 
 class _Reader:
     """Walks a tree beside its schema and collects what is wrong with it."""
 
-    def __init__(self):
+    def __init__(self, sections: list[str]):
+        self.sections = sections
         self.problems: list[Problem | _Unknown] = []
         self.known: list[str] = []  # every full key of the sections that were met
 
     def explained(self) -> list[Problem]:
         """The problems, now that every key an unknown one could have been is known."""
         return [
-            (problem.key, problem.explain(self.known)) if isinstance(problem, _Unknown) else problem
-            for problem in self.problems
+            (one.key, one.explain(self.sections, self.known)) if isinstance(one, _Unknown) else one
+            for one in self.problems
         ]
 
     def value(self, annotation: Any, value: Any, key: str) -> Any:
@@ -185,12 +189,16 @@ class _Reader:
             _Unknown(dotted(key, name), list(known)) for name in given if name not in known
         ]
         self.problems += strangers
-        misspelled = {one.meant() for one in strangers}  # one mistake is one problem
+        # One mistake is one problem.
+        misspelled = {one.meant() for one in strangers}
+        renamed = {OURS.get(name) for name in given}
         values = {}
         for name, (field, annotation) in known.items():
             if name in given:
                 values[name] = self.value(annotation, given[name], dotted(key, name))
-            elif default(field) is MISSING and name not in misspelled:
+            elif name in misspelled or dotted(key, name) in renamed:
+                continue
+            elif default(field) is MISSING:
                 self.problems.append((dotted(key, name), f"is required: {describe(annotation)}"))
         if len(self.problems) > before:
             return None
@@ -209,7 +217,7 @@ class _Reader:
         elif name not in known:
             self.problems.append((tag, f"is {show(name)}; {offer(name, known)}"))
         else:
-            self.known.append(tag)
+            self.known += [tag, *(dotted(key, name) for name in _fields(choice.instead))]
             schema, former = choice.load(name), given.pop(FORMER, ())
             known = fields(schema)
             given = {k: x for k, x in given.items() if k not in former or k in known}
@@ -234,6 +242,10 @@ class _Reader:
             return _adapter(annotation).validate_python(value, strict=strict)
         except pydantic.ValidationError:
             return self.refuse(annotation, value, key)
+
+
+def _fields(schema: type | None) -> list[str]:
+    return [] if schema is None else list(fields(schema))
 
 
 def _adapter(annotation: Any) -> pydantic.TypeAdapter:

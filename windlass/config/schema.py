@@ -8,13 +8,14 @@ from typing import Any
 
 import pydantic
 
+from windlass.config.elsewhere import also
 from windlass.config.recipe import KINDS
-from windlass.config.sections import Open, default, fields, holds, tree
+from windlass.config.sections import Open, default, dotted, fields, holds, tree
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
     """The schema of a whole recipe, `by_device` included."""
-    whole = _section(schema)
+    whole = _section(schema, "")
     same = {name: {"$ref": f"#/properties/{name}"} for name in whole["properties"]}
     same.pop("device", None)
     special = {"type": "object", "properties": same, **_closed()}
@@ -33,40 +34,41 @@ def _closed() -> dict[str, Any]:
     return {"patternProperties": {r"\.": {}}, "additionalProperties": False}
 
 
-def _section(schema: Any) -> dict[str, Any]:
+def _section(schema: Any, key: str) -> dict[str, Any]:
     notes = comments(schema)
     properties = {}
     for name, (field, annotation) in fields(schema).items():
-        entry = _holds(annotation)
+        full = dotted(key, name)
+        entry = _holds(annotation, full)
         said = notes.get(name) or entry.get("description", "")
         if (value := default(field)) is dataclasses.MISSING:
             said = f"{said} (required)".lstrip()
         else:
             entry["default"] = tree(value)
-        if said:
+        if said := "; ".join(part for part in (said, also(full)) if part):
             entry["description"] = said
         properties[name] = entry
     described = {"description": inspect.getdoc(schema)} if schema.__doc__ else {}
     return {**described, "type": "object", "properties": properties, **_closed()}
 
 
-def _holds(annotation: Any) -> dict[str, Any]:
+def _holds(annotation: Any, key: str) -> dict[str, Any]:
     slot = holds(annotation)
     choices: list[dict[str, Any]]
     match slot.shape:
         case "section":
-            whole = _section(slot.of)
-            shorthand = getattr(slot.of, "shorthand", None)
-            choices = [_holds(fields(slot.of)[shorthand][1]), whole] if shorthand else [whole]
+            choices = [_section(slot.of, key)]
+            if shorthand := getattr(slot.of, "shorthand", None):
+                choices.insert(0, _holds(fields(slot.of)[shorthand][1], dotted(key, shorthand)))
         case "open":
-            choices = [_one_of(slot.of, name) for name in slot.of.names()]
+            choices = [_one_of(slot.of, name, key) for name in slot.of.names()]
             choices.append({"enum": slot.of.names()})
             if slot.of.instead is not None:  # beside its keys any field of a member may stand
-                choices.append(_section(slot.of.instead) | {"additionalProperties": True})
+                choices.append(_section(slot.of.instead, key) | {"additionalProperties": True})
         case "list" | "tuple":
-            choices = [{"type": "array", "items": _holds(slot.of)}]
+            choices = [{"type": "array", "items": _holds(slot.of, key)}]
         case "mapping":
-            choices = [{"type": "object", "additionalProperties": _holds(slot.of)}]
+            choices = [{"type": "object", "additionalProperties": _holds(slot.of, key)}]
         case "spelled":
             choices = [dict(slot.of.schema)]
         case _:
@@ -76,8 +78,8 @@ def _holds(annotation: Any) -> dict[str, Any]:
     return choices[0] if len(choices) == 1 else {"anyOf": choices}
 
 
-def _one_of(choice: Open, name: str) -> dict[str, Any]:
-    found = _section(choice.load(name))
+def _one_of(choice: Open, name: str, key: str) -> dict[str, Any]:
+    found = _section(choice.load(name), key)
     found["properties"] = {choice.tag: {"const": name}, **found["properties"]}
     return found
 

@@ -1,0 +1,103 @@
+"""Names that keys of a recipe have elsewhere: in transformers, TRL, PEFT, Megatron, torchtitan.
+
+The reference names them beside ours, and whoever writes one of them in a recipe is told ours.
+"""
+
+import re
+from collections.abc import Collection
+
+ELSEWHERE: dict[str, tuple[str, ...]] = {
+    "model.hub": ("model_name_or_path", "pretrained_model_name_or_path", "base_model"),
+    "model.family": ("model_type", "architecture"),
+    "model.vocab": ("vocab_size", "padded_vocab_size"),
+    "model.embed": ("hidden_size", "n_embd", "d_model", "dim", "emb_dim"),
+    "model.mlp": ("intermediate_size", "ffn_hidden_size", "n_inner", "d_ff", "mlp_dim"),
+    "model.layers": ("num_hidden_layers", "num_layers", "n_layers", "n_layer"),
+    "model.heads": ("num_attention_heads", "num_heads", "n_heads", "n_head"),
+    "model.kv_heads": ("num_key_value_heads", "num_kv_heads", "n_kv_heads", "num_query_groups"),
+    "model.head_dim": ("head_size", "kv_channels"),
+    "model.theta": ("rope_theta", "rotary_base", "rope_base"),
+    "model.local_theta": ("rope_local_base_freq",),
+    "model.scaling": ("rope_scaling",),
+    "model.window": ("sliding_window",),
+    "model.global_every": ("sliding_window_pattern",),
+    "model.query_width": ("query_pre_attn_scalar",),
+    "model.eps": ("rms_norm_eps", "layer_norm_eps", "norm_eps"),
+    "model.tied": ("tie_word_embeddings", "weight_tying"),
+    "adapter.rank": ("r", "lora_r", "lora_rank"),
+    "adapter.alpha": ("lora_alpha",),
+    "adapter.dropout": ("lora_dropout",),
+    "adapter.targets": ("target_modules", "lora_target_modules"),
+    "adapter.dora": ("use_dora",),
+    "adapter.scaling": ("use_rslora",),
+    "tokenizer.eos": ("eos_token",),
+    "data.length": (
+        *("max_seq_length", "max_length", "cutoff_len", "sequence_len"),
+        *("seq_length", "seq_len", "block_size"),
+    ),
+    "data.workers": ("dataloader_num_workers", "num_workers"),
+    "data.prefetch": ("dataloader_prefetch_factor", "prefetch_factor"),
+    "data.validation": ("val_size", "val_set_size", "validation_split"),
+    "data.mixture": ("datasets", "dataset_mixer"),
+    "data.format.template": ("chat_template",),
+    "objective.label_smoothing": ("label_smoothing_factor",),
+    "objective.beta": ("dpo_beta", "pref_beta"),
+    "optim.kind": ("optimizer_type", "optimizer_name"),
+    "optim.learning_rate": ("lr", "max_lr", "peak_lr"),
+    "optim.weight_decay": ("wd",),
+    "optim.clip_norm": ("max_grad_norm", "grad_clip", "gradient_clip_val", "gradient_clipping"),
+    "optim.beta1": ("adam_beta1",),
+    "optim.beta2": ("adam_beta2",),
+    "optim.eps": ("adam_epsilon", "adam_eps"),
+    "optim.schedule.shape": ("lr_scheduler_type", "lr_scheduler", "lr_decay_style"),
+    "optim.schedule.warmup_steps": ("lr_warmup_iters", "warmup_iters"),
+    "optim.schedule.warmup_share": ("warmup_ratio", "lr_warmup_fraction"),
+    "optim.schedule.floor": ("min_lr_ratio", "min_lr_rate"),
+    "train.steps": ("max_steps", "train_iters", "max_iters", "num_steps"),
+    "train.epochs": ("num_train_epochs", "num_epochs", "n_epochs", "max_epochs"),
+    "train.batch": ("global_batch_size", "train_batch_size", "batch_size"),
+    "train.batch_per_device": (
+        *("per_device_train_batch_size", "per_device_batch_size"),
+        *("micro_batch_size", "train_micro_batch_size_per_gpu"),
+    ),
+    "train.accumulation": ("gradient_accumulation_steps", "grad_accum_steps"),
+    "train.microbatch": ("auto_find_batch_size",),
+    "train.remat": (
+        *("gradient_checkpointing", "activation_checkpointing"),
+        *("use_gradient_checkpointing", "recompute_granularity"),
+    ),
+    "train.evaluate_every": ("eval_steps", "eval_interval", "eval_strategy"),
+    "train.patience": ("early_stopping_patience",),
+    "train.ema": ("ema_decay",),
+    "train.deterministic": ("full_determinism", "deterministic_mode"),
+    "train.sample": ("sample_prompt",),
+    "checkpoint.every": ("save_steps", "save_interval", "save_every"),
+    "checkpoint.keep": ("save_total_limit",),
+    "telemetry.every": ("logging_steps", "log_interval", "log_every_n_steps", "log_freq"),
+    "precision.compute": ("mixed_precision", "torch_dtype", "dtype", "bf16", "fp16"),
+    "mesh.data": ("data_parallel_size", "data_parallel_replicate_degree"),
+    "mesh.fsdp": ("fsdp_size", "data_parallel_shard_degree"),
+    "mesh.tensor": ("tensor_parallel_size", "tensor_model_parallel_size", "tensor_parallel_degree"),
+    "run.dir": ("output_dir", "save_dir", "out_dir"),
+}
+OURS = {name: key for key, names in ELSEWHERE.items() for name in names}
+
+
+def ours(name: str, sections: Collection[str], known: Collection[str]) -> str | None:
+    """The full key of a name from elsewhere; None where it has none.
+
+    `sections` are those that a recipe may have, and `known` the full keys of those it does: a name
+    that the family or the kind in the recipe does not have is no help.
+    """
+    key = OURS.get(name.rpartition(".")[2])
+    if key is None or key.partition(".")[0] not in sections:
+        return None
+    siblings = f"{key.rpartition('.')[0]}."
+    is_met = any(full.startswith(siblings) for full in known)
+    return key if key in known or not is_met else None
+
+
+def also(key: str) -> str:
+    """The names of a full key elsewhere, to stand behind its meaning; empty where it has none."""
+    names = ELSEWHERE.get(re.sub(r"\.(N|\d+)(?=\.)", "", key), ())  # of any item of a list
+    return f"elsewhere {', '.join(names)}" if names else ""
