@@ -2,6 +2,7 @@
 
 import ast
 from collections.abc import Iterator, Sequence
+from graphlib import TopologicalSorter
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,7 @@ ORDER: Sequence[str] = (
     "sources formats data objectives optim checkpoint telemetry run run_folder program starting "
     "evaluation analysis planning training reports release launch api cli"
 ).split()
+OPEN = ("models", "adapters", "residuals", "sources", "formats", "objectives", "optim")
 MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")
 FILES_OF_MODELS = tuple(f"windlass.hub.{name}" for name in ("config", "names", "peft", "weights"))
 NEVER = {
@@ -63,3 +65,31 @@ def test_an_import_from_below_is_found_wherever_it_stands():
     assert out_of_order("models", "from windlass.devices import mesh") == ["windlass.devices.mesh"]
     assert out_of_order("data", "import windlass.layers.head") == ["windlass.layers.head"]
     assert out_of_order("objectives", "import windlass.layers.head") == []
+
+
+def test_no_closed_room_has_more_than_two_dozen_files():
+    rooms = {room: len(list((ROOT / room).glob("*.py"))) for room in ORDER if room not in OPEN}
+    assert {room: files for room, files in rooms.items() if files > 24} == {}
+
+
+def test_no_files_import_each_other_in_a_circle():
+    modules = {_module(file): file for file in FILES}
+    graph = {
+        name: {one for full in imported(file.read_text()) if (one := _nearest(full, modules))}
+        for name, file in modules.items()
+        if file.parent != ROOT or file.stem != "__init__"  # the door imports when it is asked
+    }
+    TopologicalSorter({name: to - {name} for name, to in graph.items()}).prepare()
+
+
+def _module(file: Path) -> str:
+    return ".".join(("windlass", *file.relative_to(ROOT).with_suffix("").parts))
+
+
+def _nearest(name: str, modules: dict[str, Path]) -> str | None:
+    """The module that an imported name is, or stands in."""
+    for one in (name, name.rpartition(".")[0]):
+        for module in (one, f"{one}.__init__"):
+            if module in modules:
+                return module
+    return None

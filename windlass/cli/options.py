@@ -104,3 +104,8 @@ def saved(text: str, file: str) -> Path:
     except OSError as error:
         raise UserError(f"--save is {file}, which cannot be written: {error.strerror}") from None
     return place
+
+
+def harmless(text: str) -> str:
+    """Text without control characters: an untrained model writes any byte, escape codes too."""
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.writing import harmless
+from windlass.cli.options import harmless
 from windlass.config.reading import offer
 from windlass.errors import UserError
 from windlass.processes.signals import Signals

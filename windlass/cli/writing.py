@@ -11,7 +11,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import Chosen, RunName, Step, WhichWeights, options, waiting
+from windlass.cli.options import Chosen, RunName, Step, WhichWeights, harmless, options, waiting
 from windlass.config import section
 from windlass.errors import UserError
 
@@ -213,8 +213,3 @@ def _write(prompt: str, pieces: Iterator[str]) -> None:
         sys.stdout.write(harmless(piece) if on_terminal else piece)
         sys.stdout.flush()
     print()
-
-
-def harmless(text: str) -> str:
-    """What an untrained model writes may hold any byte, those that command a terminal too."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)
