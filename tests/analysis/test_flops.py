@@ -12,6 +12,7 @@ from windlass.adapters.lora import Adapter
 from windlass.analysis.flops import forward_flops, training_flops
 from windlass.devices.axes import placements
 from windlass.layers.kernels import attend
+from windlass.layers.pattern import Pattern
 from windlass.layers.stack import arrange
 from windlass.models import qwen3
 from windlass.objectives import Carry
@@ -197,16 +198,26 @@ def test_a_kernel_counts_what_it_declares_or_else_what_it_holds(declared):
 
 
 @pytest.mark.parametrize(
-    ("window", "pairs"),
-    [(None, 64 * 64 / 2), (16, 64 * 16 - 16 * 16 / 2), (200, 64 * 64 / 2)],
+    ("pattern", "pairs"),
+    [
+        (Pattern(), 64 * 64 / 2),
+        (Pattern(window=16), 64 * 16 - 16 * 16 / 2),
+        (Pattern(window=200), 64 * 64 / 2),
+        (Pattern(causal=False), 64 * 64),
+        (Pattern(stride=4), 64 * 16 / 2),
+        (Pattern(causal=False, stride=4), 64 * 16),
+    ],
 )
-def test_attention_counts_the_pairs_of_positions_it_needs_whatever_the_kernel(window, pairs):
+def test_attention_counts_the_pairs_of_positions_it_needs_whatever_the_kernel(pattern, pairs):
     rows, heads, dim = 3, 4, 8
-    q, k, v = (jax.ShapeDtypeStruct((rows, 64, each, dim), jnp.float32) for each in (heads, 2, 2))
+    lengths = [(64, heads), (64 // pattern.stride, 2), (64 // pattern.stride, 2)]
+    q, k, v = (jax.ShapeDtypeStruct((rows, *each, dim), jnp.float32) for each in lengths)
     document = jax.ShapeDtypeStruct((rows, 64), jnp.int32)
 
     def attention(q, k, v, document):
-        return attend(q, k, v, document=document, slots=document, first=0, window=window)
+        where = dict(document=document, slots=document[:, :: pattern.stride], first=0)
+        how = dict(causal=pattern.causal, window=pattern.window, stride=pattern.stride)
+        return attend(q, k, v, **where, **how)
 
     found = forward_flops(attention, q, k, v, document)
     assert found == 2 * 2 * rows * heads * dim * pairs  # scores, and values mixed by them

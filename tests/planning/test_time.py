@@ -7,6 +7,7 @@ import pytest
 from windlass.analysis.work import Attention, Collective, Product
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
+from windlass.layers.pattern import Pattern
 from windlass.planning import efficiency, targets, traced
 from windlass.planning.efficiency import attention_seconds, product_seconds, rates
 from windlass.planning.time import by_table, collective_seconds
@@ -69,15 +70,16 @@ def test_float32_takes_six_products_of_bfloat16_where_it_has_no_units():
     ("heads", "forward", "both"), [(40, 3.2e-3, 15.2e-3), (72, 5.5e-3, 26.2e-3)]
 )
 def test_attention_on_a_v5p_takes_what_axlearn_measured(heads, forward, both):
-    call = Attention(2, 8192, heads, heads, 128, 4096, False, "bfloat16", 1)
+    call = Attention(2, 8192, 8192, heads, heads, 128, Pattern(window=4096), "bfloat16", 1)
     there = attention_seconds(call, of("v5p-8"))
-    back = attention_seconds(call._replace(is_backward=True), of("v5p-8"))
+    backward = call._replace(pattern=call.pattern._replace(is_backward=True))
+    back = attention_seconds(backward, of("v5p-8"))
     assert there == pytest.approx(forward, rel=0.1)
     assert there + back == pytest.approx(both, rel=0.1)
 
 
 def test_heads_of_half_the_width_of_the_matrix_units_use_half_of_them():
-    wide = Attention(8, 4096, 16, 16, 128, None, False, "bfloat16", 1)
+    wide = Attention(8, 4096, 4096, 16, 16, 128, Pattern(), "bfloat16", 1)
     narrow = wide._replace(dim=64)
     vector = wide.pairs * 5 / efficiency.find(targets.find("v5e-1").chip).vector
     times = [attention_seconds(call, of("v5e-1")) - vector for call in (wide, narrow)]

@@ -6,13 +6,12 @@ from typing import Any, NamedTuple
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from windlass.analysis.flops import programs
-from windlass.layers.kernels import GRADIENT, NAME
+from windlass.layers.pattern import Pattern
 
 _CALLS = frozenset(
     "jit pjit closed_call core_call remat remat2 checkpoint custom_jvp_call custom_vjp_call "
     "custom_vjp_call_jaxpr shard_map".split()
 )
-_ATTENTION = (NAME, GRADIENT)
 
 
 class Operation(NamedTuple):
@@ -66,7 +65,7 @@ class Straight:
         # A loop of one round is none to a compiler. Attention without products is only sketched:
         # it is a kernel of its own.
         is_once = name == "scan" and equation.params["length"] == 1
-        is_kernel = _name(equation).startswith(_ATTENTION) and not _has_products(bodies[0])
+        is_kernel = Pattern.of(_name(equation)) is not None and not _has_products(bodies[0])
         is_called = name in _CALLS and not is_kernel
         return self._follow(bodies[0], reads) if is_once or is_called else None
 
@@ -81,6 +80,6 @@ def _has_products(program: Jaxpr) -> bool:
 
 def _name(equation: JaxprEqn) -> str:
     called = equation.params.get("name")
-    if isinstance(called, str) and called.startswith(_ATTENTION):
+    if isinstance(called, str) and Pattern.of(called) is not None:
         return called
     return equation.primitive.name

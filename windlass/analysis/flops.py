@@ -6,7 +6,6 @@ before it runs counts as one round.
 """
 
 import math
-import re
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -16,9 +15,7 @@ import jax.numpy as jnp
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
 from jaxtyping import PyTree
 
-# What causal attention is called in a program, with its window after it. Kernels compute more
-# pairs of positions than a model needs, and say nothing of how many: all count as those it needs.
-CAUSAL = re.compile(r"causal_attention(?:_(\d+))?")
+from windlass.layers.pattern import Pattern
 
 
 class Work(NamedTuple):
@@ -101,10 +98,10 @@ def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
             (body,) = programs(params)
             found = _work(body, moved)
             return Work(devices * found.forward, devices * found.training, found.moved)
-    if attention := CAUSAL.fullmatch(params.get("name") or ""):
-        (_, slots, *_), window = _shape(equation.invars[1]), attention[1]
-        wide = None if window is None else int(window)
-        return kernel(attention_flops(_shape(equation.invars[0]), slots, wide))
+    pattern = Pattern.of(params.get("name") or "")
+    if pattern is not None and not pattern.is_backward:
+        (_, slots, *_) = _shape(equation.invars[1])
+        return kernel(attention_flops(_shape(equation.invars[0]), slots, pattern))
     found = [_inner(body, moved) for body in programs(params)]
     if len(found) == 1 and len(found[0].moved) == len(results):
         return found[0]
@@ -146,13 +143,10 @@ def _is_alike(inside: Any, outside: Any) -> bool:
     return _shape(inside) == _shape(outside)
 
 
-def attention_flops(query: Sequence[int], slots: int, window: int | None) -> int:
-    """Operations of causal attention, of queries of this shape to so many keys."""
+def attention_flops(query: Sequence[int], slots: int, pattern: Pattern) -> int:
+    """Operations of attention, of queries of this shape to so many keys."""
     rows, length, heads, dim = query
-    # A position sees half of those there are, on average, or a window full but for the beginning.
-    seen = slots if window is None else min(slots, window)
-    pairs = length * seen - seen * seen // 2
-    return 2 * 2 * rows * heads * dim * pairs
+    return 2 * 2 * rows * heads * dim * pattern.pairs(length, slots)
 
 
 def _shape(variable: Any) -> tuple[int, ...]:

@@ -1,20 +1,18 @@
 """The operations of a straight part of a program, as what one device does of each."""
 
 import math
-import re
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
 from windlass.analysis import per_device
-from windlass.analysis.flops import CAUSAL, constants_and_carried, programs
+from windlass.analysis.flops import constants_and_carried, programs
 from windlass.analysis.fusion import Amount, Node, Value
 from windlass.analysis.work import Attention, Collective, Product
-from windlass.layers.kernels import GRADIENT
+from windlass.layers.pattern import Pattern
 from windlass.program.step import MICROBATCH
 
-_GRADIENT = re.compile(rf"{GRADIENT}(?:_(\d+))?")
 # What gives its argument another shape or name. A product takes axes in any order, so that one
 # that is transposed for it costs nothing.
 _RENAMED = frozenset(
@@ -131,25 +129,25 @@ class Region:
 
     def flash(self, equation: JaxprEqn, called: str, part: str) -> Attention | None:
         """Attention by a kernel that the program only sketches."""
-        forward = CAUSAL.fullmatch(called)
-        backward = _GRADIENT.fullmatch(called)
-        if not (forward or backward) or not equation.outvars:
+        pattern = Pattern.of(called)
+        if pattern is None or not equation.outvars:
             return None
         (body,) = programs(equation.params)
-        if forward and any(e.primitive.name in ("dot_general", "jit", "pjit") for e in body.eqns):
+        if not pattern.is_backward and any(
+            e.primitive.name in ("dot_general", "jit", "pjit") for e in body.eqns
+        ):
             return None
         shapes = [per_device.shape(variable) for variable in equation.invars]
         heads = [shape for shape in shapes if len(shape) == 4]
         rows, length, most, dim = max(heads, key=lambda shape: shape[2])
-        window = (forward or backward or [None, None])[1]
         return Attention(
             rows,
             length,
+            min(shape[1] for shape in heads),
             most,
             min(shape[2] for shape in heads),
             dim,
-            None if window is None else int(window),
-            backward is not None,
+            pattern,
             per_device.dtype(equation.invars[0]),
             self.times,
         )

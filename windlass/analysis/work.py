@@ -4,8 +4,8 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
-from windlass.analysis.flops import attention_flops
 from windlass.analysis.fusion import Amount
+from windlass.layers.pattern import Pattern
 
 
 class Product(NamedTuple):
@@ -29,21 +29,23 @@ class Attention(NamedTuple):
     """A call of a flash kernel on one device, or of its backward pass."""
 
     rows: int
-    length: int
+    length: int  # of queries in a row
+    slots: int  # of keys and values
     heads: int
     kv_heads: int
     dim: int
-    window: int | None
-    is_backward: bool
+    pattern: Pattern
     dtype: str
     times: Amount
 
     @property
+    def is_backward(self) -> bool:
+        return self.pattern.is_backward
+
+    @property
     def pairs(self) -> Amount:
         """Of a query and a key that it sees, in all heads."""
-        return (
-            attention_flops((self.rows, self.length, self.heads, 1), self.length, self.window) / 4
-        )
+        return self.rows * self.heads * self.pattern.pairs(self.length, self.slots)
 
     @property
     def flops(self) -> Amount:
@@ -52,7 +54,7 @@ class Attention(NamedTuple):
 
     @property
     def moved(self) -> Amount:
-        ends = self.rows * self.length * 2 * (self.heads + self.kv_heads) * self.dim
+        ends = self.rows * 2 * (self.length * self.heads + self.slots * self.kv_heads) * self.dim
         return ends * jnp.dtype(self.dtype).itemsize * (2 if self.is_backward else 1)
 
 

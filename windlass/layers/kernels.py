@@ -1,4 +1,4 @@
-"""How queries meet keys: the attention kernels, and which of them a device gets."""
+"""Attention kernels: cuDNN flash, Pallas splash and plain XLA, and which of them a device gets."""
 
 import functools
 import math
@@ -9,23 +9,18 @@ import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Bool, Float, Int
 
 from windlass.devices import chips
 from windlass.devices.axes import layout, tensor_ways
+from windlass.layers.pattern import CAUSAL, Pattern
 from windlass.layers.sketch import is_sketched
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
 # with 16 heads. Flash kernels hold none of them.
 LONGEST_WITHOUT_FLASH = 8192
 
-# The name of attention in a program, where its operations are counted by it; a window follows.
-NAME = "causal_attention"
-GRADIENT = "causal_gradient"  # and of its backward pass, where it is only sketched
-
 MIXED = "mixed"  # what attention gives, to whoever decides what a backward pass may find saved
-LANES = 128  # the width of a TPU's registers: lengths are padded to a multiple of it
-LARGEST_BLOCK = 512  # positions that the TPU kernel takes at a time
 
 
 class Kernel(NamedTuple):
@@ -39,8 +34,15 @@ class Kernel(NamedTuple):
         return self.name != "xla"
 
 
-def choose(platform: str, device_kind: str, dtype: str, head_dim: int, length: int) -> Kernel:
-    """The fastest kernel that a kind of device has for such heads and rows.
+def choose(
+    platform: str,
+    device_kind: str,
+    dtype: str,
+    head_dim: int,
+    length: int,
+    pattern: Pattern = CAUSAL,
+) -> Kernel:
+    """The fastest kernel that a kind of device has for such heads, rows and pattern.
 
     `platform` is what JAX calls that of a device; what plain XLA computes is always right.
     """
@@ -56,6 +58,8 @@ def choose(platform: str, device_kind: str, dtype: str, head_dim: int, length: i
         f"heads of {head_dim}, only of multiples of 8 up to {widest}": head_dim % 8
         or head_dim > widest,
         f"rows of an odd length, {length}": length % 2,
+        f"a stride of {pattern.stride}": pattern.stride > 1,
+        "a window in both directions": pattern.window is not None and not pattern.causal,
     }
     for what, applies in reasons.items():
         if applies:
@@ -71,34 +75,45 @@ def attend(
     document: Int[Array, "batch seq"],
     slots: Int[Array, "batch slots"],
     first: int | Int[Array, ""],
+    causal: bool = True,
+    stride: int = 1,
+    phase: Int[Array, "batch seq"] | None = None,
     window: int | None = None,
     scale: float | None = None,
 ) -> Float[Array, "batch seq heads dim"]:
-    """Mix values by the similarity of queries and keys, each device its own rows and heads.
+    """Attention, softmax(scale q k^T + mask) v, each device its own rows and heads.
 
-    Query i stands at slot `first + i` and sees the slots up to its own that hold its document;
-    with a window, the last so many of them, its own included. Scores are multiplied by `scale`,
-    1/sqrt(dim) where it is not said.
+    Query i stands at position t = first + i of its row and sees the slots that hold its document,
+    up to t where it is causal; with a window only those whose newest input is less than so many
+    positions from t. `scale` is 1/sqrt(dim) where none is given.
+
+    With a stride, slot j holds a cell of so many positions, whose newest input is at j * stride +
+    phase. Cells of a document are counted from its beginning, so that the phase, in [0, stride),
+    is the same for all of them, and it is given for each query; None is stride - 1, that of a
+    document at the beginning of the row. A query that sees no cell gets zeros.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    kernel = _kernel(q, slots, first)
-    mix = _program(kernel, window, scale)
+    pattern = Pattern(causal, window, stride)
+    kernel = _kernel(q, slots, first, pattern)
+    mix = _program(kernel, pattern, scale)
+    at = first if stride == 1 else _standing(document, first, stride, phase)
     rows = layout(("batch",), q.shape[:1])
     if rows is None:  # no mesh
-        return mix(q, k, v, document, slots, first)
+        return mix(q, k, v, document, slots, at)
     heads, row = PartitionSpec(*rows, None, "tensor", None), PartitionSpec(*rows, None)
-    specs = (heads, heads, heads, row, row)
+    at = jnp.asarray(at, jnp.int32)
+    specs = (heads, heads, heads, row, row, row if at.ndim else PartitionSpec())
     inputs = [
         jax.sharding.reshard(x, spec)
-        for x, spec in zip((q, k, v, document, slots), specs, strict=True)
+        for x, spec in zip((q, k, v, document, slots), specs[:5], strict=True)
     ]
     local = jax.shard_map(
         mix,
-        in_specs=(*specs, PartitionSpec()),
+        in_specs=specs,
         out_specs=heads,
         check_vma=kernel == "xla",  # the checker does not see into the others
     )
-    return local(*[*inputs, jnp.asarray(first, jnp.int32)])
+    return local(*inputs, jax.sharding.reshard(at, row) if at.ndim else at)
 
 
 def spread(x: Float[Array, "batch seq kv_heads dim"]) -> Float[Array, "batch seq more_heads dim"]:
@@ -131,11 +146,8 @@ def keeps(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
-def xla(q, k, v, document, slots, first, *, window: int | None, scale: float) -> Array:
-    back = first + jnp.arange(q.shape[1])[:, None] - jnp.arange(slots.shape[1])
-    seen = (back >= 0) & (document[:, :, None] == slots[:, None, :])
-    if window is not None:
-        seen &= back < window
+def xla(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
+    seen = visible(document, slots, at, pattern)
     dtype = q.dtype
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     if dtype == jnp.float16 and (device is None or device.platform == "cpu"):
@@ -143,58 +155,37 @@ def xla(q, k, v, document, slots, first, *, window: int | None, scale: float) ->
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     with jax.numpy_dtype_promotion("standard"):  # JAX mixes float16 and float32 there
         mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale)
-    return checkpoint_name(mixed.astype(dtype), MIXED)
+    mixed = mixed.astype(dtype)
+    if pattern.stride > 1:
+        mixed = _seeing(mixed, document, slots, at, pattern)
+    return checkpoint_name(mixed, MIXED)
 
 
-def cudnn(q, k, v, document, slots, first, *, window: int | None, scale: float) -> Array:
+def cudnn(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
     same = document[:, None, :, None] == slots[:, None, None, :]
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
         mask=same,
-        is_causal=True,
+        is_causal=pattern.causal,
         scale=scale,
-        local_window_size=None if window is None else (window - 1, 0),
+        local_window_size=None if pattern.window is None else (pattern.window - 1, 0),
         implementation="cudnn",
     )
 
 
 def splash(
-    q, k, v, document, slots, first, *, window: int | None, scale: float, interpret: bool = False
+    q, k, v, document, slots, at, *, pattern: Pattern, scale: float, interpret: bool = False
 ) -> Array:
-    # Imported by those who have a TPU, or pretend to: it takes half a second.
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_kernel as kernels
-    from jax.experimental.pallas.ops.tpu.splash_attention import splash_attention_mask as masks
+    from windlass.layers import splash
 
-    length, heads = q.shape[1:3]
-    # Positions past the end are seen by no position before it, and what they see is cut off.
-    missing = -length % LANES
-    whole = length + missing
-    q, k, v = (jnp.pad(x, ((0, 0), (0, missing), (0, 0), (0, 0))) for x in (q, k, v))
-    document, slots = (jnp.pad(x, ((0, 0), (0, missing))) for x in (document, slots))
-    block = next(size for size in range(LARGEST_BLOCK, 0, -LANES) if whole % size == 0)
-    left = None if window is None else window - 1
-    kernel = kernels.make_splash_mha_single_device(
-        masks.MultiHeadMask([masks.LocalMask((whole, whole), (left, 0), 0)] * heads),
-        block_sizes=kernels.BlockSizes(
-            block_q=block,
-            block_kv=block,
-            block_q_dkv=block,
-            block_kv_dkv=block,
-            block_q_dq=block,
-            block_kv_dq=block,
-        ),
-        residual_checkpoint_name=MIXED,
-        interpret=interpret,
-    )
-    # The kernel multiplies nothing, and wants heads before positions.
-    q, k, v = (x.swapaxes(1, 2) for x in (q * jnp.asarray(scale, q.dtype), k, v))
-    mixed: Any = jax.vmap(kernel)(q, k, v, kernels.SegmentIds(document, slots))
-    return mixed.swapaxes(1, 2)[:, :length].astype(v.dtype)
+    how: dict[str, Any] = dict(pattern=pattern, scale=scale, saved_as=MIXED, interpret=interpret)
+    mixed = splash.attend(q, k, v, document, slots, at, **how)
+    return mixed if pattern.stride == 1 else _seeing(mixed, document, slots, at, pattern)
 
 
-def sketch(q, k, v, document, slots, first, *, window: int | None, scale: float) -> Array:
+def sketch(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
     """What a flash kernel reads, gives and leaves for its backward pass, and no attention.
 
     For whoever only counts: tracing the real ones takes longer than all else in a step, and one of
@@ -205,7 +196,7 @@ def sketch(q, k, v, document, slots, first, *, window: int | None, scale: float)
         whole = mixed * d * sums[..., None].astype(d.dtype)
         return q + whole, k + jnp.sum(whole), v + jnp.sum(whole)
 
-    gradient = jax.jit(_named(backward, GRADIENT, window))
+    gradient = jax.jit(_named(backward, pattern._replace(is_backward=True)))
 
     @jax.custom_vjp
     def mix(q, k, v):
@@ -223,27 +214,62 @@ def sketch(q, k, v, document, slots, first, *, window: int | None, scale: float)
 KERNELS = {"xla": xla, "cudnn": cudnn, "splash": splash, "sketch": sketch}
 
 
-def _kernel(q: Array, slots: Array, first: Any) -> str:
+def visible(
+    document: Int[Array, "batch seq"],
+    slots: Int[Array, "batch slots"],
+    at: int | Int[Array, ""] | Int[Array, "batch seq"],
+    pattern: Pattern,
+) -> Bool[Array, "batch seq slots"]:
+    """The mask: which slots each query sees."""
+    if pattern.stride == 1:
+        back = at + jnp.arange(document.shape[1])[:, None] - jnp.arange(slots.shape[1])
+    else:
+        back = jnp.asarray(at)[..., None] - pattern.stride * jnp.arange(slots.shape[1])
+    same = document[:, :, None] == slots[:, None, :]
+    seen = (back >= 0) & same if pattern.causal else same
+    if pattern.window is not None:
+        seen &= back < pattern.window
+        seen = seen if pattern.causal else seen & (back > -pattern.window)
+    return seen
+
+
+def _standing(
+    document: Array, first: int | Array, stride: int, phase: Array | None
+) -> Int[Array, "batch seq"]:
+    """Where queries stand on the axis of cells, in positions: slot j begins at j * stride."""
+    back = stride - 1 if phase is None else phase
+    at = first + jnp.arange(document.shape[1], dtype=jnp.int32) - back
+    return jnp.broadcast_to(at, document.shape)
+
+
+def _seeing(mixed: Array, document: Array, slots: Array, at: Array, pattern: Pattern) -> Array:
+    """Zeros for queries that see no slot: a softmax over nothing is over all that is masked."""
+    sees = jnp.any(visible(document, slots, at, pattern), axis=-1)
+    return jnp.where(sees[:, :, None, None], mixed, 0)
+
+
+def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
     """By the devices of the mesh; the flash kernels are for whole rows."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    is_whole = isinstance(first, int) and first == 0 and q.shape[1] == slots.shape[1]
+    _, length, _, dim = q.shape
+    cells = -(-length // pattern.stride)
+    is_whole = isinstance(first, int) and first == 0 and slots.shape[1] == cells
     if device is None or not is_whole:
         return "xla"
-    _, length, _, dim = q.shape
-    chosen = choose(device.platform, device.device_kind, q.dtype.name, dim, length)
+    chosen = choose(device.platform, device.device_kind, q.dtype.name, dim, length, pattern)
     return "sketch" if chosen.is_flash and is_sketched() else chosen.name
 
 
 @functools.cache
-def _program(kernel: str, window: int | None, scale: float):
+def _program(kernel: str, pattern: Pattern, scale: float):
     """A kernel as a part of its own in a program."""
 
-    def mix(q, k, v, document, slots, first):
-        return KERNELS[kernel](q, k, v, document, slots, first, window=window, scale=scale)
+    def mix(q, k, v, document, slots, at):
+        return KERNELS[kernel](q, k, v, document, slots, at, pattern=pattern, scale=scale)
 
-    return jax.jit(_named(mix, NAME, window))
+    return jax.jit(_named(mix, pattern))
 
 
-def _named(function: Callable, name: str, window: int | None) -> Callable:
-    function.__name__ = name if window is None else f"{name}_{window}"
+def _named(function: Callable, pattern: Pattern) -> Callable:
+    function.__name__ = pattern.name
     return function

@@ -138,7 +138,7 @@ def attention_seconds(call: Attention, rates: Rates) -> Amount:
     share = flash.backward if call.is_backward else flash.forward
     # Heads narrower than the matrix units leave a part of them idle.
     share *= 1.0 if call.dim >= full else flash.narrow ** math.log2(full / call.dim)
-    seen = min(call.length, call.window or call.length)
+    seen = min(call.slots, call.pattern.window or call.slots)
     share *= seen / (seen + flash.ramp)
     products = call.flops / (_peak(rates, call.dtype) * share)
     others = call.pairs * flash.operations[call.is_backward] / rates.efficiency.vector

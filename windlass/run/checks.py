@@ -7,6 +7,7 @@ from windlass.data import FORMATS
 from windlass.data.pack import COLUMNS
 from windlass.devices import chips, mesh, precision
 from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
+from windlass.layers.pattern import Pattern
 from windlass.run import OBJECTIVES, Run
 from windlass.run.batches import batches, choice
 
@@ -39,7 +40,8 @@ def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
     if "head_dim" not in run.model.sizes:
         return None
     compute = precision.resolve(run.precision, kind, chips.find(device_kind))
-    return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length)
+    pattern = Pattern(causal=run.model.causal, window=getattr(run.model, "window", None))
+    return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length, pattern)
 
 
 def _layout(

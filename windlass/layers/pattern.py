@@ -1,0 +1,69 @@
+"""Attention pattern: which pairs of queries and keys a kernel computes, and its name in a program.
+
+A program has attention as a function of its own, whose name is all that whoever reads the program
+(FLOPs, memory, time) needs to know of it: `Pattern.of(name)` is the pattern again.
+"""
+
+import re
+from typing import NamedTuple
+
+_NAMES = re.compile(
+    r"(causal|bidirectional)_attention(?:_window_(\d+))?(?:_stride_(\d+))?(_backward)?"
+)
+
+
+class Pattern(NamedTuple):
+    """Query i sees the key slots of its document with -right <= i - newest <= left.
+
+    The newest input of slot j is one of the positions j * stride .. (j + 1) * stride - 1 of the
+    row: with a stride a slot is a cell of so many positions, seen from its newest input on.
+    """
+
+    causal: bool = True
+    window: int | None = None  # positions, the own one included; in both directions if not causal
+    stride: int = 1  # positions that a key slot stands for
+    is_backward: bool = False
+
+    @property
+    def sides(self) -> tuple[int | None, int | None]:
+        """How many positions behind and ahead of a query it sees, (left, right); None: all."""
+        most = None if self.window is None else self.window - 1
+        return most, 0 if self.causal else most
+
+    @property
+    def name(self) -> str:
+        """Of the kernel in a program."""
+        return "".join(
+            [
+                "causal_attention" if self.causal else "bidirectional_attention",
+                "" if self.window is None else f"_window_{self.window}",
+                "" if self.stride == 1 else f"_stride_{self.stride}",
+                "_backward" if self.is_backward else "",
+            ]
+        )
+
+    @staticmethod
+    def of(name: str) -> "Pattern | None":
+        """The pattern that a function of a program is named for; None where it is no attention."""
+        found = _NAMES.fullmatch(name)
+        if found is None:
+            return None
+        direction, window, stride, backward = found.groups()
+        wide = None if window is None else int(window)
+        return Pattern(direction == "causal", wide, int(stride or 1), backward is not None)
+
+    def pairs(self, queries: int, slots: int) -> int:
+        """Pairs of a query and a key that a model needs, in a row of one document.
+
+        Kernels compute more of them and say nothing of how many: all count as those it needs.
+        """
+        if self.window is None and not self.causal:
+            return queries * slots
+        # A position sees half of those there are, on average, or a window full but for the ends.
+        wide = slots if self.window is None else min(slots, -(-self.window // self.stride))
+        behind = queries * wide - self.stride * wide * wide // 2
+        both = 2 * behind - queries // self.stride
+        return behind if self.causal else min(queries * slots, both)
+
+
+CAUSAL = Pattern()
