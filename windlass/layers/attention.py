@@ -1,4 +1,4 @@
-"""Attention with grouped keys and values."""
+"""Attention with grouped queries (GQA), of a layer of a transformer."""
 
 from collections.abc import Callable
 
@@ -14,7 +14,7 @@ from windlass.layers.rotary import Rotary
 
 
 class Attention(eqx.Module):
-    """Causal attention over the positions a context lets it see."""
+    """Softmax attention over the positions of the own document, with RoPE."""
 
     query: Linear
     key: Linear
@@ -23,6 +23,7 @@ class Attention(eqx.Module):
     query_norm: Norm | None
     key_norm: Norm | None
     rotary: Rotary = eqx.field(static=True)
+    causal: bool = eqx.field(static=True)
     window: int | None = eqx.field(static=True)
     scale: float | None = eqx.field(static=True)
 
@@ -34,6 +35,7 @@ class Attention(eqx.Module):
         bias: bool = False,  # on queries, keys and values
         output_bias: bool = False,
         norm: Callable[[str], Norm] | None = None,  # of queries and keys, over a named axis
+        causal: bool = True,  # sees no position after its own
         window: int | None = None,  # positions a query sees, its own included; None: all
         scale: float | None = None,  # of scores; None: 1 / sqrt(head_dim)
         key: PRNGKeyArray,
@@ -45,7 +47,8 @@ class Attention(eqx.Module):
         self.output = Linear("heads head_dim", "embed", sizes, bias=output_bias, key=o)
         self.query_norm = None if norm is None else norm("head_dim")
         self.key_norm = None if norm is None else norm("head_dim")
-        self.rotary, self.window, self.scale = rotary, window, scale
+        self.rotary = rotary
+        self.causal, self.window, self.scale = causal, window, scale
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         q = checkpoint_name(self.query(x), "query")
@@ -54,4 +57,5 @@ class Attention(eqx.Module):
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
         q, k = self.rotary(q, context.position), self.rotary(k, context.position)
-        return self.output(context.attend(q, k, v, window=self.window, scale=self.scale))
+        how = dict(causal=self.causal, window=self.window, scale=self.scale)
+        return self.output(context.attend(q, k, v, **how))

@@ -1,17 +1,25 @@
 """Context of a block: the one way to other positions, packed in training and cached in generation.
 
-A block calls its context to attend or to recur and never holds keys, values or states itself, so
-training, prefill, decode and packing are written once for every family.
+A block never holds keys, values or states itself: it calls its context, so that training, prefill,
+decode and packing are written once for every family. A context has
+
+- `attend(q, k, v, causal, window, stride, scale)`, attention over the own document;
+- `cells(x, stride)`, inputs at the ends of cells, for keys and values of attention with a stride;
+- `recur(cell, start, x)`, a recurrence of any form, a step after another;
+- `scan(combine, elements)`, an associative recurrence, such as a diagonal state space;
+- `before(x, n)`, the last n inputs, for short convolutions and delays.
 """
 
 import copy
 from collections.abc import Callable
+from typing import Any
 
 import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PyTree
 
 from windlass.layers import recurrence
 from windlass.layers.auxiliary import Report, added
+from windlass.layers.cells import Cells
 from windlass.layers.kernels import attend
 from windlass.layers.kv_cache import Cached, KVCache
 
@@ -34,20 +42,36 @@ class Packed:
     def finish(self, layers: PyTree) -> None:
         return None
 
-    def attend(
-        self, q: Array, k: Array, v: Array, *, window: int | None = None, scale: float | None = None
-    ) -> Array:
-        """Causal attention, over the last `window` positions where it is given, own included."""
-        return attend(
-            q,
-            k,
-            v,
-            document=self.document,
-            slots=self.document,
-            first=0,
-            window=window,
-            scale=scale,
-        )
+    def attend(self, q: Array, k: Array, v: Array, *, stride: int = 1, **how: Any) -> Array:
+        """Attention as `kernels.attend` describes it: `causal`, `window`, `scale`.
+
+        With a stride, keys and values are those of `cells`.
+        """
+        where = dict(document=self.document, first=0, stride=stride)
+        if stride == 1:
+            return attend(q, k, v, slots=self.document, **where, **how)
+        cells = Cells(self.position, self.document, stride)
+        return attend(q, k, v, slots=cells.documents, phase=cells.phase, **where, **how)
+
+    def cells(self, x: Array, stride: int) -> Array:
+        """Inputs at the end of each cell of `stride` positions, [batch, slots, ...]."""
+        return x if stride == 1 else Cells(self.position, self.document, stride).take(x)
+
+    def before(self, x: Array, n: int) -> Array:
+        """The last n inputs of the document, the own one last: [batch, seq, n, ...].
+
+        Zeros stand for those before its beginning.
+        """
+        padded = jnp.pad(x, ((0, 0), (n - 1, 0)) + ((0, 0),) * (x.ndim - 2))
+        return recurrence.last(padded, n, self.position)
+
+    def scan(self, combine: Callable[[PyTree, PyTree], PyTree], elements: PyTree) -> PyTree:
+        """Prefixes x_1 ... x_t along each document, by an associative `combine(earlier, later)`.
+
+        Arrays of elements are [batch, seq, ...]. h_t = a_t h_{t-1} + b_t is the second part of
+        `scan(recurrence.linear, (a, b))`.
+        """
+        return recurrence.scan(combine, elements, begins=self.position == 0)
 
     def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
         """Report a metric or an auxiliary loss: its sum over positions, and what that is of.

@@ -1,10 +1,12 @@
 """KV cache and state cache: what a model keeps between the tokens that it generates.
 
 Prefill is a first call with whole prompts, decode each later call with a token a row. The cache has
-what every layer's context was given to keep, keys and values or recurrent states, in order.
+what every layer's context was given to keep, keys and values or recurrent states, in order. Prompts
+of several lengths are padded on the left: padding is of document -1, and leaves states alone.
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -14,9 +16,8 @@ from jaxtyping import Array, ArrayLike, Int, PyTree
 from windlass.devices.axes import layout, shard
 from windlass.layers import recurrence
 from windlass.layers.auxiliary import Report
+from windlass.layers.cells import EMPTY, Cells, slots_of
 from windlass.layers.kernels import attend
-
-EMPTY = -2  # the document of a slot that holds no token yet; -1 is padding
 
 
 class KVCache(eqx.Module):
@@ -58,37 +59,54 @@ class CachedLayer:
     def leave(self) -> tuple:
         return tuple(self.left)
 
-    def attend(
-        self, q: Array, k: Array, v: Array, *, window: int | None = None, scale: float | None = None
-    ) -> Array:
-        capacity = self.context.slots.shape[1]
+    def attend(self, q: Array, k: Array, v: Array, *, stride: int = 1, **how: Any) -> Array:
+        """Attention to all keys so far, as in training."""
+        where = dict(document=self.document, first=self.context.used, stride=stride)
+        if stride == 1:
+            keys, values = self._cached(_blank(k, self.capacity), _blank(v, self.capacity))
+            keys, values = (_insert(*pair, self.context.used) for pair in ((keys, k), (values, v)))
+            self.left.append((keys, values))
+            return attend(q, keys, values, slots=self.context.slots, **where, **how)
+        cells = self._cells(stride)
+        keys, values, slots = self._merged(k, v, cells)
+        return attend(q, keys, values, slots=slots, phase=cells.phase, **where, **how)
 
-        def blank(x):
-            shape = (x.shape[0], capacity, *x.shape[2:])
-            axes = "batch seq kv_heads head_dim"
-            return jnp.zeros(shape, x.dtype, out_sharding=layout(axes, shape))
+    def cells(self, x: Array, stride: int) -> Array:
+        """As in training; of a call that ends no cell there is one slot, of zeros."""
+        return x if stride == 1 else self._cells(stride).take(x)
 
-        blanks = (blank(k), blank(v))
-        keys, values = blanks if self.kept is None else self.kept[len(self.left)]
-        keys, values = (_insert(*pair, self.context.used) for pair in ((keys, k), (values, v)))
-        self.left.append((keys, values))
-        return attend(
-            q,
-            keys,
-            values,
-            document=self.document,
-            slots=self.context.slots,
-            first=self.context.used,
-            window=window,
-            scale=scale,
+    def before(self, x: Array, n: int) -> Array:
+        """As in training: n - 1 inputs are cached."""
+        (state,) = self._cached(recurrence.blank(x, n - 1))
+        counts = jnp.pad(self.document >= 0, ((0, 0), (n - 1, 0)), constant_values=True)
+        inputs = recurrence.compacted(jnp.concatenate([state, x], axis=1), counts)
+        self.left.append((inputs[:, inputs.shape[1] - (n - 1) :],))
+        return recurrence.last(inputs, n, self.position)
+
+    def scan(self, combine: Callable[[PyTree, PyTree], PyTree], elements: PyTree) -> PyTree:
+        """As in training: the prefix of all elements so far is cached."""
+        # What it is before the first token is never seen: a document begins afresh.
+        blank = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), elements)
+        (state,) = self._cached(blank)
+        whole = jax.tree.map(
+            lambda old, x: jnp.concatenate([old[:, None], x], axis=1), state, elements
         )
+        front = ((0, 0), (1, 0))
+        found = recurrence.scan(
+            combine,
+            whole,
+            begins=jnp.pad(self.position == 0, front),
+            counts=jnp.pad(self.document >= 0, front, constant_values=True),
+        )
+        self.left.append((jax.tree.map(lambda x: x[:, -1], found),))
+        return jax.tree.map(lambda x: x[:, 1:], found)
 
     def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
         """Nothing is reported in generation."""
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
-        """Go on with `cell` from the cached state; padding leaves it as it is."""
-        state = recurrence.per_row(start, x) if self.kept is None else self.kept[len(self.left)]
+        """As in training: the state is cached."""
+        (state,) = self._cached(recurrence.per_row(start, x))
 
         def step(state, now):
             x, document = now
@@ -96,8 +114,39 @@ class CachedLayer:
             return recurrence.where(document < 0, state, after), y
 
         state, y = recurrence.along_time(step, state, (x, self.document))
-        self.left.append(state)
+        self.left.append((state,))
         return y
+
+    @property
+    def capacity(self) -> int:
+        return self.context.slots.shape[1]
+
+    def _cached(self, *blanks: PyTree) -> tuple:
+        """What this call's turn has in the cache, or `blanks` before the prefill."""
+        return blanks if self.kept is None else self.kept[len(self.left)]
+
+    def _cells(self, stride: int) -> Cells:
+        return Cells(self.position, self.document, stride, self.context.used)
+
+    def _merged(self, k: Array, v: Array, cells: Cells) -> tuple[Array, Array, Array]:
+        """Keys, values and documents of all cells so far; a slot may be half over in a call."""
+        capacity = slots_of(self.capacity, cells.stride, is_aligned=False)
+        none = recurrence.blank(cells.documents, capacity) + EMPTY
+        old = self._cached(_blank(k, capacity), _blank(v, capacity), none)
+        is_new = cells.documents != EMPTY
+
+        def merge(old, new):
+            here = jax.lax.dynamic_slice_in_dim(old, cells.slot, new.shape[1], axis=1)
+            return _insert(old, recurrence.where(is_new, new, here), cells.slot)
+
+        merged = tuple(map(merge, old, (k, v, cells.documents)))
+        self.left.append(merged)
+        return merged
+
+
+def _blank(x: Array, capacity: int) -> Array:
+    shape = (x.shape[0], capacity, *x.shape[2:])
+    return jnp.zeros(shape, x.dtype, out_sharding=layout("batch seq kv_heads head_dim", shape))
 
 
 def _insert(buffer: Array, new: Array, at: Array) -> Array:

@@ -1,12 +1,73 @@
-"""Recurrences along time, for the contexts that know where documents begin."""
+"""Recurrences along time, for the contexts that know where documents begin and what is padding.
+
+Three forms: any cell, a step after another (`along_time`); an associative one, in a logarithm of
+steps (`scan`); and none but of the last inputs themselves (`last`).
+"""
 
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, PyTree
+from jax.sharding import PartitionSpec
+from jaxtyping import Array, Bool, Int, PyTree
 
 from windlass.devices.axes import shard
+
+
+def linear(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
+    """h_t = a_t h_{t-1} + b_t of elements (a, b), to be scanned: the second of a prefix is h."""
+    (a, x), (b, y) = earlier, later
+    return a * b, b * x + y
+
+
+def scan(
+    combine: Callable[[PyTree, PyTree], PyTree],
+    elements: PyTree,
+    *,
+    begins: Bool[Array, "batch seq"],
+    counts: Bool[Array, "batch seq"] | None = None,
+) -> PyTree:
+    """Associative scan along the second axis: x_1, x_1 x_2, x_1 x_2 x_3, ... by `combine`.
+
+    It starts afresh where `begins` is true, and what does not count leaves the prefix as it is:
+    combine is lifted to elements with these two flags, which leaves it associative.
+    """
+
+    def joined(earlier, later):
+        (first, x), (second, y) = earlier, later
+        return first | second, where(second, y, combine(x, y))
+
+    def counted(earlier, later):
+        (first, ours, x), (second, theirs, y) = earlier, later
+        both = where(ours & ~second, combine(x, y), y)
+        return first | second, ours | theirs, where(theirs, both, x)
+
+    if counts is None:
+        return jax.lax.associative_scan(joined, (begins, elements), axis=1)[1]
+    return jax.lax.associative_scan(counted, (begins & counts, counts, elements), axis=1)[2]
+
+
+def last(x: Array, n: int, position: Int[Array, "batch seq"]) -> Array:
+    """The last n inputs at each position, [batch, seq, n, ...]; `x` has n - 1 more in front.
+
+    The own one is the last of them. Those before position 0 are zeros.
+    """
+    length = position.shape[1]
+    found = jnp.stack([x[:, i : i + length] for i in range(n)], axis=2)
+    age = jnp.arange(n - 1, -1, -1, dtype=position.dtype)
+    return where(position[:, :, None] >= age, found, jnp.zeros_like(found))
+
+
+def compacted(x: Array, counts: Bool[Array, "batch seq"]) -> Array:
+    """Rows with what does not count at their beginning, all else in order behind it."""
+    order = jnp.argsort(counts, axis=1, stable=True)
+    rows = jnp.arange(x.shape[0])[:, None]
+    return x.at[rows, order].get(out_sharding=_spec(x))
+
+
+def blank(x: Array, length: int) -> Array:
+    """Zeros of another length, laid out as `x` is."""
+    return jnp.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, out_sharding=_spec(x))
 
 
 def per_row(start: PyTree, x: Array) -> PyTree:
@@ -32,3 +93,7 @@ def where(flag: Bool[Array, "..."], some: PyTree, others: PyTree) -> PyTree:
         return jnp.where(flag.reshape(flag.shape + (1,) * (y.ndim - flag.ndim)), x, y)
 
     return jax.tree.map(one, some, others)
+
+
+def _spec(x: Array) -> PartitionSpec | None:
+    return None if jax.sharding.get_abstract_mesh().empty else jax.typeof(x).sharding.spec

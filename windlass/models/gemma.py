@@ -155,6 +155,7 @@ class Block(eqx.Module):
             config.sizes,
             rotary=rotary,
             norm=config.norm,
+            causal=config.causal,
             window=window,
             scale=(config.query_width or config.head_dim) ** -0.5,
             key=attention,

@@ -126,7 +126,7 @@ def decoder(config, *, mlp_bias: bool = False, key: PRNGKeyArray, **attention) -
         one, two = jax.random.split(key)
         return Block(
             attention_norm=norm("embed"),
-            attention=Attention(sizes, rotary=rotary, key=one, **attention),
+            attention=Attention(sizes, rotary=rotary, causal=config.causal, key=one, **attention),
             mlp_norm=norm("embed"),
             mlp=Gated(sizes, bias=mlp_bias, key=two),
         )
