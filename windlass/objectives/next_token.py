@@ -26,6 +26,10 @@ class Objective(Contract):
                 f"label_smoothing is {self.label_smoothing}; it is a share, 0 or more and below 1"
             )
 
+    def problems(self, model):
+        what = "it is bidirectional (causal is false), and so attends to the token it would predict"
+        return [] if model.causal else [what]
+
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)
         columns = {name: batch[name] for name in ("targets", "weight")}
