@@ -183,7 +183,10 @@ def make_step(
 
 
 def averaged(ema: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -> PyTree:
-    """The average of the weights once those of one more step are in it."""
+    """The exponential moving average (EMA) of the weights after one more step.
+
+    a ← d a + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) at step t.
+    """
     # At first less is kept, or the random weights of the start would be remembered for longest.
     t = step.astype(jnp.float32)
     kept = jnp.minimum(decay, (1 + t) / (10 + t))

@@ -345,7 +345,7 @@ class Loop:
         """The batch of step 0, where the objective makes its carry from it."""
         if not self.session.programs.starts_from_data:
             return None
-        return next(iter(self.loader.iterate(0, self.session.programs.place)))
+        return next(self.loader.iterate(0, self.session.programs.place))
 
     def with_helpers(self, frozen: Frozen) -> Frozen:
         session = self.session

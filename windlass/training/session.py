@@ -58,7 +58,7 @@ class Session:
             "tokenizer": f"of {vocabulary.size} tokens ({vocabulary.fingerprint[:12]})",
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
-            "optim": type(self.run.optim).__module__.rpartition(".")[2],
+            "optim": self.run.optim.kinds,
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
             "loss scale": "of float16" if self.programs.scales_loss else "none",
