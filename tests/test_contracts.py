@@ -3,6 +3,7 @@
 import dataclasses
 import importlib
 import pkgutil
+from dataclasses import MISSING
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,8 @@ import pytest
 from tests import tiny
 from windlass import formats, models, objectives, optim, sources
 from windlass.config import read, tree
+from windlass.config.sections import default, fields
+from windlass.config.start import Start
 from windlass.layers.head import Head
 
 
@@ -55,26 +58,41 @@ def test_an_objective_names_its_columns_and_can_be_called(module):
     objective = section(module, "Objective")
     assert issubclass(objective, objectives.Contract)
     assert isinstance(objective.columns, tuple)
-    assert isinstance(objective(), objectives.Objective)
+    assert isinstance(made(objective), objectives.Objective)
 
 
 @pytest.mark.parametrize("module", files(objectives))
 def test_an_objective_hands_on_what_the_model_reports(module):
-    objective, batch = section(module, "Objective")(), tiny.rows(96)
+    objective, batch = made(section(module, "Objective")), tiny.rows(96)
     batch |= {"reference": jnp.zeros_like(batch["weight"])}
     model = tiny.abstract(tiny.config("router"))
-    tally = eqx.filter_eval_shape(lambda model: tiny.tally(model, batch, objective), model)
-    assert tally.auxiliary == eqx.filter_eval_shape(lambda model: model(batch)[1], model)
+
+    def tally(model):
+        given = dict(helpers=dict.fromkeys(objective.helpers, model), step=jnp.int32(0), steps=1)
+        carry = objective.start(model, batch)
+        found, after = objective(model, batch, key=None, carry=carry, **given)
+        assert jax.tree.structure(after) == jax.tree.structure(carry)
+        return found
+
+    found = eqx.filter_eval_shape(tally, model)
+    assert found.auxiliary == eqx.filter_eval_shape(lambda model: model(batch)[1], model)
+
+
+def made(objective: Any) -> Any:
+    """An objective, with helpers wherever it must have some."""
+    needed = [name for name, (field, _) in fields(objective).items() if default(field) is MISSING]
+    return objective(**dict.fromkeys(needed, Start(path="teacher")))
 
 
 @pytest.mark.parametrize("module", files(optim))
 def test_an_optimiser_builds_a_transformation_and_tells_its_rate(module):
     optimizer = section(module, "Optimizer")(learning_rate=0.1)
     assert isinstance(optimizer, optim.Descent)
+    assert isinstance(optimizer, section(module, "Rule"))
     built = optimizer.build(10, {"weight": jnp.ones(3)})
-    state = built.init({"weight": jnp.ones(3)})
     assert isinstance(built, optax.GradientTransformation)
-    assert jax.tree.leaves(state)
+    state = jax.eval_shape(built.init, {"weight": jnp.ones(3)})
+    assert all(x.dtype != jnp.float64 for x in jax.tree.leaves(state))
     assert optimizer.rate(10)(jnp.int32(3)).shape == ()
 
 

@@ -1,5 +1,7 @@
 """What all optimisers have in common: one clip, decay, groups and the schedule."""
 
+import importlib
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -11,9 +13,10 @@ from tests import tiny
 from windlass.config import read
 from windlass.errors import UserError
 from windlass.layers.names import named
-from windlass.optim import Descent, Group, Schedule
+from windlass.optim import Descent, Group, Schedule, muon
 from windlass.optim.adamw import Optimizer
 
+sign = importlib.import_module("windlass.optim.sign")  # a stranger
 CONSTANT = Schedule(shape="constant")
 EMBEDDING = Group(match="embedding.*", learning_rate=0.01, weight_decay=0.0)
 
@@ -118,6 +121,48 @@ def test_groups_are_told_with_their_sizes_and_a_run_without_them_tells_nothing()
     assert Optimizer(learning_rate=3e-3).lines(weights) == []
 
 
+def test_a_group_of_another_kind_has_the_updates_and_the_state_of_that_kind_alone():
+    weights = eqx.filter(tiny.model("llama"), eqx.is_array)
+    gradient = jax.tree.map(lambda x: jnp.cos(7 * x), weights)
+    common = dict(learning_rate=0.1, weight_decay=0.3, clip_norm=0.5)
+    groups = (
+        Group(match="embedding.*", kind=sign.Rule(), learning_rate=0.02),
+        Group(match="blocks.mlp.*", kind=muon.Rule(momentum=0.9), weight_decay=0.0),
+    )
+    mixed = Optimizer(**common, groups=groups)
+    alone = {
+        "the rest": Optimizer(**common),
+        "embedding": sign.Optimizer(**common | {"learning_rate": 0.02}),
+        "blocks.mlp": muon.Optimizer(**common | {"weight_decay": 0.0}, momentum=0.9),
+    }
+    found, state = updated(mixed, gradient, weights, step=20)
+    expected = {
+        name: dict(named(updated(one, gradient, weights, step=20)[0]))
+        for name, one in alone.items()
+    }
+    for name, update in named(found):
+        owner = next((one for one in alone if name.startswith(f"{one}.")), "the rest")
+        np.testing.assert_array_equal(update, expected[owner][name], err_msg=name)
+    # Adam's two moments of the rest, one momentum of matrices, two of the biases beside them.
+    config = tiny.config("llama")
+    sizes = {name: x.size for name, x in named(weights)}
+    mlp = {name: size for name, size in sizes.items() if name.startswith("blocks.mlp.")}
+    maps = sum(size for name, size in mlp.items() if name.endswith(".weight"))
+    rest = sum(sizes.values()) - sum(mlp.values()) - config.vocab * config.embed
+    held = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
+    assert held == 2 * rest + maps + 2 * (sum(mlp.values()) - maps)
+
+
+def test_groups_of_other_kinds_are_told_by_them():
+    weights = {"embedding": jnp.ones(3), "head": jnp.ones(4)}
+    optimizer = Optimizer(learning_rate=0.1, groups=(Group(match="embedding", kind=sign.Rule()),))
+    assert optimizer.kinds == "adamw, sign for embedding"
+    assert optimizer.lines(weights) == [
+        "embedding by sign: 3 parameters, learning_rate 0.1, weight_decay 0.1",
+        "the rest: 4 parameters, learning_rate 0.1, weight_decay 0.1",
+    ]
+
+
 def test_a_pattern_that_matches_nothing_is_refused_with_the_names_that_are_near():
     weights = {"embedding": jnp.ones(3), "head": jnp.ones(3)}
     optimizer = Optimizer(learning_rate=0.1, groups=(Group(match="embeding*", weight_decay=0.0),))
@@ -169,14 +214,22 @@ def test_every_problem_of_the_groups_of_a_recipe_comes_in_one_message():
         {"match": "head.*"},
         {"match": "norm.*", "learning_rate": 0, "weight_decay": -1},
         {"learning_rte": 1e-3},
+        {"match": "*", "kind": "lionn"},
+        {"match": "*", "kind": {"kind": "lion", "beta1": 2}},
+        {"match": "*", "kind": {"kind": "lion", "momentum": 0.9}},
     ]
     with pytest.raises(UserError) as refusal:
         read(Optimizer, {"learning_rate": 0.1, "groups": groups})
     assert str(refusal.value) == (
-        "5 problems in the recipe:\n"
-        "  groups.0                says nothing of head.*: learning_rate or weight_decay would\n"
+        "8 problems in the recipe:\n"
+        "  groups.0                says nothing of head.*: learning_rate, weight_decay or kind "
+        "would\n"
         "  groups.1.learning_rate  is 0.0; it must be above 0\n"
         "  groups.1.weight_decay   is -1.0; it must be 0 or more\n"
         "  groups.2.learning_rte   unknown; did you mean learning_rate?\n"
-        "  groups.2.match          is required: text"
+        "  groups.2.match          is required: text\n"
+        '  groups.3.kind.kind      is "lionn"; did you mean lion? there are adafactor, adamw, '
+        "lion, muon and sign\n"
+        "  groups.4.kind.beta1     is 2.0; it is a share, below 1\n"
+        "  groups.5.kind.momentum  unknown; did you mean moment?"
     )

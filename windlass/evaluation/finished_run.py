@@ -21,6 +21,8 @@ from windlass.devices.selection import Chosen
 from windlass.objectives import Carry
 from windlass.program.built import Built
 from windlass.program.described import Described
+from windlass.program.programs import Programs, solves
+from windlass.program.restored import load_carry
 from windlass.program.step import Frozen
 from windlass.run import Run
 from windlass.run.batches import choice
@@ -37,9 +39,13 @@ class Loaded(NamedTuple):
     """The arrays of a checkpoint that was found good."""
 
     step: int
-    weights: PyTree  # what was trained: the last, or their average
+    weights: PyTree  # as they are trained: the last, or their average
     frozen: Frozen
     carry: Carry
+
+    def with_helpers(self, helpers: dict[str, PyTree]) -> "Loaded":
+        """With the models that the objective names, for an evaluation."""
+        return self._replace(frozen=self.frozen._replace(helpers=helpers))
 
     @property
     def arguments(self) -> tuple[PyTree, Frozen, Carry, Int[Array, ""]]:
@@ -59,6 +65,10 @@ class FinishedRun:
 
     def scope(self) -> AbstractContextManager:
         return self.built.described.scope()
+
+    @cached_property
+    def programs(self) -> Programs:
+        return Programs(self.built, steps=1)  # none of which depends on how many there are
 
     @cached_property
     def step(self) -> int:
@@ -134,17 +144,21 @@ class FinishedRun:
             kept = {"model": rest}
             kept = load_frozen(self.folder, kept, own, part=True, as_stored=as_stored)
             rest = kept["model"]
-        return Loaded(restored.step, restored.state[part], Frozen(rest, {}), Carry())
+        carry = load_carry(self.programs, self.folder, restored.step, own, say)
+        return Loaded(restored.step, restored.state[part], Frozen(rest, {}), carry)
 
     def model(self, say: Callable[[str], None]) -> Any:
-        """The model as it computes."""
-        loaded = self.load(say)
-        return self.built.model(loaded.weights, loaded.frozen.model)
+        """The model as it computes; what the objective solves for is solved."""
+        return self.built.model(*self._solved(self.load(say)))
 
     def stored_model(self, say: Callable[[str], None], *, frozen: bool = True) -> tuple[int, Any]:
-        """The step, and the model with its arrays in the dtypes they were written in."""
+        """The step, and the same with its arrays in the dtypes they were written in."""
+        frozen = frozen or solves(self.run.objective)
         loaded = self.load(say, frozen=frozen, as_stored=True)
-        return loaded.step, eqx.combine(loaded.weights, loaded.frozen.model, self.built.static)
+        return loaded.step, eqx.combine(*self._solved(loaded), self.built.static)
+
+    def _solved(self, loaded: Loaded) -> tuple[PyTree, PyTree]:
+        return self.programs.finish(loaded.weights, loaded.frozen.model, loaded.carry)
 
 
 def open_run(

@@ -11,9 +11,13 @@ from windlass.objectives import Carry, Objective, Tally, settled
 
 
 def make_evaluation(
-    model: Callable[..., Any], objective: Objective, *, steps: int
+    model: Callable[..., Any],
+    objective: Objective,
+    *,
+    steps: int,
+    helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
 ) -> Callable[..., Tally]:
-    """The objective on one batch, to be compiled; `model` joins what is trained and what is not.
+    """The objective on one batch, to be compiled; `model` and `helpers` are those of a step.
 
     The carry and the step are those of the run, which has `steps` in all.
     """
@@ -21,7 +25,7 @@ def make_evaluation(
     def evaluate(
         weights: PyTree, frozen: Any, batch: dict[str, Array], carry: Carry, step: Int[Array, ""]
     ) -> Tally:
-        given = dict(carry=carry, helpers=frozen.helpers, step=step, steps=steps)
+        given = dict(carry=carry, helpers=helpers(frozen.helpers), step=step, steps=steps)
         whole = model(weights, frozen.model)
         return settled(objective.evaluate(whole, batch, **given), whole)
 

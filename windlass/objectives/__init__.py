@@ -1,8 +1,14 @@
-"""What a run minimises. One file each; `objective` in a recipe is the file's name.
+"""Objectives: the loss a run minimises. One file each; `objective` in a recipe is its name.
 
 A file defines `Objective`: a section that extends `Contract` and can be called. Everything it
 returns is a sum, so that microbatches, devices and evaluation batches add up without anybody
 knowing what it counts.
+
+What it keeps between steps is a `Carry`, made by `start` from the first batch and stored in
+checkpoints. Frozen models that it computes with (a teacher) are its `helpers`: it says where their
+weights are, and gets the modules. `finish` is a pure function of model and carry that gives the
+model to use: it is asked before every evaluation, sample and export, and never changes what is
+trained further.
 """
 
 from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
@@ -11,6 +17,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from windlass.config.start import Start
 from windlass.layers.auxiliary import Report, added, coefficients
 
 
@@ -76,12 +83,21 @@ class Contract:
     columns: ClassVar[tuple[str, ...]]  # what a batch must hold
     unit: ClassVar[str] = "token"  # what its loss is an average over
 
+    @property
+    def helpers(self) -> dict[str, Start]:
+        """Frozen models to compute with, each by the name of the field that says where it is."""
+        return {}
+
+    def problems(self, model: Any) -> list[str]:
+        """In words, what of a family's config does not fit this objective."""
+        return []
+
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
-        """The carry of step 0."""
+        """The carry of step 0, from the model as it computes and the first batch."""
         return Carry()
 
     def finish(self, model: Any, carry: Carry) -> Any:
-        """The model after the last step: closed-form readouts are solved here."""
+        """The model to use after so many steps, such as one with a readout solved for."""
         return model
 
     def evaluate(
@@ -111,10 +127,15 @@ class Objective(Protocol):
         *,
         key: PRNGKeyArray | None,  # None: nothing random, as in evaluation
         carry: Carry,
-        helpers: dict[str, Any],  # frozen modules it names: a teacher, a reference
+        helpers: dict[str, Any],  # the modules of those it names
         step: Int[Array, ""],  # how many were done before this one
         steps: int,  # of the whole run: another number is another program where it is used
     ) -> tuple[Tally, Carry]: ...
+
+    @property
+    def helpers(self) -> dict[str, Start]: ...
+
+    def problems(self, model: Any) -> list[str]: ...
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry: ...
 

@@ -1,4 +1,4 @@
-"""Predict each token from those before it: pretraining, and fine-tuning through `weight`."""
+"""Next-token prediction: pretraining, and fine-tuning through the column `weight`."""
 
 from typing import ClassVar
 
@@ -11,7 +11,14 @@ from windlass.objectives import Contract, Tally
 
 @section
 class Objective(Contract):
-    """Cross-entropy of the next token."""
+    """Cross-entropy of the next token.
+
+    With logits a, their log-partition function z = log Σ_v exp a_v and the target y, a token has
+
+        ℓ = (1 - s) (z - a_y) + s (z - mean_v a_v) + c z²
+
+    where s is `label_smoothing` and c is `z_loss`.
+    """
 
     z_loss: float = 0.0  # times the square of log Z: keeps logits from drifting
     label_smoothing: float = 0.0  # the share of a target that is spread over the vocabulary
@@ -26,6 +33,10 @@ class Objective(Contract):
                 f"label_smoothing is {self.label_smoothing}; it is a share, 0 or more and below 1"
             )
 
+    def problems(self, model):
+        what = "it is bidirectional (causal is false), and so attends to the token it would predict"
+        return [] if model.causal else [what]
+
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)
         columns = {name: batch[name] for name in ("targets", "weight")}
@@ -35,12 +46,13 @@ class Objective(Contract):
         return Tally(total, weight, means, {}, auxiliary), carry
 
     def _tile(self, logits, columns):
-        z, chosen = log_z(logits), pick(logits, columns["targets"])
-        entropy = z - chosen
-        loss = entropy + self.z_loss * z**2
+        z, target_logit = log_z(logits), pick(logits, columns["targets"])
+        cross_entropy = z - target_logit
+        loss = cross_entropy + self.z_loss * z**2
         if self.label_smoothing:
-            spread = z - jnp.mean(logits, axis=-1)
-            loss += self.label_smoothing * (spread - entropy)
+            uniform = z - jnp.mean(logits, axis=-1)  # the cross-entropy with all tokens alike
+            loss += self.label_smoothing * (uniform - cross_entropy)
         weight = columns["weight"]
-        best = (chosen >= jnp.max(logits, axis=-1)).astype(jnp.float32)
-        return loss * weight, {"cross_entropy": entropy * weight, "accuracy": best * weight}
+        is_best = (target_logit >= jnp.max(logits, axis=-1)).astype(jnp.float32)
+        sums = {"cross_entropy": cross_entropy * weight, "accuracy": is_best * weight}
+        return loss * weight, sums

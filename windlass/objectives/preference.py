@@ -1,4 +1,4 @@
-"""Prefer one answer to another: direct preference optimisation on pairs."""
+"""Direct preference optimization (DPO) on pairs of answers. https://arxiv.org/abs/2305.18290"""
 
 from typing import ClassVar
 
@@ -13,7 +13,13 @@ from windlass.objectives import Contract, Tally
 
 @section
 class Objective(Contract):
-    """Direct preference optimisation, of chosen answers over rejected ones.
+    """Direct preference optimization, of chosen answers over rejected ones.
+
+    With log-probabilities π of answers under the model and π₀ under its first weights, a pair has
+
+        margin m = β ((π - π₀)_chosen - (π - π₀)_rejected),  ℓ = -(1 - s) log σ(m) - s log σ(-m)
+
+    where s is `label_smoothing`.
 
     A pair is two documents of a row, one behind the other, numbered 2i and 2i + 1: the first was
     chosen. `reference` has the log-probability of every target under the weights that the run

@@ -1,8 +1,11 @@
-"""The optimisers. One file each; `optim.kind` in a recipe is the file's name.
+"""Optimizers. One file each; `optim.kind` in a recipe is the file's name.
 
-A file defines `Optimizer`: a section that extends `Descent` with `direction()`, the optax
-transformation of a gradient into the way to go. `Descent` adds what all have in common: one clip
-of the whole gradient before it, and after it decay and learning rate, each weight's own.
+A file defines two sections. Its `Rule` has `direction()`, the optax transformation of a gradient
+into a direction, and the fields of that alone: a group of weights may have another rule than the
+rest. Its `Optimizer` extends this and `Descent`, which adds what all have in common: one clip of
+the whole gradient g before it, and after it decay and learning rate, each weight's own:
+
+    w ← w - η_t (direction(g · min(1, clip_norm / |g|)) + λ w)
 
 `rate(steps)` is the learning rate at a step of a run of so many. `build(steps, weights)` is the
 whole transformation, for weights that may be abstract; its `update` is given the run's `step`, so
@@ -11,14 +14,15 @@ that a step that was left out does not shift the schedule.
 
 import math
 from collections.abc import Callable
-from typing import ClassVar, Literal, TypeVar
+from typing import Annotated, Any, ClassVar, Literal, NamedTuple, TypeVar
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Float, Int, PyTree
 
-from windlass.config import section
+from windlass.config import Open, section
 from windlass.devices.axes import matrices
 from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
@@ -74,24 +78,63 @@ class Schedule:
 
 
 @section
+class Rule:
+    """An update rule: the direction a gradient gives, and the state that it keeps."""
+
+    shares: ClassVar[tuple[str, ...]] = ()  # fields from 0 to below 1
+    sizes: ClassVar[tuple[str, ...]] = ()  # fields above 0
+
+    def __post_init__(self):
+        if refused := self.refused():
+            raise ValueError(*refused)
+
+    def refused(self) -> list[str]:
+        """What is wrong with the values of fields."""
+        shares = {name: getattr(self, name) for name in self.shares}
+        return [
+            *_not_above_0(self, *self.sizes),
+            *(f"{k} is {x}; it is a share, below 1" for k, x in shares.items() if not 0 <= x < 1),
+        ]
+
+    def direction(self) -> optax.GradientTransformation:
+        raise NotImplementedError
+
+    def rates(self, weights: PyTree, peak: float) -> list[tuple[str, float]]:
+        """For each weight, were it in no group: what it is called, and its learning rate."""
+        return [("the rest", peak) for _ in jax.tree.leaves(weights)]
+
+
+RULES = Open("windlass.optim", tag="kind", attribute="Rule")
+
+
+@section
 class Group:
-    """Weights, by name, with a learning rate or a decay of their own."""
+    """Weights, by name, with a learning rate, a decay or an optimizer of their own."""
 
     match: str  # a pattern of names, such as embedding.*
     learning_rate: float | None = None  # at its peak; null: that of the rest
     weight_decay: float | None = None  # norms and biases are never decayed; null: that of the rest
+    kind: Annotated[Any, RULES] | None = None  # another optimizer; null: that of the rest
 
     def __post_init__(self):
-        if self.learning_rate is None and self.weight_decay is None:
-            raise ValueError(f"says nothing of {self.match}: learning_rate or weight_decay would")
+        if self.learning_rate is None and self.weight_decay is None and self.kind is None:
+            what = "learning_rate, weight_decay or kind would"
+            raise ValueError(f"says nothing of {self.match}: {what}")
         refused = [*_not_above_0(self, "learning_rate"), *_below_0(self, "weight_decay")]
         if refused:
             raise ValueError(*refused)
 
 
+class States(NamedTuple):
+    """What the rules of a run keep, where groups have their own: each of its weights alone."""
+
+    rest: optax.OptState
+    groups: tuple[optax.OptState, ...]
+
+
 @section
-class Descent:
-    """What every optimiser has."""
+class Descent(Rule):
+    """What every optimizer has."""
 
     learning_rate: float  # at its peak
     weight_decay: float = 0.1  # norms and biases are never decayed
@@ -99,30 +142,18 @@ class Descent:
     groups: tuple[Group, ...] = ()  # of weights by name; the first that matches one has it
     schedule: Schedule = Schedule()
 
-    shares: ClassVar[tuple[str, ...]] = ()  # fields from 0 to below 1
-    sizes: ClassVar[tuple[str, ...]] = ()  # fields above 0
-
-    def __post_init__(self):
-        refused = [
-            *_not_above_0(self, "learning_rate", *self.sizes),
-            *_below_0(self, "weight_decay"),
-            *(
-                f"{name} is {getattr(self, name)}; it is a share, below 1"
-                for name in self.shares
-                if not 0 <= getattr(self, name) < 1
-            ),
-        ]
+    def refused(self) -> list[str]:
+        wrong = [*_not_above_0(self, "learning_rate"), *_below_0(self, "weight_decay")]
+        wrong += super().refused()
         if self.clip_norm is not None and self.clip_norm <= 0:
-            refused.append(f"clip_norm is {self.clip_norm}; above 0, or null for no clipping")
-        if refused:
-            raise ValueError(*refused)
+            wrong.append(f"clip_norm is {self.clip_norm}; above 0, or null for no clipping")
+        return wrong
 
-    def direction(self) -> optax.GradientTransformation:
-        raise NotImplementedError
-
-    def ungrouped(self, weights: PyTree) -> list[tuple[str, float]]:
-        """For each weight, were it in no group: what it is called, and its learning rate."""
-        return [("the rest", self.learning_rate) for _ in jax.tree.leaves(weights)]
+    @property
+    def kinds(self) -> str:
+        """The names of its rule, and of those that groups have."""
+        others = [f"{_kind(one.kind)} for {one.match}" for one in self.groups if one.kind]
+        return ", ".join([_kind(self), *others])
 
     def rate(self, steps: int) -> Rate:
         share = self.schedule.over(steps)
@@ -130,7 +161,7 @@ class Descent:
 
     def build(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
         clip = [] if self.clip_norm is None else [optax.clip_by_global_norm(self.clip_norm)]
-        return optax.chain(*clip, self.direction(), self._descend(steps, weights))
+        return optax.chain(*clip, self._directions(weights), self._descend(steps, weights))
 
     def lines(self, weights: PyTree) -> list[str]:
         """Who gets which learning rate and decay, for people to read; nothing where all get one."""
@@ -144,8 +175,8 @@ class Descent:
             if len(sizes) > 1
         ]
 
-    def _settings(self, weights: PyTree) -> tuple[list[str], list[float], list[float]]:
-        """What each weight's group is called, its learning rate and its decay."""
+    def _chosen(self, weights: PyTree) -> list[int | None]:
+        """The number of each weight's group; None: it is in none."""
         patterns = [group.match for group in self.groups]
         names = [name for name, _ in named(weights)]
         refuse_idle("optim.groups", patterns, names, "weight that is trained")
@@ -156,13 +187,53 @@ class Descent:
                     f"optim.groups: {pattern} matches only what groups before it match; "
                     "put it before them, or leave it out"
                 )
+        return chosen
+
+    def _settings(self, weights: PyTree) -> tuple[list[str], list[float], list[float]]:
+        """What each weight's group is called, its learning rate and its decay."""
+        own = self.rates(weights, self.learning_rate)
         titles, peaks, decays = [], [], []
-        for number, (title, peak) in zip(chosen, self.ungrouped(weights), strict=True):
+        for place, number in enumerate(self._chosen(weights)):
+            title, peak = own[place]
             group = None if number is None else self.groups[number]
-            titles.append(title if group is None else group.match)
-            peaks.append(_first(group and group.learning_rate, peak))
+            if group is not None and group.kind is not None:
+                peak = _first(group.learning_rate, self.learning_rate)
+                _, peak = group.kind.rates(weights, peak)[place]
+                title = f"{group.match} by {_kind(group.kind)}"
+            elif group is not None:
+                title, peak = group.match, _first(group.learning_rate, peak)
+            titles.append(title)
+            peaks.append(peak)
             decays.append(_first(group and group.weight_decay, self.weight_decay))
         return titles, peaks, decays
+
+    def _directions(self, weights: PyTree) -> optax.GradientTransformation:
+        """The direction of each weight by the rule of its group, which keeps no others' state."""
+        own = {i: one.kind for i, one in enumerate(self.groups) if one.kind is not None}
+        if not own:
+            return self.direction()
+        rules = [self.direction(), *(rule.direction() for rule in own.values())]
+        places = {number: place for place, number in enumerate(own, start=1)}
+        rule_of = [places.get(number, 0) for number in self._chosen(weights)]
+        masks = [
+            jax.tree.unflatten(jax.tree.structure(weights), [one == place for one in rule_of])
+            for place in range(len(rules))
+        ]
+
+        def start(params):
+            parts = (eqx.filter(params, mask) for mask in masks)
+            rest, *groups = (rule.init(x) for rule, x in zip(rules, parts, strict=True))
+            return States(rest, tuple(groups))
+
+        def update(updates, state, params=None):
+            found = [
+                rule.update(eqx.filter(updates, mask), old, eqx.filter(params, mask))
+                for rule, mask, old in zip(rules, masks, (state.rest, *state.groups), strict=True)
+            ]
+            directions, (rest, *groups) = zip(*found, strict=True)
+            return eqx.combine(*directions), States(rest, tuple(groups))
+
+        return optax.GradientTransformation(start, update)
 
     def _descend(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
         """Decay, and the step down: each weight at its own rate, on the one schedule."""
@@ -184,6 +255,10 @@ class Descent:
 
 
 T = TypeVar("T")
+
+
+def _kind(rule: Rule) -> str:
+    return type(rule).__module__.rpartition(".")[2]
 
 
 def _first(given: T | None, otherwise: T) -> T:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Int, PyTree
 
+from windlass import optim
 from windlass.config import section
 from windlass.devices.axes import About, annotate
 from windlass.optim import Descent
@@ -33,8 +34,13 @@ class Moments(NamedTuple):
 
 
 @section
-class Optimizer(Descent):
-    """Adafactor: hardly more memory than the weights."""
+class Rule(optim.Rule):
+    """Adafactor: the gradient over the root of a rank-one estimate of the mean of squares.
+
+    V ≈ R Cᵀ / mean(R), of the means R over rows and C over columns of g² + ε, each
+    x ← (1 - t^-decay) x + t^-decay · new at update t. The direction g / √V is scaled down to the
+    root mean square `threshold`, and where it is `relative` times that of the weights.
+    """
 
     decay: float = 0.8  # the mean of squares forgets 1 / t^decay of itself at update t
     threshold: float = 1.0  # an update of a larger root mean square is scaled down to it
@@ -74,6 +80,11 @@ class Optimizer(Descent):
             return direction, Moments(state.count + 1, rows, columns)
 
         return optax.GradientTransformation(start, update)
+
+
+@section
+class Optimizer(Rule, Descent):
+    """Adafactor: hardly more memory than the weights."""
 
 
 def _sides(about: About) -> tuple[tuple[int, ...], tuple[int, ...]] | None:

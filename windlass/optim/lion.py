@@ -4,16 +4,14 @@ from typing import ClassVar
 
 import optax
 
+from windlass import optim
 from windlass.config import section
 from windlass.optim import Descent, Moment
 
 
 @section
-class Optimizer(Descent):
-    """Lion: every number moves by the learning rate, up or down; one moment to store.
-
-    Its learning rate is a third to a tenth of AdamW's, and its decay as much larger.
-    """
+class Rule(optim.Rule):
+    """Lion: the direction sign(β₁ m + (1 - β₁) g), and then m ← β₂ m + (1 - β₂) g."""
 
     beta1: float = 0.9  # the share of the moment in what decides the sign
     beta2: float = 0.99  # how much of the moment is kept at each step
@@ -23,3 +21,11 @@ class Optimizer(Descent):
 
     def direction(self) -> optax.GradientTransformation:
         return optax.scale_by_lion(self.beta1, self.beta2, mu_dtype=self.moment)
+
+
+@section
+class Optimizer(Rule, Descent):
+    """Lion: every number moves by the learning rate, up or down; one moment to store.
+
+    Its learning rate is a third to a tenth of AdamW's, and its decay as much larger.
+    """

@@ -15,6 +15,7 @@ import optax
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree
 
+from windlass import optim
 from windlass.config import section
 from windlass.devices.axes import About, annotate
 from windlass.optim import Descent, Moment
@@ -50,8 +51,13 @@ class Adam:
 
 
 @section
-class Optimizer(Descent):
-    """Muon for the matrices between hidden states, AdamW for the rest."""
+class Rule(optim.Rule):
+    """Muon: the momentum of a matrix, made orthogonal; AdamW where it is no map of hidden states.
+
+    M ← μ M + (1 - μ) G gives the direction 0.2 √max(rows, columns) · U Vᵀ, of the singular value
+    decomposition U Σ Vᵀ of μ M + (1 - μ) G (Nesterov's), found by Newton and Schulz's iteration
+    X ← aX + (bXXᵀ + c(XXᵀ)²) X.
+    """
 
     momentum: float = 0.95  # how much of the mean of gradients is kept at each step
     iterations: int = 5  # of the polynomial that makes a matrix orthogonal
@@ -61,10 +67,10 @@ class Optimizer(Descent):
     shares: ClassVar[tuple[str, ...]] = ("momentum",)
     sizes: ClassVar[tuple[str, ...]] = ("iterations",)
 
-    def ungrouped(self, weights: PyTree) -> list[tuple[str, float]]:
-        rest = "adamw", self.adamw.learning_rate or self.learning_rate
+    def rates(self, weights: PyTree, peak: float) -> list[tuple[str, float]]:
+        rest = "adamw", self.adamw.learning_rate or peak
         between = jax.tree.leaves(_between_states(weights))
-        return [("muon", self.learning_rate) if is_one else rest for is_one in between]
+        return [("muon", peak) if is_one else rest for is_one in between]
 
     def direction(self) -> optax.GradientTransformation:
         a = self.adamw
@@ -102,6 +108,11 @@ class Optimizer(Descent):
         for spec in reversed(way[:-1]):
             x = jax.sharding.reshard(x, spec)
         return x
+
+
+@section
+class Optimizer(Rule, Descent):
+    """Muon for the matrices between hidden states, AdamW for the rest."""
 
 
 def orthogonal(

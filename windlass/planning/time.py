@@ -125,5 +125,7 @@ def model_flops(described: Described) -> Amount:
         programs = Programs(built, STEPS)
         state, frozen = programs.abstract_state()
         batch = programs.abstract_batch()
-        evaluate = make_evaluation(built.model, described.run.objective, steps=STEPS)
+        evaluate = make_evaluation(
+            built.model, described.run.objective, steps=STEPS, helpers=built.joined
+        )
         return training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)

@@ -1,7 +1,7 @@
 """The abstract model of a run: shapes, dtypes and shardings, and what becomes of them at init."""
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -20,6 +20,13 @@ from windlass.program.described import Described
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
 
+class Helper(NamedTuple):
+    """A frozen model that the objective names: its abstract arrays, and all that is no array."""
+
+    arrays: PyTree
+    static: PyTree
+
+
 class Built:
     """The model of a described run, before it has any numbers in it."""
 
@@ -29,10 +36,7 @@ class Built:
             self._arranged(blank(self.run.model, self.run.adapter)), is_shape
         )
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
-        # What is not trained need not be more precise than what it is multiplied in.
-        lowered = annotate(
-            arrays, lambda x, about: described.compute if is_cast(x, about) else x.dtype
-        )
+        lowered = self._lowered(arrays)
         self.abstract: PyTree = jax.tree.map(
             lambda x, low, is_trained, place: jax.ShapeDtypeStruct(
                 x.shape, x.dtype if is_trained else low, sharding=place
@@ -43,6 +47,7 @@ class Built:
             placements(arrays, self.mesh),
         )
         self.base = adapters.plain(self.abstract)  # the model as its family has it
+        self.helpers = {name: self._helper(one.model) for name, one in self.run.helpers.items()}
 
     def init(self, key: PRNGKeyArray, taken: dict[str, Array] | None = None) -> Any:
         """The model with random weights, but for arrays that are `taken`, by path.
@@ -60,6 +65,25 @@ class Built:
     def _arranged(self, model: Any) -> Any:
         train = self.run.train
         return arrange(model, remat=train.remat, unroll=train.layers_per_loop)
+
+    def _lowered(self, arrays: PyTree) -> PyTree:
+        """The dtypes of arrays that are not trained: no more precise than what they meet."""
+        compute = self.described.compute
+        return annotate(arrays, lambda x, about: compute if is_cast(x, about) else x.dtype)
+
+    def _helper(self, config: models.Config) -> Helper:
+        arrays, static = eqx.partition(self._arranged(blank(config, None)), is_shape)
+        placed = jax.tree.map(
+            lambda x, low, place: jax.ShapeDtypeStruct(x.shape, low, sharding=place),
+            arrays,
+            self._lowered(arrays),
+            placements(arrays, self.mesh),
+        )
+        return Helper(placed, static)
+
+    def joined(self, helpers: dict[str, PyTree]) -> dict[str, Any]:
+        """The modules of the helpers, of their arrays."""
+        return {name: eqx.combine(x, self.helpers[name].static) for name, x in helpers.items()}
 
     @property
     def names(self) -> Mapping[str, str]:

@@ -38,12 +38,14 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     moments = jax.eval_shape(optimizer.init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
-    state += sum(jax.tree.leaves(annotate(frozen, lambda x, about: _held(x, about, width))))
+    helpers = [eqx.filter(blank(one.model, None), is_shape) for one in run.helpers.values()]
+    held = annotate((frozen, helpers), lambda x, about: _held(x, about, width))
+    state += sum(jax.tree.leaves(held))
     plain = adapters.plain(whole)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
         state=state,
-        vocabulary=max(_words(trained, WORDS_TRAINED), _words(frozen, WORDS_FROZEN)),
+        vocabulary=max(_words(trained, WORDS_TRAINED), _words((frozen, helpers), WORDS_FROZEN)),
         # One layer is gathered while the one before it is computed.
         layer=2 * width * sum(jax.tree.leaves(annotate(plain, _of_a_layer))),
         row=int(tokens * width * _left(plain, run.train.remat)),

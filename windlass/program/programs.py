@@ -1,18 +1,19 @@
-"""What a run computes, before it has data: its state, its batches and its step."""
+"""The programs of a run: init, step and finish, and the abstract state and batch they take."""
 
 from collections.abc import Callable, Sequence
+from functools import cached_property
 
 import equinox as eqx
 import jax
-import jax.numpy as jnp
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
+from windlass.objectives import Carry, Contract, Objective
 from windlass.program.built import Built
-from windlass.program.step import Frozen, State, make_step, start
+from windlass.program.step import Batch, Frozen, State, make_step, start
 from windlass.telemetry.compiles import Program
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
@@ -36,30 +37,51 @@ class Programs:
     def scales_loss(self) -> bool:
         return self.built.described.compute == "float16"
 
-    def init(self, taken: dict[str, Array] | None = None) -> tuple[State, Frozen]:
+    @property
+    def starts_from_data(self) -> bool:
+        """Whether the objective makes its carry from the first batch."""
+        return type(self.run.objective).start is not Contract.start
+
+    def init(
+        self, taken: dict[str, Array] | None = None, batch: Batch | None = None
+    ) -> tuple[State, Frozen]:
         """The state at step 0, made where it lives; arrays that are `taken`, by path, as given.
 
         Those that are of the right type already become the state's own, and are gone afterwards.
+        The first batch is needed where the objective `starts_from_data`. Helpers are not in it.
         """
         key, taken = jax.random.key(self.run.train.seed), taken or {}
         own = named(self.built.base) | named(self.built.abstract)
         given = {path: x for path, x in taken.items() if x.dtype == own[path].dtype}
         rest = {path: x for path, x in taken.items() if path not in given}
-        return self.start()(key, given, rest)
+        return self.make_init()(key, given, rest, batch if self.starts_from_data else None)
 
     def abstract_state(self) -> tuple[State, Frozen]:
-        """The shapes and places of `init`, without making it."""
-
-        def placed(x):
-            spec = PartitionSpec() if x.sharding is None else x.sharding.spec
-            sharding = NamedSharding(self.mesh, spec)
-            return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding)
-
+        """The shapes and shardings of `init`, and of the helpers, without making them."""
         # The key is made while tracing: where only a compiler is, nothing can be computed.
         shapes = jax.eval_shape(
-            lambda arrays: self._begun(jax.random.key(0), lambda _: arrays), self.built.abstract
+            lambda arrays, batch: self._begun(jax.random.key(0), lambda _: arrays, batch),
+            self.built.abstract,
+            self.abstract_batch(),
         )
-        return jax.tree.map(placed, shapes)
+        state, frozen = jax.tree.map(self._placed, shapes)
+        helpers = {name: helper.arrays for name, helper in self.built.helpers.items()}
+        return state, frozen._replace(helpers=helpers)
+
+    def abstract_carry(self) -> Carry:
+        """The shapes and shardings of the carry alone."""
+        if not self.starts_from_data:
+            return Carry()
+        carry = jax.eval_shape(
+            lambda arrays, batch: self._carry(*self.built.parted(arrays), batch),
+            self.built.abstract,
+            self.abstract_batch(),
+        )
+        return jax.tree.map(self._placed, carry)
+
+    def _placed(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        spec = PartitionSpec() if x.sharding is None else x.sharding.spec
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(self.mesh, spec))
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {
@@ -74,10 +96,10 @@ class Programs:
         assert spec is not None
         return NamedSharding(self.mesh, spec)
 
-    def start(self) -> Program:
+    def make_init(self) -> Program:
         on_cpu = self.built.described.chosen.kind == "cpu"
         options = RUN_ONCE if on_cpu else {}
-        return Program(self._start, "start", donate_argnums=1, compiler_options=options)
+        return Program(self._init, "init", donate_argnums=1, compiler_options=options)
 
     def step(self) -> Program:
         step = make_step(
@@ -89,23 +111,43 @@ class Programs:
             skips=self.run.train.allowed,
             ema=self.run.train.ema,
             hashed=self.run.data.hashed,
+            helpers=self.built.joined,
         )
         options = self.built.described.compiler_options
         return Program(step, "step", donate_argnums=0, compiler_options=options)
 
-    def finish(self, state: State, frozen: Frozen) -> State:
-        """The state after the last step, with what the objective solves for at the end."""
+    def finish(self, weights: PyTree, frozen: PyTree, carry: Carry) -> tuple[PyTree, PyTree]:
+        """The arrays to use, trained and frozen, once the objective has solved for some.
 
-        def finished(weights: PyTree) -> PyTree:
-            model = eqx.combine(weights, frozen.model, self.built.static)
-            solved = self.run.objective.finish(model, state.carry)
-            return self.built.parted(eqx.filter(solved, eqx.is_array))[0]
+        Training goes on from those that are given. An objective that leaves its `finish` as it is
+        gets them back, and nothing is compiled.
+        """
+        if not solves(self.run.objective):
+            return weights, frozen
+        return self._finish(weights, frozen, carry)
 
-        ema = None if state.ema is None else finished(state.ema)
-        return state._replace(weights=finished(state.weights), ema=ema)
+    @cached_property
+    def _finish(self) -> Program:
+        def finish(weights: PyTree, frozen: PyTree, carry: Carry) -> tuple[PyTree, PyTree]:
+            arrays = eqx.combine(weights, frozen)
+            # Linear algebra of whole matrices, which the compiler lays out by what comes out.
+            solved = jax.sharding.auto_axes(
+                self._solved, out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract)
+            )(arrays, carry)
+            return self.built.parted(solved)
 
-    def _start(
-        self, key: PRNGKeyArray, taken: dict[str, Array], lowered: dict[str, Array]
+        return Program(finish, "finish", compiler_options=self.built.described.compiler_options)
+
+    def _solved(self, arrays: PyTree, carry: Carry) -> PyTree:
+        model = self.run.objective.finish(eqx.combine(arrays, self.built.static), carry)
+        return eqx.filter(model, eqx.is_array)
+
+    def _init(
+        self,
+        key: PRNGKeyArray,
+        taken: dict[str, Array],
+        lowered: dict[str, Array],
+        batch: Batch | None,
     ) -> tuple[State, Frozen]:
         # The compiler follows the layout of what comes out back to the random bits: with explicit
         # axes every device would make all of the model, and cut its piece.
@@ -113,24 +155,33 @@ class Programs:
             lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
             out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        return self._begun(key, lambda key: made(key, taken | lowered))
+        return self._begun(key, lambda key: made(key, taken | lowered), batch)
 
     def _begun(
-        self, key: PRNGKeyArray, made: Callable[[PRNGKeyArray], PyTree]
+        self,
+        key: PRNGKeyArray,
+        made: Callable[[PRNGKeyArray], PyTree],
+        batch: Batch | None,
     ) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
         weights, frozen = self.built.parted(made(weights_key))
-        batch = jax.tree.map(
-            lambda x: jnp.zeros(x.shape, x.dtype, out_sharding=x.sharding.spec),
-            self.abstract_batch(),
-        )
-        carry = self.run.objective.start(self.built.model(weights, frozen), batch)
         state = start(
             weights,
             self.optimizer,
-            carry,
+            self._carry(weights, frozen, batch),
             key=run_key,
             has_ema=self.run.train.ema is not None,
             has_loss_scale=self.scales_loss,
         )
         return state, Frozen(frozen, {})
+
+    def _carry(self, weights: PyTree, frozen: PyTree, batch: Batch | None) -> Carry:
+        if not self.starts_from_data:
+            return Carry()
+        assert batch is not None
+        return self.run.objective.start(self.built.model(weights, frozen), batch)
+
+
+def solves(objective: Objective) -> bool:
+    """Whether the model to use is another than the one that is trained."""
+    return type(objective).finish is not Contract.finish

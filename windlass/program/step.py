@@ -53,7 +53,7 @@ class Frozen(NamedTuple):
     """What the step reads and never changes."""
 
     model: PyTree  # the arrays that are not trained
-    helpers: dict[str, Any]
+    helpers: dict[str, PyTree]  # the arrays of the models that the objective names
 
 
 MICROBATCH = "microbatch"  # what its part is called in the program of a step without a loop
@@ -100,10 +100,14 @@ def make_step(
     skips: int,
     ema: float | None = None,
     hashed: Sequence[str] = ("tokens",),
+    helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
-    `model` joins what is trained and what is frozen into the model that computes.
+    The gradient of a batch is g = Σ ∇ℓ / Σ w, both sums over all its microbatches and devices.
+
+    `model` joins what is trained and what is frozen into the model that computes, and `helpers`
+    arrays into the modules that the objective names.
 
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
@@ -115,7 +119,7 @@ def make_step(
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
             whole = keyed(model(weights, frozen.model), key)
-            given = dict(helpers=frozen.helpers, step=state.step, steps=steps)
+            given = dict(helpers=helpers(frozen.helpers), step=state.step, steps=steps)
             tally, carry = objective(whole, rows, key=key, carry=carry, **given)
             tally = settled(tally, whole)
             return tally.total, (tally, carry)
@@ -181,7 +185,10 @@ def make_step(
 
 
 def averaged(ema: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -> PyTree:
-    """The average of the weights once those of one more step are in it."""
+    """The exponential moving average (EMA) of the weights after one more step.
+
+    a ← d a + (1 - d) w, with d = min(decay, (1 + t) / (10 + t)) at step t.
+    """
     # At first less is kept, or the random weights of the start would be remembered for longest.
     t = step.astype(jnp.float32)
     kept = jnp.minimum(decay, (1 + t) / (10 + t))

@@ -93,8 +93,9 @@ class Export:
         self.refuse_early(planned)
         if asked.dry_run:
             return self.exported(planned, source.step)
-        step, model = source.stored_model(self.say, frozen=self.form != "adapter" or asked.check)
         with source.scope():
+            whole = self.form != "adapter" or asked.check
+            step, model = source.stored_model(self.say, frozen=whole)
             files = list(self.files(model, step))
             with folder.written(self.to) as place:
                 self.write(files, place)

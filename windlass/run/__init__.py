@@ -117,6 +117,14 @@ class Folder:
 
 
 @section
+class Helper:
+    """A frozen model that an objective names, such as a teacher."""
+
+    model: Annotated[Any, FAMILIES]
+    start: Start  # where its weights are
+
+
+@section
 class Run:
     """A recipe, read."""
 
@@ -126,6 +134,7 @@ class Run:
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
+    helpers: dict[str, Helper] = field(default_factory=dict)  # those of the objective, written out
     optim: Annotated[Any, OPTIMISERS]
     train: Train
     checkpoint: Checkpoint = field(default_factory=Checkpoint)

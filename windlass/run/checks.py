@@ -30,6 +30,7 @@ def problems(
         *wrong,
         *_layout(run, devices, split or choice(run, devices, began=began).split, slices, began),
         *_columns(run),
+        *_objective(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
     ]
@@ -100,6 +101,21 @@ def _columns(run: Run) -> list[Problem]:
         what = f"is {format}, whose rows have {_named(idle)}, and {objective} does not read it"
         return [("data.format", f"{what}: objective {listing(able)} does")]
     return []
+
+
+def _objective(run: Run) -> list[Problem]:
+    """What of the model, or of a helper, the objective cannot be computed with."""
+    kind, family = (type(one).__module__.rpartition(".")[2] for one in (run.objective, run.model))
+    found = [
+        ("objective", f"is {kind}, which does not fit family {family}: {what}")
+        for what in run.objective.problems(run.model)
+    ]
+    for name, helper in run.helpers.items():
+        if helper.model.vocab != run.model.vocab:
+            there = helper.start.hub or helper.start.path or helper.start.run
+            what = f"is {there}, whose vocabulary has {helper.model.vocab} tokens; model.vocab is "
+            found.append((f"objective.{name}", f"{what}{run.model.vocab}: they must be the same"))
+    return found
 
 
 def _named(columns: list[str]) -> str:

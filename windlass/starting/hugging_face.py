@@ -26,7 +26,7 @@ START = "start.json"  # in the folder that is kept: where these files are from
 
 
 def lend(
-    start: Start, layers: Layers, given: Sequence[str], *, has_tokenizer: bool
+    start: Start, layers: Layers, given: Sequence[str], *, has_tokenizer: bool, key: str = "model"
 ) -> dict[str, Any]:
     """What a published model lends to a recipe that changes the fields `given`.
 
@@ -35,16 +35,16 @@ def lend(
     """
     kept = _kept(start, layers)
     if start.hub is not None:
-        folder, revision = _fetched(start, layers) if kept is None else _as_kept(kept)
+        folder, revision = _fetched(start, layers, key) if kept is None else _as_kept(kept)
         named = {"hub": start.hub, "revision": revision}
         tokenizer = {"kind": "hub", **named}
     else:
         folder = _folder(start) if kept is None or _folder(start).is_dir() else kept
         if not folder.is_dir():
-            raise UserError(f"model.path is {start.path}; there is no such folder")
+            raise UserError(f"{key}.path is {start.path}; there is no such folder")
         named = {"path": start.path}
         tokenizer = {"kind": "file", "path": start.path}
-    _check_kind(folder, start)
+    _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
     model = configs.read(configs.load(folder), origin, given)
     is_kept = (folder / START).is_file()
@@ -61,10 +61,11 @@ def lend(
     return {"model": model, "start": named, "tokenizer": tokenizer}
 
 
-def _fetched(start: Start, layers: Layers) -> tuple[Path, str]:
+def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
     assert start.hub is not None
+    wanted = fetch.CONFIGS + fetch.TOKENIZER
     try:
-        return fetch.fetch(start.hub, start.revision, fetch.CONFIGS + fetch.TOKENIZER)
+        return fetch.fetch(start.hub, start.revision, wanted, key=f"{key}.hub")
     except UserError:
         # A branch that cannot be followed: its run goes on with the commit that it began with.
         kept = _kept(Start(hub=start.hub), layers)
@@ -77,23 +78,23 @@ def _as_kept(kept: Path) -> tuple[Path, str]:
     return kept, _origin(kept)["revision"]
 
 
-def weights(start: Start) -> Path:
-    """The folder that has the weights, or a refusal."""
+def weights(start: Start, key: str = "model") -> Path:
+    """The folder that has the weights, or a refusal; `key` names them."""
     folder = _folder(start)
     if start.hub is not None:
         wanted = fetch.CONFIGS + fetch.WEIGHTS
-        folder = fetch.fetch(start.hub, start.revision, wanted).folder
+        folder = fetch.fetch(start.hub, start.revision, wanted, key=f"{key}.hub").folder
     elif not folder.is_dir():
-        raise UserError(f"model.path is {start.path}; there is no such folder")
+        raise UserError(f"{key}.path is {start.path}; there is no such folder")
     files.files(folder)
     return folder
 
 
 def take(
-    start: Start, model: PyTree, names: Mapping[str, str]
+    start: Start, model: PyTree, names: Mapping[str, str], key: str = "model"
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of an abstract model, by path, and what is to be said of them."""
-    folder = weights(start)
+    folder = weights(start, key)
     arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
@@ -149,13 +150,13 @@ def _origin(place: Path) -> dict[str, str]:
     return json.loads((place / START).read_text(encoding="utf-8"))
 
 
-def _check_kind(folder: Path, start: Start) -> None:
+def _check_kind(folder: Path, start: Start, key: str) -> None:
     """Refuse what is no whole model, and say what it is."""
-    named = f"model.hub is {start.hub}" if start.hub else f"model.path is {start.path}"
+    named = f"{key}.hub is {start.hub}" if start.hub else f"{key}.path is {start.path}"
     if (folder / configs.FILE).is_file():
         return
     if runs.is_run(folder):
-        raise UserError(f"{named}, which is a run; model.run names one")
+        raise UserError(f"{named}, which is a run; {key}.run names one")
     if (folder / "adapter_config.json").is_file():
         raise UserError(
             f"{named}, which is an adapter; adapter.path names one, and model.hub or model.path "

@@ -14,7 +14,7 @@ from windlass.errors import UserError
 from windlass.hub import fetch
 from windlass.processes import shared_folders
 from windlass.run import Run
-from windlass.starting import adapter, hugging_face, other_run
+from windlass.starting import adapter, helpers, hugging_face, other_run
 
 ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
@@ -24,9 +24,11 @@ def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
     """A recipe in its layers, with what `model: {hub | path | run: ...}` stands for written out.
 
     That is the model there, under the fields that are changed; a section `start`; its tokenizer,
-    where the recipe names none; and its adapter, or that of `adapter.path`.
+    where the recipe names none; its adapter, or that of `adapter.path`; and a section `helpers`
+    for the models that the objective names.
     """
-    return adapter.written_out(_with_model(config.load(recipe, overrides)))
+    layers = adapter.written_out(_with_model(config.load(recipe, overrides)))
+    return helpers.written_out(layers)
 
 
 def _with_model(layers: Layers) -> Layers:

@@ -3,6 +3,7 @@
 import re
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,10 +17,14 @@ from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, listing, tree
 from windlass.config.start import Start
 from windlass.data.tokenizer import Tokenizer
-from windlass.devices.axes import annotate, placements
+from windlass.devices.axes import annotate
 from windlass.errors import UserError
-from windlass.program.abstract import blank, is_shape
+from windlass.program.built import Built
+from windlass.program.described import Described
+from windlass.program.programs import Programs, solves
+from windlass.program.restored import load_carry
 from windlass.run import Run
+from windlass.run.batches import without_batch
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
@@ -27,13 +32,13 @@ from windlass.starting import adapter, hugging_face
 SHOWN = 8  # arrays in a refusal
 
 
-def lend(start: Start, layers: Layers) -> dict[str, Any]:
+def lend(start: Start, layers: Layers, *, key: str = "model") -> dict[str, Any]:
     """What the other run lends to a recipe."""
     try:
         folder = runs.find(start.run)
     except UserError as unknown:
         if (recipe := _descendant(start, layers)) is None:
-            raise UserError(f"model.run: {unknown}") from None
+            raise UserError(f"{key}.run: {unknown}") from None
         return {key: recipe.get(key) for key in ("model", "start", "tokenizer", "adapter")}
     recipe = folders.stored(folder)
     tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
@@ -63,7 +68,7 @@ def keep(start: Start, folder: Path, ours: Any) -> None:
 def _descendant(start: Start, layers: Layers) -> dict[str, Any] | None:
     """The recipe of the run that is to go on, once the one it started from is gone."""
     recipes = {folder: folders.stored(folder) for folder in runs.of_recipe(layers)}
-    found = {folder: one for folder, one in recipes.items() if _is_of(one.get("start"), start)}
+    found = {folder: one for folder, one in recipes.items() if is_of(one.get("start"), start)}
     if len(found) > 1:
         raise UserError(
             f"model.run is {start.run}, which is gone, and {listing(found, 'and')} started from "
@@ -72,18 +77,22 @@ def _descendant(start: Start, layers: Layers) -> dict[str, Any] | None:
     return next(iter(found.values()), None)
 
 
-def _is_of(written: dict[str, Any] | None, start: Start) -> bool:
+def is_of(written: dict[str, Any] | None, start: Start) -> bool:
+    """Whether what a recipe has written out is this other run."""
     if not written or not written.get("run") or written["weights"] != start.which:
         return False
     folder = Path(written["run"])
     return start.run in (str(folder), folder.name, folder.name.rpartition("-")[0])
 
 
-def check(start: Start) -> tuple[Path, folders.Place]:
-    """Where the weights are, or a refusal."""
-    folder = runs.find(start.run)
+def check(start: Start, key: str = "model") -> tuple[Path, folders.Place]:
+    """Where the weights are, or a refusal; `key` names them."""
+    try:
+        folder = runs.find(start.run)
+    except UserError as unknown:
+        raise UserError(f"{key}.run: {unknown}") from None
     if not store.steps_in(store.folder_of(folder)):
-        raise UserError(f"model.run is {start.run}, which has no checkpoint yet")
+        raise UserError(f"{key}.run is {start.run}, which has no checkpoint yet")
     return folder, folders.place_of(folder, start.which)
 
 
@@ -97,29 +106,38 @@ def take(
 
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
-    folder, (step, part) = check(start)
-    newest = store.steps_in(store.folder_of(folder))[-1]
-    manifest = store.contents(folder, str(newest if step is None else step))
-    stored = _Stored(folder, step, part, _below(part, manifest["arrays"]), {})
-    if (store.folder_of(folder) / store.FROZEN).exists():
-        frozen = _below("model", store.contents(folder, store.FROZEN)["arrays"])
-        stored = stored._replace(frozen=frozen)
+    folder, place = check(start)
+    stored = _Stored.of(folder, place)
     theirs = folders.stored(folder).get("adapter")
     goes_on = theirs is not None and adapter.goes_on(theirs, built.run.adapter)
     merges = theirs is not None and not goes_on
     model = built.abstract if goes_on else built.base
     source = f"{folder} at step {{}}, {start.which} weights{', the adapter merged' * merges}"
-    step, merged = _merged(stored, built.mesh, say) if merges else (None, {})
-    here, known = named(model), merged or stored.arrays
+    step, computed = None, {}
+    if merges or stored.is_solved:
+        step, computed = stored.computed(built.described, say, merges=merges)
+    here, known = named(model), computed or stored.arrays
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
         raise UserError(_nothing(folder, here, known))
-    _check_vocabulary(folder, manifest["identity"]["tokenizer"], vocabulary, model, fits, say)
+    _check_vocabulary(folder, stored.tokenizer, vocabulary, model, fits, say)
     if step is None:
         step, arrays = stored.read({path: here[path] for path in fits}, say)
     else:
-        arrays = {path: merged[path] for path in fits}
+        arrays = {path: computed[path] for path in fits}
     return arrays, [("start", source.format(step)), *_listed(fits, here, known)]
+
+
+def whole(
+    folder: Path, place: folders.Place, described: Described, say: Callable[[str], None]
+) -> tuple[int, dict[str, Array]]:
+    """The step and the plain model of another run, by path, on the mesh of one that is described.
+
+    Its adapter is merged, and solved is what its objective solves for.
+    """
+    stored = _Stored.of(folder, place)
+    merges = folders.stored(folder).get("adapter") is not None
+    return stored.computed(described, say, merges=merges)
 
 
 class _Stored(NamedTuple):
@@ -130,6 +148,25 @@ class _Stored(NamedTuple):
     part: str  # of the state
     trained: dict[str, dict]
     frozen: dict[str, dict]
+    tokenizer: str  # what its checkpoint says of it
+
+    @staticmethod
+    def of(folder: Path, place: folders.Place) -> "_Stored":
+        newest = store.steps_in(store.folder_of(folder))[-1]
+        manifest = store.contents(folder, str(newest if place.step is None else place.step))
+        trained, frozen = _below(place.part, manifest["arrays"]), {}
+        if (store.folder_of(folder) / store.FROZEN).exists():
+            frozen = _below("model", store.contents(folder, store.FROZEN)["arrays"])
+        return _Stored(folder, *place, trained, frozen, manifest["identity"]["tokenizer"])
+
+    @property
+    def is_solved(self) -> bool:
+        """Whether the run uses other weights than those that it trains."""
+        return solves(self.recipe.objective)
+
+    @property
+    def recipe(self) -> Run:
+        return config.load(self.folder / folders.RECIPE).read(Run, None)
 
     @property
     def arrays(self) -> dict[str, dict]:
@@ -155,22 +192,22 @@ class _Stored(NamedTuple):
             arrays |= store.load_frozen(self.folder, {"model": kept}, {}, part=True)["model"]
         return restored.step, arrays
 
-
-def _merged(
-    stored: _Stored, mesh: jax.sharding.Mesh, say: Callable[[str], None]
-) -> tuple[int, dict[str, Array]]:
-    """The weights of a run with an adapter as those of a plain model."""
-    run = config.load(stored.folder / folders.RECIPE).read(Run, None)
-    shapes, static = eqx.partition(blank(run.model, run.adapter), is_shape)
-    here = jax.tree.map(
-        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
-        shapes,
-        placements(shapes, mesh),
-    )
-    step, arrays = stored.read(named(here), say)
-    model = jax.tree.unflatten(jax.tree.structure(here), [arrays[path] for path in named(here)])
-    merged = eqx.filter_jit(adapters.merged)(eqx.combine(model, static))
-    return step, named(eqx.filter(merged, eqx.is_array))
+    def computed(
+        self, described: Described, say: Callable[[str], None], *, merges: bool
+    ) -> tuple[int, dict[str, Array]]:
+        """The step and the weights as the run uses them: solved, and with its adapter merged."""
+        theirs = without_batch(self.recipe)
+        alike = replace(described, run=theirs, began=None, divided=None)
+        programs = Programs(Built(alike), steps=1)
+        built = programs.built
+        step, arrays = self.read(named(built.abstract), say)
+        leaves = [arrays[path] for path in named(built.abstract)]
+        model = jax.tree.unflatten(jax.tree.structure(built.abstract), leaves)
+        carry = load_carry(programs, self.folder, step, {}, say)
+        model = eqx.combine(*programs.finish(*built.parted(model), carry), built.static)
+        if merges:
+            model = eqx.filter_jit(adapters.merged)(model)
+        return step, named(eqx.filter(model, eqx.is_array))
 
 
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:

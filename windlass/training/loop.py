@@ -17,7 +17,6 @@ from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
 from windlass.errors import UserError
-from windlass.evaluation.loss import make_evaluation
 from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.processes.clock import Clock
@@ -26,12 +25,12 @@ from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
 from windlass.program.described import Described, Divided
 from windlass.program.length import fate
-from windlass.program.step import Frozen, State
+from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.plan_file import Forecast
 from windlass.run_folder.relocation import moved
-from windlass.starting import adapter, origin
+from windlass.starting import adapter, helpers, origin
 from windlass.starting.describe import describe
 from windlass.telemetry import about
 from windlass.telemetry.about import About
@@ -125,9 +124,10 @@ def _train(
     ):
         folders.check_shared(folder)
         is_new = processes.found("is new", lambda: not steps_in(folder_of(folder)))
-        if described.run.start is not None and is_new:
-            with signals.phase("looking for the weights to start from"):
+        with signals.phase("looking for the weights to start from"):
+            if described.run.start is not None and is_new:
                 origin.check(described.run.start)
+            helpers.check(described.run)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch, plans).run()
@@ -251,15 +251,12 @@ class Loop:
             saves = ends or save_due(done)
             if evaluates or saves or done == first + 1 or report_due(done):
                 latest = self.tell(done, state, metrics, meter)
-            if done == self.steps:
-                state = self.session.programs.finish(state, frozen)
             if evaluates:
                 with meter.paused(), self.report.doing("evaluating"), self.saves_if_refused(state):
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
                 saves = saves or int(state.progress.best_step) == done
                 if done < self.steps and self.is_finished(state):
-                    state = self.session.programs.finish(state, frozen)
                     saves = ends = True
             if saves:
                 with meter.paused(), self.report.doing("saving"):
@@ -319,14 +316,15 @@ class Loop:
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
         abstract, frozen = self.abstract
+        frozen = frozen._replace(helpers={})  # which the run does not store
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
-            state, frozen = self.session.programs.init(self.taken())
+            state, frozen = self.session.programs.init(self.taken(), self.first_batch())
             if processes.is_first():
                 origin.keep(self.session.run, self.folder)
             if jax.tree.leaves(frozen):
                 self.store.save_frozen(frozen, self.session.identity)
-            return state, frozen
+            return state, self.with_helpers(frozen)
         if jax.tree.leaves(frozen):
             frozen = self.store.restore_frozen(frozen, self.session.identity)
         if restored.step > self.steps:
@@ -341,7 +339,21 @@ class Loop:
             self.report.note(f"going on from {where}")
             self.note_another_place()
             self.note_another_length(restored.step)
+            frozen = self.with_helpers(frozen)
         return restored.state, frozen
+
+    def first_batch(self) -> Batch | None:
+        """The batch of step 0, where the objective makes its carry from it."""
+        if not self.session.programs.starts_from_data:
+            return None
+        return next(self.loader.iterate(0, self.session.programs.place))
+
+    def with_helpers(self, frozen: Frozen) -> Frozen:
+        session = self.session
+        vocabulary = session.prepared.vocabulary
+        loaded, facts = helpers.take(session.built, vocabulary, self.report.warning)
+        self.report.banner(facts)
+        return frozen._replace(helpers=loaded)
 
     def taken(self) -> dict[str, Array]:
         """The weights that this run starts from, where it starts from any."""
@@ -391,7 +403,7 @@ class Loop:
         flops = None
         if peak is not None:
             state, frozen = self.abstract
-            evaluate = make_evaluation(session.built.model, session.run.objective, steps=self.steps)
+            evaluate = session.evaluation()
             batch = session.programs.abstract_batch()
             flops = training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)
         return Meter(

@@ -22,7 +22,8 @@ class Writer:
         self.generator: Generator | None = None
 
     def __call__(self, done: int, state: State, frozen: Frozen) -> str:
-        model = self.session.built.model(state.weights, frozen.model)
+        arrays = self.session.programs.finish(state.weights, frozen.model, state.carry)
+        model = self.session.built.model(*arrays)
         vocabulary = self.session.prepared.vocabulary
         if self.generator is None:
             self.generator = Generator(model, vocabulary)

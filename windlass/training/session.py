@@ -1,5 +1,7 @@
 """A run with its data, and what is measured on it."""
 
+from collections.abc import Callable
+from functools import cached_property
 from typing import Any
 
 from jaxtyping import Array, Int, PyTree
@@ -10,7 +12,7 @@ from windlass.data.load import evaluation_batches
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
-from windlass.objectives import Carry
+from windlass.objectives import Carry, Tally
 from windlass.processes import hosts, shared_folders
 from windlass.program.built import Built
 from windlass.program.described import Described
@@ -18,6 +20,7 @@ from windlass.program.length import Length
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen
 from windlass.run_folder import folder as folders
+from windlass.starting import helpers
 from windlass.telemetry.compiles import Program
 
 # What decides, of given documents, which rows a step has.
@@ -48,19 +51,29 @@ class Session:
         self.length = Length.of(run.train, len(prepared.split("train")) // self.batches.rows)
         self.programs = Programs(built, self.length.steps)
 
-    @property
+    def evaluation(self) -> Callable[..., Tally]:
+        """The objective on a batch, to be compiled."""
+        return make_evaluation(
+            self.built.model,
+            self.run.objective,
+            steps=self.length.steps,
+            helpers=self.built.joined,
+        )
+
+    @cached_property
     def identity(self) -> dict[str, str | int | float]:
         """What a checkpoint must agree on with the run that goes on from it."""
         return self.built.identity | {
             "tokenizer": _described(self.prepared.vocabulary),
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
-            "optim": type(self.run.optim).__module__.rpartition(".")[2],
+            "optim": self.run.optim.kinds,
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
             "loss scale": "of float16" if self.programs.scales_loss else "none",
             "data.longer": self.run.data.lengthy,
             "seed": self.run.train.seed,
+            **helpers.identity(self.run),
         }
 
 
@@ -94,7 +107,7 @@ class Evaluator:
     def __init__(self, session: Session, split: str):
         self.session, self.rows = session, session.prepared.split(split)
         self.function = Program(
-            make_evaluation(session.built.model, session.run.objective, steps=session.length.steps),
+            session.evaluation(),
             "evaluation",
             compiler_options=session.built.described.compiler_options,
         )
@@ -102,6 +115,9 @@ class Evaluator:
     def __call__(
         self, weights: PyTree, frozen: Frozen, carry: Carry, step: Int[Array, ""]
     ) -> dict[str, float]:
+        """The averages of weights as they are trained: what the objective solves for is solved."""
+        weights, rest = self.session.programs.finish(weights, frozen.model, carry)
+        frozen = frozen._replace(model=rest)
         size = self.session.batches.per_device * self.session.batches.shards
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.programs.place, prefetch=ahead)

@@ -1,0 +1,306 @@
+"""Objectives in whole runs: helpers that are frozen, a carry that is kept, a model solved for."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests import tiny
+from tests.training.campaign import weights
+from tests.training.test_loop import Told
+from windlass import api
+from windlass.checkpoint import store
+from windlass.checkpoint.store import contents, folder_of
+from windlass.data.load import Loader
+from windlass.devices.chips import find
+from windlass.errors import UserError
+from windlass.evaluation.finished_run import open_run
+from windlass.program.footprint import footprint
+from windlass.run_folder import folder as folders
+from windlass.starting.describe import describe
+from windlass.telemetry import metrics
+
+KEYS = ["train.steps=4", "train.batch=8", "train.evaluate_every=2", "checkpoint.every=1"]
+MESH = ["device.count=8", "mesh={data: 2, fsdp: 2, tensor: 2}", "train.accumulation=2"]
+WIDTHS = tiny.WIDTHS | {"layers": 1}
+EXACT = 2e-5  # relative, of sums in another order
+
+
+def recipe(objective: dict | str, **model) -> dict:
+    return {
+        "model": {"family": "llama", "vocab": 257, **WIDTHS, **model},
+        "data": {"source": {"kind": "stories", "count": 120}, "length": 48, "validation": 0.1},
+        "objective": objective,
+        "optim": {"kind": "adamw", "learning_rate": 3e-3, "eps": 1e-6},
+        "train": {"steps": 4, "batch": 8},
+        "telemetry": {"every": 1},
+        "device": {"kind": "cpu", "count": 1},
+    }
+
+
+def trained(to: Path, written: dict, *keys: str, stops: int | None = None) -> Told:
+    return Told(*KEYS, f"run.dir={to}", *keys, recipe=written, stops=stops)
+
+
+def refused(to: Path, written: dict, *keys: str) -> str:
+    with pytest.raises(UserError) as refusal:
+        trained(to, written, *keys)
+    return str(refusal.value)
+
+
+def measured(run: Path) -> dict[int, float]:
+    """The validation losses of a run, by step."""
+    found = metrics.read(run / folders.METRICS)
+    return {one["step"]: one["validation_loss"] for one in found if "validation_loss" in one}
+
+
+def carry(run: Path, step: int) -> dict[str, dict]:
+    arrays = contents(run, str(step))["arrays"]
+    return {name: about for name, about in arrays.items() if name.startswith("carry.")}
+
+
+# A model that is solved for
+
+
+@pytest.fixture(scope="module")
+def still(tmp_path_factory) -> Path:
+    """A ridge regression on hidden states that do not change, so that they can be had again."""
+    run = tmp_path_factory.mktemp("still") / "run"
+    keys = ["optim.learning_rate=1e-30", "optim.weight_decay=0"]
+    trained(run, recipe({"kind": "ridge", "penalty": 2.0}, tied=False), *keys)
+    return run
+
+
+def test_the_sums_of_all_microbatches_of_all_steps_give_the_head_of_least_squares(still):
+    opened = open_run(still)
+    with opened.scope():
+        model = opened.built.model(*_plain(opened))
+        hidden, targets, used = [], [], []
+        for batch in _batches(opened, steps=4):
+            states, _, _ = model(batch)
+            hidden.append(np.asarray(states, np.float64).reshape(-1, WIDTHS["embed"]))
+            targets.append(np.asarray(batch["targets"]).ravel())
+            used.append(np.asarray(batch["weight"]).ravel() > 0)
+        found = np.asarray(opened.model(print).head.weight)
+    keep = np.concatenate(used)
+    x, y = np.concatenate(hidden)[keep], np.eye(257)[np.concatenate(targets)[keep]]
+    expected = np.linalg.solve(x.T @ x + 2.0 * np.eye(x.shape[1]), x.T @ y).T
+    np.testing.assert_allclose(found, expected, atol=2e-4 * np.abs(expected).max())
+    assert np.abs(found - np.asarray(model.head.weight)).max() > 0.1  # it was another before
+
+
+def _plain(opened):
+    loaded = opened.load(print)
+    return loaded.weights, loaded.frozen.model
+
+
+def _batches(opened, steps: int):
+    prepared = api.prepare(opened.folder / folders.RECIPE)
+    loader = Loader(prepared.split("train"), 8, 0, True)
+    batches = loader.iterate(0, opened.programs.place)
+    return [next(batches) for _ in range(steps)]
+
+
+def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_path):
+    written = recipe({"kind": "ridge"}, tied=False)
+    whole, half = tmp_path / "whole", tmp_path / "half"
+    trained(whole, written)
+    trained(half, written, stops=2)
+    at = measured(whole)
+    assert list(at) == [2, 4] and at[2] != at[4]
+    assert api.evaluate(half)["loss"] == api.evaluate(whole, step=2)["loss"] == at[2]
+    assert api.evaluate(whole)["loss"] == at[4]
+
+    # What another run starts from is the head that was solved for.
+    start = {**recipe("next_token"), "model": {"run": str(half)}}
+    trained(tmp_path / "next", start, "optim.learning_rate=1e-30", "train.steps=1")
+    opened, other = open_run(half), open_run(tmp_path / "next")
+    with opened.scope():
+        solved = opened.model(print).head.weight
+    with other.scope():
+        np.testing.assert_array_equal(other.model(print).head.weight, solved)
+
+    # Training goes on from the head that is trained.
+    trained(half, written)
+    assert weights(half) == weights(whole) and carry(half, 4) == carry(whole, 4)
+    assert measured(half) == at
+
+
+def test_a_longer_run_goes_on_as_if_nothing_had_been_solved_for(still, tmp_path):
+    run = Path(shutil.copytree(still, tmp_path / "run"))
+    keys = ["optim.learning_rate=1e-30", "optim.weight_decay=0", "train.steps=6"]
+    written = recipe({"kind": "ridge", "penalty": 2.0}, tied=False)
+    trained(run, written, *keys)
+    trained(tmp_path / "whole", written, *keys)
+    assert carry(run, 6) == carry(tmp_path / "whole", 6)
+
+
+def test_an_objective_that_solves_for_nothing_compiles_nothing_for_it(tmp_path):
+    trained(tmp_path / "run", recipe("next_token"))
+    records = (tmp_path / "run" / folders.COMPILES).read_text().splitlines()
+    programs = [json.loads(line)["program"] for line in records]
+    assert programs[:2] == ["init", "step"] and "finish" not in programs
+
+
+def test_a_head_that_is_the_embedding_is_refused_by_what_solves_for_it(tmp_path):
+    assert refused(tmp_path / "run", recipe("ridge", tied=True)) == (
+        "1 problem in the recipe and the command line:\n"
+        "  objective  is ridge, which does not fit family llama: its head is its embedding "
+        "(tied is true)"
+    )
+
+
+# A carry
+
+
+def test_rows_and_sums_are_carried_the_same_on_any_mesh_and_through_a_stop(tmp_path):
+    written, runs = recipe("slots"), {}
+    for name, keys in {"one": [], "parts": ["train.accumulation=4"], "mesh": MESH}.items():
+        runs[name] = tmp_path / name
+        trained(runs[name], written, *keys)
+    found = {name: _restored(run) for name, run in runs.items()}
+    for name in ("parts", "mesh"):
+        for path, value in found["one"].items():
+            np.testing.assert_allclose(found[name][path], value, rtol=1e-4, atol=1e-6, err_msg=path)
+    assert found["one"]["rows.steps"].tolist() == [4] * 8
+    # The sums, of what was read.
+    batches = _batches(open_run(runs["one"]), steps=4)
+    kinds, used = (
+        np.concatenate([np.asarray(batch[name]).ravel() for batch in batches])
+        for name in ("tokens", "weight")
+    )
+    np.testing.assert_array_equal(
+        found["one"]["sums.counts"], np.bincount(kinds % 8, used, minlength=8)
+    )
+    assert found["one"]["sums.seen"] == used.sum()
+
+    trained(tmp_path / "stopped", written, stops=3)
+    trained(tmp_path / "stopped", written)
+    assert carry(tmp_path / "stopped", 4) == carry(runs["one"], 4)
+
+
+def test_the_carry_of_step_0_is_of_the_first_batch(tmp_path):
+    run = tmp_path / "run"
+    trained(run, recipe("slots"), "train.steps=1")
+    opened = open_run(run, step=0)
+    with opened.scope():
+        (first,) = _batches(opened, steps=1)
+        hidden, _, _ = opened.model(print)(first)
+        weight = np.asarray(first["weight"])[..., None]
+        expected = (np.asarray(hidden) * weight).sum(1) / weight.sum(1)
+    np.testing.assert_allclose(_restored(run, 0)["rows.state"], expected, rtol=EXACT, atol=1e-6)
+
+
+def _restored(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
+    opened = open_run(run, step=step)
+    with opened.scope():
+        loaded = opened.load(print)
+        return {path: np.asarray(x) for path, x in store.named(loaded.carry).items()}
+
+
+# Helpers
+
+
+@pytest.fixture(scope="module")
+def teacher(tmp_path_factory) -> Path:
+    """A run of another family, and beside it the model that was exported of it."""
+    place = tmp_path_factory.mktemp("teacher")
+    written = recipe("next_token") | {"model": {"family": "qwen3", "vocab": 257, **tiny.WIDTHS}}
+    trained(place / "run", written, "train.steps=2")
+    api.export(place / "run", place / "model")
+    return place
+
+
+def distilled(origin: dict) -> dict:
+    return recipe({"kind": "distill", "teacher": origin})
+
+
+def told_of(run: Path, name: str) -> list[float]:
+    """What a run reported at each step."""
+    return [one[name] for one in metrics.read(run / folders.METRICS) if "loss" in one]
+
+
+def test_a_teacher_teaches_the_same_from_a_folder_and_from_a_run_and_is_stored_in_none(
+    teacher, tmp_path
+):
+    told = trained(tmp_path / "path", distilled({"path": str(teacher / "model")}))
+    trained(tmp_path / "run", distilled({"run": str(teacher / "run")}))
+    assert told_of(tmp_path / "path", "loss") == told_of(tmp_path / "run", "loss")
+    size = 48_800
+    assert f"teacher      {size:,} frozen parameters of {teacher / 'model'}" in told.text
+    stored = contents(tmp_path / "path", "4")
+    assert not any("teacher" in name for name in stored["arrays"])
+    assert not (folder_of(tmp_path / "path") / store.FROZEN).exists()
+    assert stored["identity"]["objective.teacher"].startswith("of files with hash ")
+    at = contents(tmp_path / "run", "4")["identity"]["objective.teacher"]
+    assert at.startswith("of step 2 with hash ")
+    assert told_of(tmp_path / "path", "share") == pytest.approx([0.8, 0.6, 0.4, 0.2])
+
+
+def test_a_run_goes_on_only_with_the_teacher_that_it_began_with(teacher, tmp_path):
+    folder, run = tmp_path / "model", tmp_path / "run"
+    shutil.copytree(teacher / "model", folder)
+    written = distilled({"path": str(folder)})
+    trained(run, written, stops=2)
+
+    file = folder / "model.safetensors"
+    content = bytearray(file.read_bytes())
+    content[-1] ^= 1  # a bit of a weight
+    file.write_bytes(content)
+    said = refused(run, written)
+    assert said.startswith("checkpoint at step 2 was written for objective.teacher of files with ")
+    assert "; this run describes objective.teacher of files with hash " in said
+    assert said.endswith("Take the change back, or start another run with run.dir")
+
+    shutil.rmtree(folder)
+    gone = f"objective.teacher.path is {folder}; there is no such folder"
+    assert refused(run, written) == gone
+    with pytest.raises(UserError) as refusal:
+        api.evaluate(run)
+    assert str(refusal.value) == gone
+    assert api.generate(run, "Once", tokens=2)  # which needs no teacher
+
+    shutil.copytree(teacher / "model", folder)
+    trained(run, written)
+    trained(tmp_path / "whole", written)
+    assert weights(run) == weights(tmp_path / "whole")
+    assert api.evaluate(run)["loss"] == measured(run)[4]
+
+
+def test_a_teacher_of_other_tokens_is_refused(teacher, tmp_path):
+    origin = {"path": str(teacher / "model")}
+    assert refused(tmp_path / "run", distilled(origin), "model.vocab=300") == (
+        "1 problem in the recipe and the command line:\n"
+        f"  objective.teacher  is {teacher / 'model'}, whose vocabulary has 257 tokens; "
+        "model.vocab is 300: they must be the same"
+    )
+    words = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
+    said = refused(tmp_path / "run", distilled(origin), *words)
+    assert said.startswith("objective.teacher: token ")
+    assert said.endswith(f"as they are with tokenizer: {{kind: file, path: {teacher / 'model'}}}")
+
+
+@pytest.mark.parametrize(
+    ("origin", "what"),
+    [
+        ({"path": "nowhere"}, "objective.teacher.path is nowhere; there is no such folder"),
+        (
+            {"run": "nowhere"},
+            "objective.teacher.run: nowhere is not a run: there is no such folder",
+        ),
+    ],
+)
+def test_a_teacher_that_is_nowhere_is_refused_by_its_key(origin, what, tmp_path):
+    assert refused(tmp_path / "run", distilled(origin)).startswith(what)
+
+
+def test_a_teacher_is_a_part_of_what_a_run_takes(teacher):
+    with_teacher = describe(distilled({"path": str(teacher / "model")}), []).run
+    without = describe(recipe("next_token"), []).run
+    chip = find("NVIDIA H100 80GB HBM3")
+    assert chip is not None
+    found, other = (footprint(run, chip, "bfloat16").state for run in (with_teacher, without))
+    matrices, norms = 48_352, 448
+    assert found - other == 2 * matrices + 4 * norms

@@ -1,0 +1,213 @@
+"""Helpers: frozen models that an objective names, such as a teacher; resolved, checked, loaded.
+
+A run stores none of their weights. It stores which they are, and reads them again at each start.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from dataclasses import field
+from pathlib import Path
+from typing import Annotated, Any
+
+import jax
+from jaxtyping import Array, PyTree
+
+from windlass import models
+from windlass.checkpoint import store
+from windlass.checkpoint.fingerprint import named
+from windlass.config import Layers, section
+from windlass.config.reading import attempt
+from windlass.config.start import Start
+from windlass.data import vocabulary as vocabularies
+from windlass.data.vocabulary import Vocabulary
+from windlass.errors import UserError
+from windlass.hub import fetch
+from windlass.hub import weights as files
+from windlass.processes import hosts, shared_folders
+from windlass.program.built import Built
+from windlass.run import OBJECTIVES, Run
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
+from windlass.starting import hugging_face, other_run
+
+
+@section
+class _Asked:
+    """The part of a recipe that names helpers."""
+
+    objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
+
+
+def written_out(layers: Layers) -> Layers:
+    """A recipe with a section `helpers`: of each, the config of its model and where it is.
+
+    Those that are written there already stay, so that a run goes on with what it began with.
+    """
+    recipe = layers.merged(None)
+    asked, problems = attempt(_Asked, {"objective": recipe.get("objective")})
+    if problems:  # told with those of the other sections
+        return layers
+    there = {
+        name: start
+        for name, start in asked.objective.helpers.items()
+        if _written(recipe, name, start) is None
+    }
+    lent = {name: _lent(name, start, layers) for name, start in there.items()}
+    return layers.upon({"helpers": lent}, instead_of={"helpers": (*lent,)}) if lent else layers
+
+
+def _lent(name: str, start: Start, layers: Layers) -> dict[str, Any]:
+    """The config and the origin of a helper; of one that is gone, as a run of the recipe has it."""
+    recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
+    known = [one for recipe in recipes if (one := _written(recipe, name, start))]
+    if start.hub is not None and known:  # a branch may have moved on meanwhile
+        return known[-1]
+    try:
+        lent = _origin(start, layers, key(name))
+    except UserError:
+        if not known:
+            raise
+        return known[-1]
+    return {"model": lent["model"], "start": lent["start"]}
+
+
+def _origin(start: Start, layers: Layers, key: str) -> dict[str, Any]:
+    if start.run is not None:
+        return other_run.lend(start, layers, key=key)
+    return hugging_face.lend(start, layers, (), has_tokenizer=True, key=key)
+
+
+def _written(recipe: dict[str, Any], name: str, start: Start) -> dict[str, Any] | None:
+    """A helper as a recipe has it written out, where it is of this origin."""
+    found = (recipe.get("helpers") or {}).get(name)
+    if found is None or not _is_of(found["start"], start):
+        return None
+    return found
+
+
+def _is_of(written: dict[str, Any], start: Start) -> bool:
+    if start.run is not None:
+        return other_run.is_of(written, start)
+    if start.hub is None:
+        return written.get("path") == start.path
+    return written.get("hub") == start.hub and start.revision in (None, written.get("revision"))
+
+
+def key(name: str) -> str:
+    """How a recipe names a helper."""
+    return f"objective.{name}"
+
+
+def check(run: Run) -> None:
+    """See that the weights of all helpers are there, or refuse, before anything that takes long."""
+    for name, helper in run.helpers.items():
+        if helper.start.hub is None:
+            _folder(helper.start, key(name))
+            continue
+        shared_folders.once(
+            f"downloading the weights of {key(name)}",
+            fetch.place(),
+            lambda start=helper.start, name=name: hugging_face.weights(start, key(name)),
+        )
+
+
+def identity(run: Run) -> dict[str, str]:
+    """Which weights the helpers have, for a checkpoint to agree on: a commit, or a hash."""
+    return {
+        key(name): hosts.found(
+            f"what {key(name)} is", lambda start=helper.start, name=name: _content(start, key(name))
+        )
+        for name, helper in run.helpers.items()
+    }
+
+
+def take(
+    built: Built, vocabulary: Vocabulary, say: Callable[[str], None]
+) -> tuple[dict[str, PyTree], list[tuple[str, str]]]:
+    """The arrays of each helper where they live, in the precision they compute in, and facts.
+
+    `vocabulary` is that of this run, which must be theirs too.
+    """
+    found, facts = {}, []
+    for name, helper in built.run.helpers.items():
+        _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
+        arrays, origin = _arrays(built, name, helper.start, say)
+        like = built.helpers[name].arrays
+        leaves = [arrays[path].astype(x.dtype) for path, x in named(like).items()]
+        found[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        size = sum(x.size for x in leaves)
+        facts.append((name, f"{size:,} frozen parameters of {origin}"))
+    return found, facts
+
+
+def _arrays(
+    built: Built, name: str, start: Start, say: Callable[[str], None]
+) -> tuple[dict[str, Array], str]:
+    if start.run is None:
+        abstract, config = built.helpers[name].arrays, built.run.helpers[name].model
+        arrays, (origin, _) = hugging_face.take(start, abstract, models.names(config), key(name))
+        return arrays, origin[1]
+    folder, place = other_run.check(start, key(name))
+    step, arrays = other_run.whole(folder, place, built.described, say)
+    return arrays, f"{folder} at step {step}"
+
+
+def _folder(start: Start, key: str) -> Path:
+    """The folder with the weights, or a refusal."""
+    if start.run is not None:
+        return other_run.check(start, key)[0]
+    return hugging_face.weights(start, key)
+
+
+def _content(start: Start, key: str) -> str:
+    if start.hub is not None:
+        return f"{start.hub} at {(start.revision or '')[:12]}"
+    if start.run is None:
+        return f"of files with hash {_hash_of_files(hugging_face.weights(start, key))}"
+    folder, (step, part) = other_run.check(start, key)
+    step = store.steps_in(store.folder_of(folder))[-1] if step is None else step
+    return f"of step {step} with hash {_hash_of_arrays(folder, step, part)}"
+
+
+def _hash_of_files(folder: Path) -> str:
+    digest = hashlib.sha256()
+    for file in files.files(folder):
+        with file.open("rb") as opened:
+            digest.update(hashlib.file_digest(opened, "sha256").digest())
+    return digest.hexdigest()[:12]
+
+
+def _hash_of_arrays(folder: Path, step: int, part: str) -> str:
+    """Of the fingerprints that the checkpoint of a run has of its arrays."""
+    stored = {
+        name: about
+        for name, about in store.contents(folder, str(step))["arrays"].items()
+        if name.startswith((f"{part}.", "carry."))
+    }
+    if (store.folder_of(folder) / store.FROZEN).exists():
+        stored |= store.contents(folder, store.FROZEN)["arrays"]
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:12]
+
+
+def _tokenizer(start: Start, key: str) -> Path:
+    """The folder that has the tokenizer of a helper, if it has any."""
+    if start.run is not None:
+        return other_run.check(start, key)[0] / folders.TOKENIZER
+    if start.hub is not None:
+        return fetch.fetch(start.hub, start.revision, fetch.TOKENIZER, key=f"{key}.hub").folder
+    return hugging_face.weights(start, key)
+
+
+def _check_vocabulary(folder: Path, key: str, ours: Vocabulary) -> None:
+    """Refuse a helper to which the numbers of this run are other tokens."""
+    if not (folder / hugging_face.TOKENIZER).is_file():
+        return
+    theirs = vocabularies.load(str(folder))
+    for number in range(ours.size):
+        if theirs.name(number) != ours.name(number):
+            raise UserError(
+                f"{key}: token {number} is {theirs.name(number)!r} in its vocabulary, {folder}, "
+                f"and {ours.name(number)!r} in that of this run; both must be of one vocabulary, "
+                f"as they are with tokenizer: {{kind: file, path: {folder}}}"
+            )
