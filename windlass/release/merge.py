@@ -23,12 +23,10 @@ def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
     found = []
     for array in arrays(eqx.filter_eval_shape(adapters.merged, model), names):
         owner, _, field = array.path.rpartition(".")
-        if not _is_adapted(nodes.get(owner)):
-            found += _plain(array._replace(value=nodes[array.path]))
-        elif field == "weight":
-            found += _merged(array, nodes[owner])
+        if _is_adapted(nodes.get(owner)):
+            found += _merged(array, nodes[owner], field)
         else:
-            found += _plain(array._replace(value=getattr(nodes[owner].base, field)))
+            found += _plain(array._replace(value=nodes[array.path]))
     return sorted(found, key=lambda one: in_order(one.name))
 
 
@@ -37,10 +35,10 @@ def _plain(array: Array) -> list[Tensor]:
     return [Tensor(name, array.shape, dtype, bring) for name, bring in array.out()]
 
 
-def _merged(array: Array, node: Adapted) -> list[Tensor]:
+def _merged(array: Array, node: Adapted, field: str) -> list[Tensor]:
     def bring(number: int) -> np.ndarray:
         one = node if array.layers is None else _layer(node, jnp.int32(number))
-        return np.ascontiguousarray(array.layout.outward(np.asarray(_weight(one))))
+        return np.ascontiguousarray(array.layout.outward(np.asarray(_part(one, field))))
 
     dtype = np.dtype(array.value.dtype)
     return [
@@ -50,8 +48,8 @@ def _merged(array: Array, node: Adapted) -> list[Tensor]:
 
 
 @eqx.filter_jit
-def _weight(node: Adapted) -> jax.Array:
-    return node.merged().weight
+def _part(node: Adapted, field: str) -> jax.Array:
+    return getattr(node.merged(), field)
 
 
 @eqx.filter_jit
