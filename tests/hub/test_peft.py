@@ -164,8 +164,7 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
     )
     (tmp_path / peft.CONFIG).write_text('{"peft_type": "IA3", "r": null}')
     assert refused(tmp_path) == (
-        f"1 problem in the adapter in {tmp_path}:\n"
-        '  peft_type  is "IA3"; only LORA can be read'
+        f'1 problem in the adapter in {tmp_path}:\n  peft_type  is "IA3"; only LORA can be read'
     )
     (tmp_path / peft.CONFIG).write_text("{")
     assert refused(tmp_path) == (

@@ -5,6 +5,7 @@ from abc import abstractmethod
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -65,6 +66,19 @@ class Linear(LinearMap):
         fan_in = math.prod(shape[: len(self.reads)])
         self.weight = draw(key, shape, fan_in)
         self.bias = jnp.zeros(shape[len(self.reads) :]) if bias else None
+
+    @staticmethod
+    def of(
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        weight: Float[Array, "..."],
+        bias: Float[Array, "..."] | None = None,
+    ) -> "Linear":
+        """The map of a matrix, and perhaps a bias, that are there already."""
+        sizes = dict(zip(reads + writes, weight.shape, strict=True))
+        given = {"draw": lambda key, shape, fan_in: weight, "key": jax.random.key(0)}
+        made = Linear(" ".join(reads), " ".join(writes), sizes, **given)
+        return eqx.tree_at(lambda one: one.bias, made, bias, is_leaf=lambda x: x is None)
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:

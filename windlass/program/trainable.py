@@ -37,8 +37,8 @@ def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> Chosen:
     chosen = [a and b for a, b in zip(chosen, can, strict=True)]
     if not any(chosen):
         raise UserError(
-            "nothing would be trained: the adapter trains no array of its own unless a key of it "
-            "says so, or train.trainable names what to train"
+            "nothing would be trained: no adapter here trains an array of its own; a key of it may "
+            "change that, and train.trainable names what to train"
         )
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
     return Chosen(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, can))
