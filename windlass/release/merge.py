@@ -21,13 +21,21 @@ def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
     found = []
-    for array in arrays(eqx.filter_eval_shape(adapters.merged, model), names):
+    for array in arrays(eqx.filter_eval_shape(adapters.merged, _shapes(model)), names):
         owner, _, field = array.path.rpartition(".")
         if _is_adapted(nodes.get(owner)):
             found += _merged(array, nodes[owner], field)
         else:
             found += _plain(array._replace(value=nodes[array.path]))
     return sorted(found, key=lambda one: in_order(one.name))
+
+
+def _shapes(model: Any) -> Any:
+    """The model without its arrays, and on no mesh."""
+    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # noqa: E731
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, model
+    )
 
 
 def _plain(array: Array) -> list[Tensor]:
