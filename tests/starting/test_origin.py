@@ -49,7 +49,7 @@ def take(*keys: str, **model) -> tuple[origin.Taken, list[str]]:
     with described.scope():
         session = open_session(described, Console(quiet=True))
         vocabulary = str(session.identity["tokenizer"])
-        taken = origin.take(described.run.start, session.built, vocabulary, said.append)
+        taken = origin.take(session.built, vocabulary, said.append)
     return taken, said
 
 
@@ -70,8 +70,7 @@ def arrays(run: Path, step: int) -> dict[str, int]:
 def test_a_run_starts_at_step_0_from_the_weights_of_another_and_never_needs_it_again(donor):
     told = Told("run.dir=mine", *SMALL, recipe=recipe())
     assert (
-        "start        donor at step 4, last weights\n"
-        "taken        28,224 parameters: all there are\n"
+        "start        donor at step 4, last weights\nloaded       all 28,224 parameters\n"
     ) in told.text
     mine = told.trained.folder
     assert arrays(mine, 0) == arrays(donor, 4) != arrays(mine, 2)
@@ -92,7 +91,7 @@ def test_what_fits_is_taken_and_what_does_not_is_listed_with_both_shapes(donor):
     taken, said = take(mlp=48, tied=False)
     assert taken.facts == [
         ("start", "donor at step 4, last weights"),
-        ("taken", f"15,936 parameters: {NAMES}norm.scale"),
+        ("loaded", f"15,936 parameters: {NAMES}norm.scale"),
         ("new", "blocks.mlp.gate.weight [2, 32, 48]: it is [2, 32, 64] there"),
         ("new", "blocks.mlp.up.weight [2, 32, 48]: it is [2, 32, 64] there"),
         ("new", "blocks.mlp.down.weight [2, 48, 32]: it is [2, 64, 32] there"),
@@ -108,14 +107,14 @@ def test_frozen_weights_are_taken_from_where_they_are_stored(donor):
     identity = archive.manifest(folder_of(donor) / "4")["identity"]
     shutil.rmtree(folder_of(donor))
     store = Store(donor, say=print)
-    trained = {path: x for path, x in whole.arrays.items() if "mlp" in path}
+    trained = {path: x for path, x in whole.arrays[0].items() if "mlp" in path}
     store.save(4, {"weights": trained}, identity)
-    rest = {path: x for path, x in whole.arrays.items() if "mlp" not in path}
+    rest = {path: x for path, x in whole.arrays[0].items() if "mlp" not in path}
     store.save_frozen({"model": rest}, identity)
     store.close()
     found, _ = take()
     assert found.facts == whole.facts
-    assert measure(found.arrays) == measure(dict(sorted(whole.arrays.items())))
+    assert measure(found.arrays[0]) == measure(dict(sorted(whole.arrays[0].items())))
 
 
 def test_another_start_is_another_run(donor):

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
 from windlass.objectives import Carry, Contract, Objective
-from windlass.program.built import Built
+from windlass.program.built import Built, Given
 from windlass.program.step import Batch, Frozen, State, make_step, start
 from windlass.telemetry.compiles import Program
 
@@ -42,18 +42,18 @@ class Programs:
         """Whether the objective makes its carry from the first batch."""
         return type(self.run.objective).start is not Contract.start
 
-    def init(
-        self, taken: dict[str, Array] | None = None, batch: Batch | None = None
-    ) -> tuple[State, Frozen]:
-        """The state at step 0, made where it lives; arrays that are `taken`, by path, as given.
+    def init(self, taken: Given | None = None, batch: Batch | None = None) -> tuple[State, Frozen]:
+        """The state at step 0, made where it lives; arrays that are `taken` as given.
 
         Those that are of the right type already become the state's own, and are gone afterwards.
         The first batch is needed where the objective `starts_from_data`. Helpers are not in it.
         """
         key, taken = jax.random.key(self.run.train.seed), taken or {}
-        own = named(self.built.base) | named(self.built.abstract)
-        given = {path: x for path, x in taken.items() if x.dtype == own[path].dtype}
-        rest = {path: x for path, x in taken.items() if path not in given}
+        given, rest = {}, {}
+        for number, arrays in taken.items():
+            types = {path: x.dtype for path, x in named(self.built.stages[number]).items()}
+            given[number] = {path: x for path, x in arrays.items() if x.dtype == types[path]}
+            rest[number] = {path: x for path, x in arrays.items() if x.dtype != types[path]}
         return self.make_init()(key, given, rest, batch if self.starts_from_data else None)
 
     def abstract_state(self) -> tuple[State, Frozen]:
@@ -145,8 +145,8 @@ class Programs:
     def _init(
         self,
         key: PRNGKeyArray,
-        taken: dict[str, Array],
-        lowered: dict[str, Array],
+        taken: dict[int, dict[str, Array]],
+        lowered: dict[int, dict[str, Array]],
         batch: Batch | None,
     ) -> tuple[State, Frozen]:
         # The compiler follows the layout of what comes out back to the random bits: with explicit
@@ -155,7 +155,8 @@ class Programs:
             lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
             out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        return self._begun(key, lambda key: made(key, taken | lowered), batch)
+        whole = {number: arrays | lowered[number] for number, arrays in taken.items()}
+        return self._begun(key, lambda key: made(key, whole), batch)
 
     def _begun(
         self,

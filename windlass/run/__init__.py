@@ -4,7 +4,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from windlass.checkpoint import Checkpoint
-from windlass.config import Every, Open, section
+from windlass.config import Every, Open, Several, section
 from windlass.config.start import Start
 from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
@@ -130,7 +130,8 @@ class Run:
 
     model: Annotated[Any, FAMILIES]
     start: Start | None = None  # what model.hub, model.path or model.run is written out as
-    adapter: Annotated[Any, ADAPTERS] | None = None  # what is trained beside a model; null: itself
+    # what takes the place of linear maps, several in order; null: the model as its family has it
+    adapter: Annotated[tuple[Any, ...], Several(ADAPTERS)] = ()
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))

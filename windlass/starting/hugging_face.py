@@ -98,7 +98,7 @@ def take(
     arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
-    return arrays, [("start", str(where)), ("taken", f"{size:,} parameters: all there are")]
+    return arrays, [("start", str(where)), ("loaded", f"all {size:,} parameters")]
 
 
 def keep(start: Start, folder: Path) -> None:
