@@ -12,9 +12,10 @@ import optax
 import pytest
 
 from tests import tiny
-from windlass import formats, models, objectives, optim, sources
+from windlass import formats, models, objectives, optim, residuals, sources
 from windlass.config import read, tree
 from windlass.layers.head import Head
+from windlass.layers.residual import Connection
 
 
 def files(package) -> list:
@@ -65,6 +66,18 @@ def test_an_objective_hands_on_what_the_model_reports(module):
     model = tiny.abstract(tiny.config("router"))
     tally = eqx.filter_eval_shape(lambda model: tiny.tally(model, batch, objective), model)
     assert tally.auxiliary == eqx.filter_eval_shape(lambda model: model(batch)[1], model)
+
+
+@pytest.mark.parametrize("module", files(residuals))
+def test_a_residual_narrows_to_what_was_widened_and_connects_every_branch(module):
+    residual = section(module, "Residual")()
+    assert isinstance(residual, residuals.Contract)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    assert jnp.allclose(residual.narrow(residual.widen(x)), x, atol=1e-6)
+    made = lambda: residual.connection(  # noqa: E731
+        "mlp", jnp.int32(1), {"embed": 8}, key=jax.random.key(1)
+    )
+    assert isinstance(eqx.filter_eval_shape(made), Connection)
 
 
 @pytest.mark.parametrize("module", files(optim))

@@ -8,17 +8,19 @@ import jax
 
 from windlass.adapters import Adapter
 from windlass.layers.sketch import sketched
-from windlass.models import Config, names
+from windlass.models import names
+from windlass.residuals import Architecture
 
 
 @lru_cache(maxsize=8)  # a plan asks for the same model on each target, and with every setting
-def blank(config: Config, adapter: Adapter | None) -> Any:
-    """The model of a family, adapted where there is an adapter; on no mesh."""
+def blank(built: Architecture, adapter: Adapter | None) -> Any:
+    """The model of an architecture, adapted where there is an adapter; on no mesh."""
 
     def made() -> Any:
         key = jax.random.key(0)
-        model = config.init(key)
-        return model if adapter is None else adapter.adapt(model, names=names(config), key=key)
+        model = built.init(key)
+        table = names(built.model)
+        return model if adapter is None else adapter.adapt(model, names=table, key=key)
 
     with sketched():
         whole = eqx.filter_eval_shape(made)

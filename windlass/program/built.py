@@ -26,7 +26,7 @@ class Built:
     def __init__(self, described: Described):
         self.described, self.run, self.mesh = described, described.run, described.mesh
         arrays, self.static = eqx.partition(
-            self._arranged(blank(self.run.model, self.run.adapter)), is_shape
+            self._arranged(blank(self.run.architecture, self.run.adapter)), is_shape
         )
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
         # What is not trained need not be more precise than what it is multiplied in.
@@ -50,7 +50,7 @@ class Built:
         A path is one of the family's own model, or of the adapted one.
         """
         taken = taken or {}
-        model = _filled(self._arranged(self.run.model.init(key)), taken, self.base)
+        model = _filled(self._arranged(self.run.architecture.init(key)), taken, self.base)
         if self.run.adapter is None:
             return model
         own_key = jax.random.fold_in(key, ADAPTER_KEY)
@@ -80,13 +80,20 @@ class Built:
         given = {name: x for name, x in tree(self.run.model).items() if x is not None}
         fields = ", ".join(f"{name} {value}" for name, value in given.items())
         identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
+        if not self.run.residual.is_plain:
+            identity["residual"] = _told(self.run.residual)
         adapter, patterns = self.run.adapter, self.run.train.trainable
         if adapter is not None:
-            kind = type(adapter).__module__.rpartition(".")[2]
-            said = {name: x for name, x in tree(adapter).items() if name != "path"}
-            identity["adapter"] = f"{kind} ({', '.join(f'{k} {v}' for k, v in said.items())})"
+            identity["adapter"] = _told(adapter)
         trained = "*" if adapter is None else "the adapter"
         return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
+
+
+def _told(member: Any) -> str:
+    """A member of an open set with its keys, but for where it started from."""
+    kind = type(member).__module__.rpartition(".")[2]
+    said = {name: x for name, x in tree(member).items() if name != "path"}
+    return f"{kind} ({', '.join(f'{key} {value}' for key, value in said.items())})"
 
 
 def _filled(model: Any, taken: dict[str, Array], like: PyTree) -> Any:

@@ -8,7 +8,11 @@ from windlass.config import tree
 from windlass.run import Run
 
 # What makes two runs different runs; where and how fast they go does not.
-_OURS = ("model", "start", "adapter", "tokenizer", "data", "objective", "optim", "train")
+_OURS = (
+    *("model", "start", "residual", "adapter", "tokenizer"),
+    *("data", "objective", "optim", "train"),
+)
+ONE_STREAM = {"kind": "plain"}  # of a residual: as if nothing were said
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
@@ -28,7 +32,7 @@ def essential(recipe: dict[str, Any]) -> dict[str, Any]:
     return {
         name: {key: x for key, x in recipe[name].items() if key not in _NOT_OURS.get(name, ())}
         for name in _OURS
-        if recipe.get(name) is not None
+        if recipe.get(name) not in (None, ONE_STREAM)
     }
 
 

@@ -25,6 +25,8 @@ from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
 
 SHOWN = 8  # arrays in a refusal
+# The sections that a run goes on with when the one that lent them is gone.
+LENT = ("model", "start", "residual", "tokenizer", "adapter")
 
 
 def lend(start: Start, layers: Layers) -> dict[str, Any]:
@@ -34,13 +36,15 @@ def lend(start: Start, layers: Layers) -> dict[str, Any]:
     except UserError as unknown:
         if (recipe := _descendant(start, layers)) is None:
             raise UserError(f"model.run: {unknown}") from None
-        return {key: recipe.get(key) for key in ("model", "start", "tokenizer", "adapter")}
+        return {key: recipe.get(key) for key in LENT}
     recipe = folders.stored(folder)
     tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}
     lent = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
+    if recipe.get("residual") is not None:
+        lent["residual"] = recipe["residual"]
     if recipe.get("adapter") is not None:
         lent["adapter"] = recipe["adapter"] | {"path": None}
     return lent
@@ -161,7 +165,7 @@ def _merged(
 ) -> tuple[int, dict[str, Array]]:
     """The weights of a run with an adapter as those of a plain model."""
     run = config.load(stored.folder / folders.RECIPE).read(Run, None)
-    shapes, static = eqx.partition(blank(run.model, run.adapter), is_shape)
+    shapes, static = eqx.partition(blank(run.architecture, run.adapter), is_shape)
     here = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         shapes,
