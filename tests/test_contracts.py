@@ -13,11 +13,12 @@ import optax
 import pytest
 
 from tests import tiny
-from windlass import formats, models, objectives, optim, sources
+from windlass import formats, models, objectives, optim, residuals, sources
 from windlass.config import read, tree
 from windlass.config.sections import default, fields
 from windlass.config.start import Start
 from windlass.layers.head import Head
+from windlass.layers.residual import Connection
 
 
 def files(package) -> list:
@@ -82,6 +83,18 @@ def made(objective: Any) -> Any:
     """An objective, with helpers wherever it must have some."""
     needed = [name for name, (field, _) in fields(objective).items() if default(field) is MISSING]
     return objective(**dict.fromkeys(needed, Start(path="teacher")))
+
+
+@pytest.mark.parametrize("module", files(residuals))
+def test_a_residual_narrows_to_what_was_widened_and_connects_every_branch(module):
+    residual = section(module, "Residual")()
+    assert isinstance(residual, residuals.Contract)
+    x = jax.random.normal(jax.random.key(0), (2, 3, 8))
+    assert jnp.allclose(residual.narrow(residual.widen(x)), x, atol=1e-6)
+    made = lambda: residual.connection(  # noqa: E731
+        "mlp", jnp.int32(1), {"embed": 8}, key=jax.random.key(1)
+    )
+    assert isinstance(eqx.filter_eval_shape(made), Connection)
 
 
 @pytest.mark.parametrize("module", files(optim))

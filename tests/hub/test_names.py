@@ -27,10 +27,10 @@ def two() -> Two:
     """Three layers of two kinds in turn."""
     sizes = dict(embed=2, heads=2, head_dim=3)
 
-    def into(key):
+    def into(key, layer):
         return {"map": Linear("embed", "heads head_dim", sizes, bias=True, key=key)}
 
-    def back(key):
+    def back(key, layer):
         return {"map": Linear("heads head_dim", "embed", sizes, key=key)}
 
     stack = stacked([into, back], 3, key=jax.random.key(0))

@@ -36,7 +36,7 @@ class Counting(eqx.Module):
 
 
 NAMES = [("power", "power", "of_{layer}"), ("power", "second")]
-MAKERS = [lambda key, names=n: Counting(1 + jax.random.uniform(key), names) for n in NAMES]
+MAKERS = [lambda key, layer, names=n: Counting(1 + jax.random.uniform(key), names) for n in NAMES]
 X = jnp.linspace(-1.0, 1.0, 12).reshape(1, 12, 1)
 PLACES = {name: jnp.zeros((1, 12), jnp.int32) for name in ("position", "document")}
 

@@ -71,7 +71,7 @@ def test_a_layer_saves_for_each_token_what_its_policy_says(remat, least, most, u
 SIZES = dict(embed=16, heads=2, kv_heads=1, head_dim=6, mlp=20)
 
 
-def attending(key):
+def attending(key, layer):
     one, two = jax.random.split(key)
     return Block(
         attention_norm=RMSNorm("embed", SIZES, eps=1e-3),
@@ -81,7 +81,7 @@ def attending(key):
     )
 
 
-def recurring(key):
+def recurring(key, layer):
     return gru.Unit(gru.Config(vocab=1, embed=16, state=10, layers=1), key=key)
 
 

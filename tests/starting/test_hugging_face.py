@@ -105,6 +105,22 @@ def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     assert windlass.delete(mine) == [] and not mine.exists()
 
 
+def test_a_residual_starts_afresh_on_a_model_that_has_none(corpus):
+    held = publish(Path("source"))
+    wide = recipe(path="source") | {"residual": {"kind": "hyper", "streams": 2}}
+    told = Told("run.dir=mine", "train.steps=1", "optim.learning_rate=1e-30", recipe=wide)
+    of_branch = 2 * 2 + 2 + 2 + 32 + 32 * (2 + 2) * 2  # mix, read, write, norm and what moves them
+    assert f"new          {2 * 2 * of_branch:,} parameters of the residual\n" in told.text
+    first = archive.manifest(folder_of(told.trained.folder) / "0")["arrays"]
+    there = measure(jax.tree.map(jax.numpy.asarray, held))
+    assert first["weights.embedding.weight"]["fingerprint"] == there["model.embed_tokens.weight"]
+    plain = Told(
+        "run.dir=other", "train.steps=1", "optim.learning_rate=1e-30", recipe=recipe(path="source")
+    )
+    found, expected = (windlass.evaluate(each.trained.folder)["loss"] for each in (told, plain))
+    assert found == pytest.approx(expected, rel=1e-6)
+
+
 def test_a_model_of_the_hub_is_taken_from_its_cache_at_a_commit_that_stays(corpus, there):
     first = describe(recipe(hub=HUB))
     start = first.run.start

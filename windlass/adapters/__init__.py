@@ -19,6 +19,7 @@ from windlass.devices.axes import Placed, annotate
 from windlass.layers.dropout import number
 from windlass.layers.linear import LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
+from windlass.layers.residual import Connection
 
 Model = TypeVar("Model")
 
@@ -158,8 +159,10 @@ def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> lis
     """The linear maps that patterns choose, by our names, of which some may be written as PEFT's.
 
     As `blocks.attention.*` chooses `blocks.attention.query`, so do `q_proj`, `self_attn.q_proj`.
+    The maps of a residual connection are none of the model's, and are never chosen.
     """
-    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_map)
+    apart = (LinearMap, Connection)
+    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda x: isinstance(x, apart))
     maps = dict.fromkeys(name(path) for path, node in found if _is_map(node))
     called = {one: [one, EVERY, *_elsewhere(names.get(one))] for one in maps}
     words = [word for each in called.values() for word in each]

@@ -90,8 +90,11 @@ class FinishedRun:
 
     @property
     def names(self) -> Mapping[str, str] | None:
-        """The family's table of Hugging Face names; None: its arrays have their own."""
-        return self.built.names or None
+        """The family's table of Hugging Face names; None: its arrays have their own.
+
+        With another residual than the plain one no library but this computes what the model does.
+        """
+        return (self.built.names or None) if self.run.residual.is_plain else None
 
     @property
     def abstract(self) -> Any:

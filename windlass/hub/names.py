@@ -20,6 +20,7 @@ from windlass.devices.axes import Placed
 from windlass.errors import UserError
 from windlass.layers.attention import Attention
 from windlass.layers.linear import Linear
+from windlass.layers.residual import Connection
 from windlass.layers.rotary import halves, interleaved
 from windlass.layers.stack import Stack
 
@@ -67,8 +68,15 @@ def from_tensors(
 def placed(
     model: Any, names: Mapping[str, str] | None, tensors: Mapping[str, Tensor], origin: str
 ) -> dict[str, jax.Array]:
-    """The arrays of an abstract model by their paths in it, each device's part read on its own."""
-    wanted = list(arrays(model, names))
+    """The arrays of an abstract model by their paths in it, each device's part read on its own.
+
+    Those of a residual are left out where there are none: other checkpoints have one stream.
+    """
+    wanted = [
+        array
+        for array in arrays(model, names)
+        if not array.is_residual or any(name in tensors for name in array.names())
+    ]
     problems, used = {}, set()
     for array in wanted:
         for name in array.names():
@@ -131,6 +139,7 @@ class Array(NamedTuple):
     value: Any
     layers: range | None  # along the first axis; None: it is not stacked
     layout: Layout
+    is_residual: bool  # of a connection with weights, which no family's table has names for
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -184,7 +193,7 @@ class Array(NamedTuple):
 def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
     """Every array of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
-        node, layers, turned, words = model, None, False, []
+        node, layers, turned, is_residual, words = model, None, False, False, []
         owner: Any = None
         steps = iter(path)
         for step in steps:
@@ -198,12 +207,14 @@ def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
                 if isinstance(node, Attention) and words[-1] in TURNED:
                     turned = names is not None and node.rotary.pairing == "interleaved"
                 owner, node = node, _child(node, step)
+                is_residual |= isinstance(node, Connection)
         sizes = value.shape if layers is None else value.shape[1:]
         # What an adapter of queries reads is not turned, what it writes is.
         paired = turned and isinstance(owner, Placed) and owner.axes[words[-1]][-1] == "head_dim"
         layout = Layout(tuple(sizes), _groups(owner, words[-1], len(sizes)), paired)
         own = jax.tree_util.keystr(path, simple=True, separator=".")
-        yield Array(own, _name(words, names), value, layers, layout)
+        name = _name(words, None if is_residual else names)
+        yield Array(own, name, value, layers, layout, is_residual)
 
 
 def _name(path: list[str], names: Mapping[str, str] | None) -> str:

@@ -1,6 +1,6 @@
 """A causal language model: embedding, blocks, norm, head."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
 import equinox as eqx
 import jax
@@ -14,8 +14,8 @@ from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import Norm
-from windlass.layers.residual import Plain
-from windlass.layers.stack import Stack, stacked
+from windlass.layers.residual import Connection, Plain
+from windlass.layers.stack import Maker, Stack, stacked
 
 
 class Block(eqx.Module):
@@ -25,11 +25,15 @@ class Block(eqx.Module):
     attention: Attention
     mlp_norm: Norm
     mlp: Gated
-    residual: Callable = Plain()
+    attention_residual: Connection = Plain()
+    mlp_residual: Connection = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
-        x = self.residual(x, lambda x: self.attention(self.attention_norm(x), context))
-        return self.residual(x, lambda x: self.mlp(self.mlp_norm(x)))
+    def __call__(self, x: PyTree, context) -> PyTree:
+        def attended(x):
+            return self.attention(self.attention_norm(x), context)
+
+        x = self.attention_residual(x, attended, context)
+        return self.mlp_residual(x, lambda x: self.mlp(self.mlp_norm(x)), context)
 
 
 class Decoder(eqx.Module):
@@ -41,7 +45,7 @@ class Decoder(eqx.Module):
     def __init__(
         self,
         sizes: dict[str, int],
-        pattern: Sequence[Callable[[PRNGKeyArray], PyTree]],  # makers of blocks, in turn
+        pattern: Sequence[Maker],  # of blocks, in turn
         layers: int,
         *,
         norm: Norm,  # of the stream that leaves the blocks

@@ -1,18 +1,46 @@
-"""How a block's branches join the stream that runs through the layers."""
+"""Residual connections: how a branch of a block joins the stream that runs through the layers."""
 
+from abc import abstractmethod
 from collections.abc import Callable
 
 import equinox as eqx
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float
+from jaxtyping import Array, Float, PyTree
+
+Hidden = Float[Array, "batch seq embed"]
+Branch = Callable[[Hidden], Hidden]
 
 
-class Plain(eqx.Module):
-    """The branch is added."""
+class Connection(eqx.Module):
+    """The connection of one branch, attention or feed-forward, of a block.
 
-    def __call__(
-        self,
-        x: Float[Array, "batch seq embed"],
-        branch: Callable[[Float[Array, "batch seq embed"]], Float[Array, "batch seq embed"]],
-    ) -> Float[Array, "batch seq embed"]:
+    A block never adds: it calls `self.attention_residual(x, branch, context)`, and knows neither
+    how many streams x holds nor which of them the branch reads. It is made with `Plain`, whose
+    place a `residual:` section of the recipe gives to another; so the field is named for the
+    branch, and ends in `_residual`.
+    """
+
+    @abstractmethod
+    def __call__(self, x: PyTree, branch: Branch, context) -> PyTree: ...
+
+
+class Plain(Connection):
+    """One stream, to which the branch is added: x + F(x)."""
+
+    def __call__(self, x: Hidden, branch: Branch, context) -> Hidden:
         return checkpoint_name(x + branch(x), "residual")
+
+
+class Streams:
+    """What lies between the embedding and the blocks, and between the blocks and the last norm."""
+
+    def widen(self, x: Hidden) -> PyTree:
+        """The streams that enter the first block."""
+        return x
+
+    def narrow(self, x: PyTree) -> Hidden:
+        """The hidden states of those that leave the last block."""
+        return x
+
+
+ONE_STREAM = Streams()

@@ -9,16 +9,20 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.extend.core import Primitive
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from windlass.layers import kernels
 from windlass.layers.auxiliary import Report, added, over_layers
+from windlass.layers.residual import ONE_STREAM, Hidden, Streams
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products, which are
 # dear to compute again. Norms, rotations and activations are recomputed from them.
 SAVED = ("query", "key", "value", kernels.MIXED, "gate", "up", "residual")
 # What is made again even under `none`, as it is quicker to make than to fetch.
 FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
+
+
+Maker = Callable[[PRNGKeyArray, Int[Array, ""]], PyTree]  # a block, from a key and its layer
 
 
 class Stack(eqx.Module):
@@ -32,16 +36,15 @@ class Stack(eqx.Module):
     layers: int = eqx.field(static=True)
     remat: str = eqx.field(static=True, default="saved")  # none, saved or full
     unroll: int = eqx.field(static=True, default=1)  # rounds of the pattern per loop iteration
+    streams: Streams = eqx.field(static=True, default=ONE_STREAM)
 
-    def __call__(
-        self, x: Float[Array, "batch seq embed"], context, kept: PyTree = None
-    ) -> tuple[Float[Array, "batch seq embed"], PyTree, Report]:
-        """The stream after all blocks, what each of them keeps, and what they report in sum."""
+    def __call__(self, x: Hidden, context, kept: PyTree = None) -> tuple[Hidden, PyTree, Report]:
+        """The hidden states after all blocks, what each block keeps, and the sum of reports."""
         weights, rest = eqx.partition(self.kinds, eqx.is_array)
         rounds, odd = divmod(self.layers, len(self.kinds))
         kept_rounds, kept_odd = (None, [None] * odd) if kept is None else kept
 
-        loops = self.unroll < rounds
+        loops, x = self.unroll < rounds, self.streams.widen(x)
 
         def one(kind):
             def apply(x, weights, kept):
@@ -73,7 +76,7 @@ class Stack(eqx.Module):
             x, out = one(kind)(x, _take(weights[kind], rounds), kept_odd[kind])
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
-        return x, left, self._reported(out_rounds, out_odd)
+        return self.streams.narrow(x), left, self._reported(out_rounds, out_odd)
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """What all layers reported: those of the rounds by kind, and those after the last round."""
@@ -89,12 +92,13 @@ class Stack(eqx.Module):
         return added(*rounds, *odd)
 
 
-def stacked(
-    pattern: Sequence[Callable[[PRNGKeyArray], PyTree]], layers: int, *, key: PRNGKeyArray
-) -> Stack:
+def stacked(pattern: Sequence[Maker], layers: int, *, key: PRNGKeyArray) -> Stack:
     """A stack of so many layers, made by the functions of `pattern` in turn."""
     keys, pattern = jax.random.split(key, layers), pattern[:layers]
-    made = [eqx.filter_vmap(make)(keys[i :: len(pattern)]) for i, make in enumerate(pattern)]
+    numbers, kinds = jnp.arange(layers), len(pattern)
+    made = [
+        eqx.filter_vmap(make)(keys[i::kinds], numbers[i::kinds]) for i, make in enumerate(pattern)
+    ]
     return Stack(tuple(made), layers)
 
 

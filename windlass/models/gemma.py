@@ -1,18 +1,17 @@
 """Gemma 3, text: five layers that see a window to each that sees all, norms on both sides."""
 
 import math
-from collections.abc import Callable
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.layers.attention import Attention
 from windlass.layers.decoder import Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import OffsetRMSNorm
-from windlass.layers.residual import Plain
+from windlass.layers.residual import Connection, Plain
 from windlass.layers.rotary import Pairing, Rotary, Scaling
 from windlass.models import HuggingFace, llama
 
@@ -97,10 +96,10 @@ class Config:
         far = Rotary(self.theta, self.pairing, self.scaling)
         near = Rotary(self.local_theta, self.pairing)
 
-        def local(key):
+        def local(key, layer):
             return Block(self, near, self.window, key=key)
 
-        def whole(key):
+        def whole(key, layer):
             return Block(self, far, None, key=key)
 
         return Decoder(
@@ -146,7 +145,8 @@ class Block(eqx.Module):
     mlp_norm: OffsetRMSNorm
     mlp: Gated
     written_norm: OffsetRMSNorm
-    residual: Callable
+    attention_residual: Connection
+    mlp_residual: Connection
 
     def __init__(self, config: Config, rotary: Rotary, window: int | None, *, key: PRNGKeyArray):
         attention, mlp = jax.random.split(key)
@@ -162,13 +162,14 @@ class Block(eqx.Module):
         )
         self.mlp_norm, self.written_norm = config.norm("embed"), config.norm("embed")
         self.mlp = Gated(config.sizes, activation=jax.nn.gelu, key=mlp)
-        self.residual = Plain()
+        self.attention_residual = self.mlp_residual = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
+    def __call__(self, x: PyTree, context) -> PyTree:
         def attended(x):
             return self.mixed_norm(self.attention(self.attention_norm(x), context))
 
         def fed(x):
             return self.written_norm(self.mlp(self.mlp_norm(x)))
 
-        return self.residual(self.residual(x, attended), fed)
+        x = self.attention_residual(x, attended, context)
+        return self.mlp_residual(x, fed, context)

@@ -122,7 +122,7 @@ def decoder(config, *, mlp_bias: bool = False, key: PRNGKeyArray, **attention) -
     def norm(over: str) -> RMSNorm:
         return RMSNorm(over, sizes, eps=config.eps)
 
-    def block(key):
+    def block(key, layer):
         one, two = jax.random.split(key)
         return Block(
             attention_norm=norm("embed"),

@@ -8,18 +8,19 @@ import jax
 
 from windlass.adapters import Contract
 from windlass.layers.sketch import sketched
-from windlass.models import Config, names
+from windlass.models import names
+from windlass.residuals import Architecture
 
 
 @lru_cache(maxsize=8)  # a plan asks for the same model on each target, and with every setting
-def blank(config: Config, adapters: tuple[Contract, ...] = ()) -> Any:
-    """The model of a family with these adapters, in their order; on no mesh."""
+def blank(architecture: Architecture, adapters: tuple[Contract, ...] = ()) -> Any:
+    """The model of an architecture with these adapters, in their order; on no mesh."""
 
     def made() -> Any:
         key = jax.random.key(0)
-        model = config.init(key)
+        model = architecture.init(key)
         for adapter in adapters:
-            model = adapter.adapt(model, names=names(config), key=key)
+            model = adapter.adapt(model, names=names(architecture.model), key=key)
         return model
 
     with sketched():

@@ -19,6 +19,7 @@ from windlass.layers.stack import arrange
 from windlass.program import trainable
 from windlass.program.abstract import blank, is_shape
 from windlass.program.described import Described
+from windlass.residuals import Architecture
 
 # Arrays that a run starts from: after how many adapters, and by which path of the model then.
 Given = Mapping[int, Mapping[str, Array]]
@@ -39,7 +40,7 @@ class Built:
     def __init__(self, described: Described):
         self.described, self.run, self.mesh = described, described.run, described.mesh
         arrays, self.static = eqx.partition(
-            self._arranged(blank(self.run.model, self.run.adapter)), is_shape
+            self._arranged(blank(self.run.architecture, self.run.adapter)), is_shape
         )
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
         lowered = self._lowered(arrays)
@@ -65,7 +66,7 @@ class Built:
         return [*before, self.abstract]
 
     def _stage(self, applied: tuple[Contract, ...]) -> PyTree:
-        arrays = eqx.filter(self._arranged(blank(self.run.model, applied)), is_shape)
+        arrays = eqx.filter(self._arranged(blank(self.run.architecture, applied)), is_shape)
         own = jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
             arrays,
@@ -76,7 +77,9 @@ class Built:
     def init(self, key: PRNGKeyArray, taken: Given | None = None) -> Any:
         """The model with random weights, but for arrays that are `taken`."""
         taken, stages, adapter_key = taken or {}, self.stages, jax.random.fold_in(key, ADAPTER_KEY)
-        model = _filled(self._arranged(self.run.model.init(key)), taken.get(0, {}), stages[0])
+        model = _filled(
+            self._arranged(self.run.architecture.init(key)), taken.get(0, {}), stages[0]
+        )
         for number, adapter in enumerate(self.run.adapter, start=1):
             own = adapter_key if number == 1 else jax.random.fold_in(adapter_key, number)
             model = adapter.adapt(model, names=self.names, key=own)
@@ -93,7 +96,7 @@ class Built:
         return annotate(arrays, lambda x, about: compute if is_cast(x, about) else x.dtype)
 
     def _helper(self, config: models.Config) -> Helper:
-        arrays, static = eqx.partition(self._arranged(blank(config)), is_shape)
+        arrays, static = eqx.partition(self._arranged(blank(Architecture(config))), is_shape)
         placed = jax.tree.map(
             lambda x, low, place: jax.ShapeDtypeStruct(x.shape, low, sharding=place),
             arrays,
@@ -126,15 +129,18 @@ class Built:
         fields = ", ".join(f"{name} {value}" for name, value in given.items())
         identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
         patterns = self.run.train.trainable
+        if not self.run.residual.is_plain:
+            identity["residual"] = _told(self.run.residual)
         if self.run.adapter:
             identity["adapter"] = ", then ".join(map(_told, self.run.adapter))
         trained = "the adapter" if self.run.adapter else "*"
         return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
 
 
-def _told(adapter: Contract) -> str:
-    kind = type(adapter).__module__.rpartition(".")[2]
-    said = {name: x for name, x in tree(adapter).items() if name != "path"}
+def _told(member: Any) -> str:
+    """A member of an open set with its keys, but for where it started from."""
+    kind = type(member).__module__.rpartition(".")[2]
+    said = {name: x for name, x in tree(member).items() if name != "path"}
     return f"{kind} ({', '.join(f'{key} {value}' for key, value in said.items())})"
 
 

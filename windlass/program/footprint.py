@@ -14,6 +14,7 @@ from windlass.devices.mesh_choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
 from windlass.program import trainable
 from windlass.program.abstract import blank, is_shape
+from windlass.residuals import Architecture
 from windlass.run import Run
 
 # Bytes of each number of a matrix of words while it is whole: as it is multiplied, a float32 copy,
@@ -29,7 +30,7 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
 
     Up to a third above what the TPU compiler finds.
     """
-    whole = eqx.filter(blank(run.model, run.adapter), is_shape)
+    whole = eqx.filter(blank(run.architecture, run.adapter), is_shape)
     chosen = trainable.choose(whole, run.train.trainable)
     trained, frozen = eqx.partition(whole, chosen.mask)
     width = jnp.dtype(compute).itemsize
@@ -37,17 +38,17 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     moments = jax.eval_shape(optimizer.init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
-    helpers = [eqx.filter(blank(one.model), is_shape) for one in run.helpers.values()]
+    helpers = [eqx.filter(blank(Architecture(one.model)), is_shape) for one in run.helpers.values()]
     held = annotate((frozen, helpers), lambda x, about: _held(x, about, width))
     state += sum(jax.tree.leaves(held))
-    plain = eqx.filter(blank(run.model), is_shape)
+    plain = eqx.filter(blank(run.architecture), is_shape)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
         state=state,
         vocabulary=max(_words(trained, WORDS_TRAINED), _words((frozen, helpers), WORDS_FROZEN)),
         # One layer is gathered while the one before it is computed.
         layer=2 * width * sum(jax.tree.leaves(annotate(plain, _of_a_layer))),
-        row=int(tokens * width * _left(plain, run.train.remat)),
+        row=int(tokens * width * _left(plain, run.train.remat, _streams(run))),
         row_logits=OF_LOGITS * tokens * vocab,
         tile=OF_LOGITS * TILE_TOKENS * vocab,
         is_frozen=2 * chosen.trained < chosen.total,
@@ -66,7 +67,14 @@ def _of_a_layer(x: Any, about: About) -> int:
     return x.size // x.shape[0] if is_stacked else 0
 
 
-def _left(arrays: PyTree, remat: str) -> float:
+def _streams(run: Run) -> int:
+    """How many hidden states wide the residual is."""
+    hidden = jax.ShapeDtypeStruct((1, 1, run.model.sizes["embed"]), jnp.float32)
+    wide = jax.eval_shape(run.residual.widen, hidden)
+    return sum(x.size for x in jax.tree.leaves(wide)) // hidden.size
+
+
+def _left(arrays: PyTree, remat: str, streams: int) -> float:
     """Numbers that a token leaves: what all matrices write, or where less is saved the stream."""
 
     def written(x, about):
@@ -74,7 +82,8 @@ def _left(arrays: PyTree, remat: str) -> float:
             return 0
         read = x.shape[x.ndim - len(about.axes) :][: about.reads]
         is_stream = about.axes[about.reads :] == ("embed",)
-        return x.size // math.prod(read) if remat != "full" or is_stream else 0
+        wide = streams if is_stream else 1
+        return wide * x.size // math.prod(read) if remat != "full" or is_stream else 0
 
     return LEFT.get(remat, 1.0) * sum(jax.tree.leaves(annotate(arrays, written)))
 

@@ -11,9 +11,11 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
+from windlass.residuals import Architecture
 from windlass.telemetry import Telemetry
 
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
+RESIDUALS = Open("windlass.residuals", tag="kind", attribute="Residual", usual="plain")
 ADAPTERS = Open("windlass.adapters", tag="kind", attribute="Adapter", usual="lora")
 OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
@@ -130,6 +132,7 @@ class Run:
 
     model: Annotated[Any, FAMILIES]
     start: Start | None = None  # what model.hub, model.path or model.run is written out as
+    residual: Annotated[Any, RESIDUALS] = field(default_factory=RESIDUALS.load("plain"))
     # what takes the place of linear maps, several in order; null: the model as its family has it
     adapter: Annotated[tuple[Any, ...], Several(ADAPTERS)] = ()
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
@@ -144,3 +147,7 @@ class Run:
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)
     run: Folder = field(default_factory=Folder)
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.model, self.residual)

@@ -8,7 +8,11 @@ from windlass.config import tree
 from windlass.run import Run
 
 # What makes two runs different runs; where and how fast they go does not.
-_OURS = ("model", "start", "adapter", "tokenizer", "data", "objective", "helpers", "optim", "train")
+_OURS = (
+    *("model", "start", "residual", "adapter", "tokenizer"),
+    *("data", "objective", "helpers", "optim", "train"),
+)
+ONE_STREAM = {"kind": "plain"}  # of a residual: as if nothing were said
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
@@ -26,7 +30,9 @@ def essence(run: Run) -> dict[str, Any]:
 def essential(recipe: dict[str, Any]) -> dict[str, Any]:
     """The same of a recipe that is not read."""
     return {
-        name: _without(recipe[name], _NOT_OURS.get(name, ())) for name in _OURS if recipe.get(name)
+        name: _without(recipe[name], _NOT_OURS.get(name, ()))
+        for name in _OURS
+        if recipe.get(name) and recipe[name] != ONE_STREAM
     }
 
 

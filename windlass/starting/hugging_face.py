@@ -9,6 +9,7 @@ from typing import Any
 
 from jaxtyping import Array, PyTree
 
+from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers
 from windlass.config.start import Start
 from windlass.data import Data
@@ -98,7 +99,9 @@ def take(
     arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
-    return arrays, [("start", str(where)), ("loaded", f"all {size:,} parameters")]
+    facts = [("start", str(where)), ("loaded", f"all {size:,} parameters")]
+    new = [x.size for path, x in named(model).items() if path not in arrays]
+    return arrays, [*facts, ("new", f"{sum(new):,} parameters of the residual")] if new else facts
 
 
 def keep(start: Start, folder: Path) -> None:

@@ -30,6 +30,8 @@ from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
 
 SHOWN = 8  # arrays in a refusal
+# The sections that a run goes on with when the one that lent them is gone.
+LENT = ("model", "start", "residual", "tokenizer", "adapter")
 
 
 def lend(start: Start, layers: Layers, *, key: str = "model") -> dict[str, Any]:
@@ -39,13 +41,15 @@ def lend(start: Start, layers: Layers, *, key: str = "model") -> dict[str, Any]:
     except UserError as unknown:
         if (recipe := _descendant(start, layers)) is None:
             raise UserError(f"{key}.run: {unknown}") from None
-        return {key: recipe.get(key) for key in ("model", "start", "tokenizer", "adapter")}
+        return {key: recipe.get(key) for key in LENT}
     recipe = folders.stored(folder)
     tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}
     lent = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
+    if recipe.get("residual") is not None:
+        lent["residual"] = recipe["residual"]
     return lent | adapter.lent(recipe.get("adapter"), layers)
 
 

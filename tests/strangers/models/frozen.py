@@ -1,13 +1,12 @@
 """A language model of frozen random recurrences: only what leads to and from them is trained."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.devices.axes import Placed, gathered
@@ -17,7 +16,7 @@ from windlass.layers.head import Head
 from windlass.layers.initializers import Draw, host
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
-from windlass.layers.residual import Plain
+from windlass.layers.residual import Connection, Plain
 from windlass.layers.stack import Stack, stacked
 
 
@@ -42,7 +41,7 @@ class Config:
         embedding, blocks, head = jax.random.split(key, 3)
         return Model(
             embedding=Embedding(self.sizes, key=embedding),
-            blocks=stacked([lambda key: Block(self, key=key)], self.layers, key=blocks),
+            blocks=stacked([lambda key, layer: Block(self, key=key)], self.layers, key=blocks),
             norm=RMSNorm("embed", self.sizes, eps=1e-6),
             head=Head.init(self.sizes, key=head),
         )
@@ -80,7 +79,7 @@ class Block(eqx.Module):
     reads: Linear
     reservoir: Reservoir
     writes: Linear
-    residual: Callable
+    reservoir_residual: Connection
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         reads, writes = jax.random.split(key)
@@ -90,13 +89,13 @@ class Block(eqx.Module):
             config.sizes, draw=of_radius(config.radius), key=jax.random.key(config.seed)
         )
         self.writes = Linear("units", "embed", config.sizes, bias=True, key=writes)
-        self.residual = Plain()
+        self.reservoir_residual = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
+    def __call__(self, x: PyTree, context) -> PyTree:
         def branch(x):
             return self.writes(self.reservoir(self.reads(self.norm(x)), context))
 
-        return self.residual(x, branch)
+        return self.reservoir_residual(x, branch, context)
 
 
 def of_radius(radius: float) -> Draw:

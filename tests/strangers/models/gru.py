@@ -1,11 +1,9 @@
 """A language model of gated recurrent units: a family as somebody else would add it, one file."""
 
-from collections.abc import Callable
-
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.layers.context import enter
@@ -13,7 +11,7 @@ from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
-from windlass.layers.residual import Plain
+from windlass.layers.residual import Connection, Plain
 from windlass.layers.stack import Stack, stacked
 
 
@@ -37,7 +35,7 @@ class Config:
         embedding, blocks, head = jax.random.split(key, 3)
         return Recurrent(
             embedding=Embedding(self.sizes, key=embedding),
-            blocks=stacked([lambda key: Unit(self, key=key)], self.layers, key=blocks),
+            blocks=stacked([lambda key, layer: Unit(self, key=key)], self.layers, key=blocks),
             norm=RMSNorm("embed", self.sizes, eps=self.eps),
             head=Head.init(self.sizes, key=head),
         )
@@ -52,7 +50,7 @@ class Unit(eqx.Module):
     reads: Linear
     recalls: Linear
     writes: Linear
-    residual: Callable
+    recurrence_residual: Connection
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         reads, recalls, writes = jax.random.split(key, 3)
@@ -60,14 +58,14 @@ class Unit(eqx.Module):
         self.reads = Linear("embed", "gates state", config.sizes, bias=True, key=reads)
         self.recalls = Linear("state", "gates state", config.sizes, bias=True, key=recalls)
         self.writes = Linear("state", "embed", config.sizes, key=writes)
-        self.residual = Plain()
+        self.recurrence_residual = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
+    def __call__(self, x: PyTree, context) -> PyTree:
         def branch(x):
             start = jnp.zeros(self.recalls.weight.shape[0], x.dtype)
             return self.writes(context.recur(self.cell, start, self.reads(self.norm(x))))
 
-        return self.residual(x, branch)
+        return self.recurrence_residual(x, branch, context)
 
     def cell(self, state: Float[Array, "batch state"], x: Float[Array, "batch gates state"]):
         recalled = self.recalls(state)

@@ -4,7 +4,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.layers.attention import Attention
@@ -12,7 +12,7 @@ from windlass.layers.auxiliary import AuxiliaryLosses
 from windlass.layers.decoder import Decoder
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
-from windlass.layers.residual import Plain
+from windlass.layers.residual import Connection, Plain
 from windlass.layers.rotary import Rotary
 
 
@@ -41,7 +41,7 @@ class Config:
 
     def init(self, key: PRNGKeyArray) -> Decoder:
         norm = RMSNorm("embed", self.sizes, eps=self.eps)
-        blocks = [lambda key: Block(self, key=key)]
+        blocks = [lambda key, layer: Block(self, key=key)]
         return Decoder(self.sizes, blocks, self.layers, norm=norm, tied=True, key=key)
 
     @classmethod
@@ -55,18 +55,25 @@ class Block(eqx.Module):
     attention: Attention
     mixture_norm: RMSNorm
     mixture: "Mixture"
-    residual: Plain
+    attention_residual: Connection
+    mixture_residual: Connection
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         attention, mixture = jax.random.split(key)
         norm = RMSNorm("embed", config.sizes, eps=config.eps)
         self.attention_norm = self.mixture_norm = norm
         self.attention = Attention(config.sizes, rotary=Rotary(config.theta), key=attention)
-        self.mixture, self.residual = Mixture(config, key=mixture), Plain()
+        self.mixture = Mixture(config, key=mixture)
+        self.attention_residual = self.mixture_residual = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
-        x = self.residual(x, lambda x: self.attention(self.attention_norm(x), context))
-        return self.residual(x, lambda x: self.mixture(self.mixture_norm(x), context))
+    def __call__(self, x: PyTree, context) -> PyTree:
+        def attended(x):
+            return self.attention(self.attention_norm(x), context)
+
+        def mixed(x):
+            return self.mixture(self.mixture_norm(x), context)
+
+        return self.mixture_residual(self.attention_residual(x, attended, context), mixed, context)
 
 
 class Mixture(AuxiliaryLosses):

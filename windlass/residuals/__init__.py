@@ -1,0 +1,93 @@
+"""Residual connections: what takes the place of x + F(x). `residual.kind` in a recipe is the file.
+
+A file defines `Residual`, a section that extends `Contract`: `widen` and `narrow`, between which
+one stream or several run through the blocks, and the connection of each branch of each layer, a
+module that may own weights. It changes a model that is built, before adapters do, and they leave
+its maps alone. No family knows of it.
+"""
+
+from abc import abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any, ClassVar, TypeVar
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+from jax.tree_util import tree_leaves, tree_map_with_path
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
+
+from windlass.errors import UserError
+from windlass.layers.dropout import number
+from windlass.layers.residual import Connection, Plain, Streams
+from windlass.layers.stack import Stack
+from windlass.models import Config
+
+Model = TypeVar("Model")
+
+KEY = 2  # what is folded into the key of a model's weights for those of its connections
+
+
+class Contract(Streams):
+    """What a residual gives beside its keys; one stream unless it says otherwise."""
+
+    is_plain: ClassVar[bool] = False  # as families are built: nothing changes
+
+    @abstractmethod
+    def connection(
+        self,
+        branch: str,  # the block's name for it: attention, mlp, ...
+        layer: Int[Array, ""],  # from 0, and traced: all layers of a kind are made at once
+        sizes: Mapping[str, int],  # of the model's axes
+        *,
+        key: PRNGKeyArray,
+    ) -> Connection:
+        """The connection of a branch of a layer."""
+
+    def connect(self, model: Model, sizes: Mapping[str, int], *, key: PRNGKeyArray) -> Model:
+        """The model with a connection of this kind wherever its blocks have a plain one."""
+        if not any(map(_is_plain, tree_leaves(model, is_leaf=_is_plain))):
+            kind = type(self).__module__.rpartition(".")[2]
+            raise UserError(
+                f"residual.kind is {kind}; the blocks of this model have no residual connection "
+                "that it could replace: residual=plain leaves them as they are"
+            )
+
+        def visit(path, node):
+            if not isinstance(node, Stack):
+                return node
+            own = jax.random.fold_in(key, number(path))
+            return replace(node, kinds=self._kinds(node, sizes, own), streams=self)
+
+        return tree_map_with_path(visit, model, is_leaf=lambda node: isinstance(node, Stack))
+
+    def _kinds(self, stack: Stack, sizes: Mapping[str, int], key: PRNGKeyArray) -> PyTree:
+        def visit(path, node):
+            if not _is_plain(node):
+                return node
+            layers = jnp.arange(path[0].idx, stack.layers, len(stack.kinds))
+            keys = jax.random.split(jax.random.fold_in(key, number(path)), len(layers))
+            branch = path[-1].name.removesuffix("_residual")
+            make = partial(self.connection, branch, sizes=sizes)
+            return eqx.filter_vmap(lambda layer, key: make(layer, key=key))(layers, keys)
+
+        return tree_map_with_path(visit, stack.kinds, is_leaf=_is_plain)
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A family's config with a residual: all of a model but its adapters."""
+
+    model: Config
+    residual: Contract | None = None  # None: as the family has it
+
+    def init(self, key: PRNGKeyArray) -> Any:
+        model, own = self.model.init(key), jax.random.fold_in(key, KEY)
+        if self.residual is None:
+            return model
+        return self.residual.connect(model, self.model.sizes, key=own)
+
+
+def _is_plain(node) -> bool:
+    return isinstance(node, Plain)
