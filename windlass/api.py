@@ -538,6 +538,13 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
 
 
 def _generator(opened: FinishedRun) -> Generator:
+    if not opened.run.model.causal:
+        family = type(opened.run.model).__module__.rpartition(".")[2]
+        raise UserError(
+            f"{opened.folder} cannot generate: {family}, its family, attends in both directions, "
+            "and no token is predicted from those before it; "
+            f"`windlass evaluate {opened.folder}` measures its loss"
+        )
     vocabulary = opened.vocabulary
     return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
 
