@@ -42,6 +42,7 @@ LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
+    `bidirectional` is each of the others.
     `unlike` leaves out those that are llama's blocks, for what takes long: other tests train these.
     """
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
@@ -52,6 +53,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
         metafunc.parametrize("causal", declared)
+    if "bidirectional" in metafunc.fixturenames:
+        others = [name for name in found if not tiny.config(name).causal]
+        metafunc.parametrize("bidirectional", others)
 
 
 @pytest.fixture(scope="session", autouse=True)

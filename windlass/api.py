@@ -542,6 +542,13 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
 
 
 def _generator(opened: FinishedRun) -> Generator:
+    if not opened.run.model.causal:
+        family = type(opened.run.model).__module__.rpartition(".")[2]
+        raise UserError(
+            f"{opened.folder} cannot generate: {family}, its family, attends in both directions, "
+            "and no token is predicted from those before it; "
+            f"`windlass evaluate {opened.folder}` measures its loss"
+        )
     if (vocabulary := opened.vocabulary) is None:
         raise UserError(
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "

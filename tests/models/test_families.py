@@ -168,6 +168,14 @@ def test_a_token_moves_no_state_before_it_and_none_of_another_document(causal):
     assert reached[np.triu(same) & (document >= 0)].all()
 
 
+def test_a_token_moves_states_on_both_sides_of_it_and_none_of_another_document(bidirectional):
+    document = np.array([0] * 4 + [1] * 5 + [-1] * 2)
+    same = document[:, None] == document[None, :]
+    reached = moved(tiny.model(bidirectional))
+    assert not reached[~same].any()
+    assert reached[same & (document >= 0)].all()
+
+
 @pytest.mark.parametrize("name", ["gemma", "mistral"])
 def test_a_token_reaches_as_far_as_the_window_of_a_layer_and_no_further(name):
     config = dataclasses.replace(tiny.config(name), layers=1, window=3)

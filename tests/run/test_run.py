@@ -185,6 +185,15 @@ def test_pairs_and_preference_need_each_other():
     )
 
 
+def test_a_sample_of_a_bidirectional_family_is_refused():
+    family = ["model.family=bidirectional", "objective.kind=masked", "train.sample=Once"]
+    assert refused(*family) == (
+        "the recipe does not fit together:\n"
+        "  train.sample  is Once; generation needs a causal family, and bidirectional attends in "
+        "both directions: leave it out"
+    )
+
+
 def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
     same = read(
         "train.steps=90",

@@ -33,6 +33,7 @@ def problems(
         *_objective(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
+        *_sample(run),
     ]
 
 
@@ -135,6 +136,14 @@ def _patience(run: Run) -> list[Problem]:
         return []
     what = f"is {run.train.patience}; it counts evaluations: say {listing(missing, 'and')} too"
     return [("train.patience", what)]
+
+
+def _sample(run: Run) -> list[Problem]:
+    if run.train.sample is None or run.model.causal:
+        return []
+    family = type(run.model).__module__.rpartition(".")[2]
+    what = f"is {run.train.sample}; generation needs a causal family, and {family} attends in both"
+    return [("train.sample", f"{what} directions: leave it out")]
 
 
 def widths(run: Run) -> dict[str, int]:
