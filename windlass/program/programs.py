@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Sequence
 from functools import cached_property
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -13,7 +14,15 @@ from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
 from windlass.objectives import Carry, Contract, Objective
 from windlass.program.built import Built, Given
-from windlass.program.step import Batch, Frozen, State, make_step, start
+from windlass.program.step import (
+    Batch,
+    Frozen,
+    State,
+    TrainingCall,
+    make_step,
+    make_training_call,
+    start,
+)
 from windlass.telemetry.compiles import Program
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
@@ -115,6 +124,19 @@ class Programs:
         )
         options = self.built.described.compiler_options
         return Program(step, "step", donate_argnums=0, compiler_options=options)
+
+    def training_call(self, state: State, frozen: Frozen) -> tuple[TrainingCall, Sequence[Any]]:
+        """The objective's call on a microbatch, and its arguments as shapes."""
+        call = make_training_call(
+            self.built.model, self.run.objective, self.steps, self.built.joined
+        )
+        rows, carried = jax.tree.map(self._microbatch, (self.abstract_batch(), state.carry.rows))
+        key, carry = jax.eval_shape(jax.random.wrap_key_data, state.key), state.carry
+        return call, (state.weights, frozen, rows, key, carry._replace(rows=carried), state.step)
+
+    def _microbatch(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (x.shape[0] // self.batches.accumulation, *x.shape[1:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
     def finish(self, weights: PyTree, frozen: PyTree, carry: Carry) -> tuple[PyTree, PyTree]:
         """The arrays to use, trained and frozen, once the objective has solved for some.

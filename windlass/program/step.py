@@ -60,6 +60,7 @@ MICROBATCH = "microbatch"  # what its part is called in the program of a step wi
 
 Batch = dict[str, Array]
 Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
+TrainingCall = Callable[..., tuple[Float[Array, ""], tuple[Tally, Carry]]]
 
 
 def start(
@@ -90,6 +91,28 @@ def start(
     )
 
 
+def make_training_call(
+    model: Callable[[PyTree, PyTree], Any],
+    objective: Objective,
+    steps: int,
+    helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
+) -> TrainingCall:
+    """The objective on the rows of a microbatch: the total to be differentiated, tally and carry.
+
+    `model` joins what is trained and what is frozen into the model that computes, and `helpers`
+    arrays into the modules that the objective names.
+    """
+
+    def call(weights, frozen: Frozen, rows: Batch, key, carry: Carry, step: Int[Array, ""]):
+        whole = keyed(model(weights, frozen.model), key)
+        given = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
+        tally, carry = objective(whole, rows, key=key, carry=carry, **given)
+        tally = settled(tally, whole)
+        return tally.total, (tally, carry)
+
+    return call
+
+
 def make_step(
     model: Callable[[PyTree, PyTree], Any],
     objective: Objective,
@@ -106,9 +129,6 @@ def make_step(
 
     The gradient of a batch is g = Σ ∇ℓ / Σ w, both sums over all its microbatches and devices.
 
-    `model` joins what is trained and what is frozen into the model that computes, and `helpers`
-    arrays into the modules that the objective names.
-
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
     With a loss scale such a step is first taken for an overflow, which only halves the scale.
@@ -116,13 +136,11 @@ def make_step(
     of a batch that the token hash is over.
     """
 
+    call = make_training_call(model, objective, steps, helpers)
+
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            whole = keyed(model(weights, frozen.model), key)
-            given = dict(helpers=helpers(frozen.helpers), step=state.step, steps=steps)
-            tally, carry = objective(whole, rows, key=key, carry=carry, **given)
-            tally = settled(tally, whole)
-            return tally.total, (tally, carry)
+            return call(weights, frozen, rows, key, carry, state.step)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         loss_scale = state.loss_scale
