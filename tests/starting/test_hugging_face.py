@@ -175,7 +175,7 @@ def test_a_start_that_cannot_be_is_refused(corpus, there):
     )
     Path("empty").mkdir()
     assert refused(path="empty") == (
-        "model.path is empty, which has no config.json: it is no model of Hugging Face"
+        "model.path is empty, which has no config.json: it is no Hugging Face model"
     )
     Path("empty/adapter_config.json").touch()
     assert refused(path="empty") == (

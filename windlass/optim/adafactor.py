@@ -42,9 +42,9 @@ class Rule(optim.Rule):
     root mean square `threshold`, and where it is `relative` times that of the weights.
     """
 
-    decay: float = 0.8  # the mean of squares forgets 1 / t^decay of itself at update t
-    threshold: float = 1.0  # an update of a larger root mean square is scaled down to it
-    relative: bool = True  # the learning rate is a share of each matrix's root mean square
+    decay: float = 0.8  # second-moment decay: 1 - 1 / t^decay at update t
+    threshold: float = 1.0  # update clipping: the largest RMS of an update
+    relative: bool = True  # scale the learning rate by the RMS of each matrix
 
     sizes: ClassVar[tuple[str, ...]] = ("decay", "threshold")
 

@@ -13,9 +13,9 @@ from windlass.optim import Descent, Moment
 class Rule(optim.Rule):
     """Lion: the direction sign(β₁ m + (1 - β₁) g), and then m ← β₂ m + (1 - β₂) g."""
 
-    beta1: float = 0.9  # the share of the moment in what decides the sign
-    beta2: float = 0.99  # how much of the moment is kept at each step
-    moment: Moment = "float32"  # what the moment is stored in
+    beta1: float = 0.9  # share of the momentum in the sign
+    beta2: float = 0.99  # decay of the momentum
+    moment: Moment = "float32"  # dtype of the momentum
 
     shares: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
 

@@ -1,4 +1,4 @@
-"""What adapters start from: a folder of PEFT's, or the run that they go on from."""
+"""Initial weights of adapters: a PEFT folder, or the run that they continue."""
 
 import dataclasses
 from collections.abc import Callable

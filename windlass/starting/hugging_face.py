@@ -1,4 +1,4 @@
-"""A model of the Hugging Face hub, or in a folder like one: what it lends, and what is kept."""
+"""Weights, config and tokenizer of a Hugging Face model, on the hub or in a folder."""
 
 import hashlib
 import json
@@ -165,4 +165,4 @@ def _check_kind(folder: Path, start: Start, key: str) -> None:
             f"{named}, which is an adapter; adapter.path names one, and model.hub or model.path "
             "the model that it was made for"
         )
-    raise UserError(f"{named}, which has no {configs.FILE}: it is no model of Hugging Face")
+    raise UserError(f"{named}, which has no {configs.FILE}: it is no Hugging Face model")
