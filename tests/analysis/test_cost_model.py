@@ -3,8 +3,11 @@
 import math
 from functools import cache
 
+import jax
+import jax.numpy as jnp
 import pytest
 
+from windlass.analysis import cost_model
 from windlass.analysis.work import Work
 from windlass.planning import targets, traced
 from windlass.planning.memory import memory
@@ -142,3 +145,45 @@ def test_attention_is_a_call_each_way_and_a_third_where_nothing_is_kept():
     pairs = math.comb(LENGTH, 2)
     assert calls[0].flops == pytest.approx(4 * ROWS * HEADS * DIM * pairs, rel=0.02)
     assert sum(not one.is_backward for one in work_of("h200", remat="full").attention) == 2
+
+
+def read(function, *shapes) -> Work:
+    program = jax.make_jaxpr(function)(*shapes).jaxpr
+    return cost_model.read(program, {}, vocab=None, fuses_products=False)
+
+
+@pytest.mark.parametrize("groups", [1, 4])
+def test_a_convolution_is_a_matmul_in_each_of_its_groups(groups):
+    x = jax.ShapeDtypeStruct((8, 64, 100), jnp.bfloat16)
+    kernel = jax.ShapeDtypeStruct((32, 64 // groups, 5), jnp.bfloat16)
+    (found,) = read(_convolve(groups), x, kernel).products
+    assert (found.m, found.n, found.k, found.batch) == (
+        *(8 * 100, 32 // groups, 5 * 64 // groups, groups),
+    )
+    assert found.moved == 2 * (8 * 64 * 100 + 32 * 64 // groups * 5 + 8 * 32 * 100)
+
+
+def test_a_depthwise_convolution_is_work_of_vector_units_from_and_to_memory():
+    x = jax.ShapeDtypeStruct((8, 64, 100), jnp.bfloat16)
+    kernel = jax.ShapeDtypeStruct((64, 1, 5), jnp.bfloat16)
+    found = read(_convolve(64), x, kernel)
+    assert found.products == []
+    assert sum(found.operations.values()) == 8 * 64 * 100 * 5
+    assert sum(found.moved.values()) == 2 * (2 * 8 * 64 * 100 + 64 * 5)
+
+
+def _convolve(groups):
+    def convolved(x, kernel):
+        return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=groups)
+
+    return convolved
+
+
+def test_the_rounds_of_a_loop_are_counted_as_often_as_they_run():
+    def nested(x):
+        def outer(x, _):
+            return jax.lax.scan(lambda x, _: (jnp.tanh(x), None), x, length=7)[0], None
+
+        return jax.lax.scan(outer, x, length=3)[0]
+
+    assert sum(read(nested, jax.ShapeDtypeStruct((4,), jnp.float32)).rounds.values()) == 3 + 3 * 7

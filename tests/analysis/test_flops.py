@@ -9,7 +9,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
 from windlass.adapters import own
 from windlass.adapters.lora import Adapter
-from windlass.analysis.flops import forward_flops, training_flops
+from windlass.analysis.flops import training_flops
 from windlass.devices.axes import placements
 from windlass.layers.kernels import attend
 from windlass.layers.pattern import Pattern
@@ -39,6 +39,10 @@ def batch(mesh=None):
 
     whole = ("tokens", "targets", "position", "document")
     return {name: column(jnp.int32) for name in whole} | {"weight": column(jnp.float32)}
+
+
+def forward_flops(function, *arguments):
+    return training_flops(lambda _, *given: function(*given), None, *arguments)
 
 
 def loss(model, batch):
@@ -168,10 +172,14 @@ def test_convolutions_are_counted():
     def convolve(x, kernel):
         return jax.lax.conv_general_dilated(x, kernel, (1,), "SAME", feature_group_count=2)
 
-    once = 2 * (2 * 6 * 10) * (2 * 3)
+    # Two rows of ten positions and six features, each from three taps of two features.
+    once = 2 * (2 * 10 * 6) * (3 * 2)
     assert forward_flops(convolve, x, kernel) == once
-    gradient = jax.grad(lambda kernel: convolve(x, kernel).sum())
-    assert forward_flops(gradient, kernel) == 2 * once
+    assert training_flops(lambda kernel: convolve(x, kernel).sum(), kernel) == 2 * once
+    assert training_flops(lambda both: convolve(*both).sum(), (x, kernel)) == 3 * once
+    # The gradients that JAX takes are the same convolutions, turned about.
+    gradients = jax.grad(lambda *both: jnp.sum(convolve(*both) ** 2), (0, 1))
+    assert forward_flops(gradients, x, kernel) == 3 * once
 
 
 @pytest.mark.parametrize("declared", [None, 12345])
@@ -221,3 +229,103 @@ def test_attention_counts_the_pairs_of_positions_it_needs_whatever_the_kernel(pa
 
     found = forward_flops(attention, q, k, v, document)
     assert found == 2 * 2 * rows * heads * dim * pairs  # scores, and values mixed by them
+
+
+# A step of a recursion is one matmul by a trained matrix; all cycles but the last are cut off.
+CYCLES = 4
+
+
+def recursion(cycle):
+    def loss(weight, x):
+        for _ in range(CYCLES - 1):
+            x = jax.lax.stop_gradient(cycle(weight, x))
+        return jnp.sum(cycle(weight, x))
+
+    return loss
+
+
+def unrolled(weight, x):
+    return jnp.tanh(x @ weight)
+
+
+def in_loops(weight, x):
+    return jax.lax.scan(lambda x, _: (jnp.tanh(x @ weight), None), x, length=3)[0]
+
+
+def under_remat(weight, x):
+    return jax.checkpoint(unrolled)(weight, x)
+
+
+@pytest.mark.parametrize(
+    ("cycle", "matmuls"),
+    [
+        # Four forward, and one for the weight: what goes into the last cycle is a constant.
+        (unrolled, CYCLES + 1),
+        (under_remat, CYCLES + 1),
+        # Three in each cycle; as one body they all have both gradients, as JAX takes them.
+        (in_loops, CYCLES * 3 + 2 * 3),
+    ],
+)
+def test_where_gradients_are_cut_only_the_forward_pass_counts(cycle, matmuls):
+    assert training_flops(recursion(cycle), SQUARE, SQUARE) == matmuls * ONCE
+    # What JAX's own gradient multiplies, which computes the forward pass besides.
+    if cycle is unrolled:
+        gradient = jax.value_and_grad(recursion(cycle))
+        assert forward_flops(gradient, SQUARE, SQUARE) == matmuls * ONCE
+
+
+def test_a_scan_whose_rounds_are_cut_off_from_each_other_counts_each_once_backwards():
+    def cut(weight, x):
+        def round(x, _):
+            new = x @ weight
+            return jax.lax.stop_gradient(new), jnp.sum(new)
+
+        return jnp.sum(jax.lax.scan(round, x, length=7)[1])
+
+    assert training_flops(cut, SQUARE, SQUARE) == 7 * 2 * ONCE  # y = x w, and dw = xT dy
+
+
+def test_a_teacher_and_what_is_only_reported_count_once():
+    def distilled(student, teacher, x):
+        targets = jnp.tanh(x @ teacher) @ teacher
+        found = x @ student
+        return jnp.sum(jnp.square(found - targets)), jnp.sum(found @ student)
+
+    # The teacher twice forward, the student forward and its weight's gradient, a metric forward.
+    assert training_flops(distilled, SQUARE, SQUARE, SQUARE) == (2 + 2 + 1) * ONCE
+
+
+def test_what_no_result_depends_on_is_not_computed():
+    assert training_flops(lambda w, x: (x @ w, jnp.sum(x))[1], SQUARE, SQUARE) == 0
+
+
+@jax.custom_vjp
+def straight_through(x):
+    return jnp.round(x)
+
+
+straight_through.defvjp(lambda x: (jnp.round(x), None), lambda _, g: (g,))
+
+
+@pytest.mark.parametrize(
+    ("quantize", "matmuls"),
+    [
+        (straight_through, 3),
+        (jnp.round, 1),  # has no derivative
+        (lambda x: x.astype(jnp.int32).astype(jnp.float32), 1),
+        (lambda x: x + jax.lax.stop_gradient(jnp.round(x) - x), 3),
+    ],
+)
+def test_a_function_may_have_a_derivative_of_its_own(quantize, matmuls):
+    def loss(both):
+        x, weight = map(quantize, both)
+        return jnp.sum(x @ weight)
+
+    assert training_flops(loss, (SQUARE, SQUARE)) == matmuls * ONCE
+
+
+def test_a_loop_of_unknown_length_counts_as_one_round():
+    def searched(x):
+        return jax.lax.while_loop(lambda x: x[0, 0] < 1, product, x)
+
+    assert forward_flops(searched, SQUARE) == ONCE

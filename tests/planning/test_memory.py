@@ -10,8 +10,8 @@ import pytest
 
 from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
 from tests.trained import recipe
-from windlass.analysis.flops import programs
 from windlass.analysis.per_device import shape_there
+from windlass.analysis.primitives import sub_jaxprs
 from windlass.planning import memory, targets, traced
 from windlass.starting.describe import describe
 
@@ -81,7 +81,7 @@ def _loops(program):
     for equation in program.eqns:
         if equation.primitive.name == "scan":
             yield equation
-        for body in programs(equation.params):
+        for body in sub_jaxprs(equation):
             yield from _loops(body)
 
 
@@ -103,8 +103,10 @@ def test_where_the_compiler_has_spoken_the_parts_add_up_to_what_it_said():
     assert math.isclose(found._replace(limit=28).total, 28.0) and found._replace(limit=28).fits
 
 
-def test_where_there_is_no_flash_kernel_a_row_takes_a_number_for_every_pair_of_positions():
-    heads, pairs = 14, 2048**2
-    sketched = planned(case(HALF, "l4", 1, length=2048, remat="full")).total
-    whole = planned(case(HALF, "v100", 1, length=2048, remat="full")).total
-    assert whole > sketched + 2 * heads * pairs * 4  # scores and their gradient, in float32
+def test_where_there_is_no_flash_kernel_a_layer_takes_a_number_for_every_pair_of_positions():
+    scores = 14 * 2048**2 * 4  # of all heads, in float32
+    flash = planned(case(HALF, "l4", 1, length=2048, remat="full")).parts.get("layer", 0)
+    whole = planned(case(HALF, "v100", 1, length=2048, remat="full")).parts["layer"]
+    # What XLA's own attention takes on an H200 for its gradient: 2.03 times the scores in float16,
+    # 2.53 in bfloat16.
+    assert flash < scores and 2.03 * scores < whole < 2.8 * scores

@@ -128,3 +128,44 @@ def test_a_chip_without_a_peak_has_no_time():
     assert str(refused.value) == (
         "how fast a abacus is, is not in the catalogue: no time can be planned"
     )
+
+
+def recurrent(length, state=512, layers=4) -> dict:
+    return {
+        "model": dict(family="gru", vocab=1024, embed=512, state=state, layers=layers),
+        "tokenizer": {"kind": "byte"},
+        "data": {"source": {"kind": "stories"}, "length": length},
+        "optim": {"kind": "adamw", "learning_rate": 1e-3},
+        "train": {"steps": 10, "batch": 8, "remat": "none"},
+    }
+
+
+@pytest.mark.parametrize("on", ["h200", "v5e-1"])
+def test_a_loop_over_time_takes_a_latency_a_round(on):
+    target = targets.find(on)
+    short, long = (
+        by_table(traced.trace(traced.described(recurrent(length), target), target))
+        for length in (1024, 2048)
+    )
+    table = efficiency.find(target.chip)
+    # Of each layer, forward and backward.
+    rounds = 2 * 4 * 1024
+    matmuls = 3 * 4 * 1024
+    least = rounds * table.loop_round + matmuls * table.start
+    assert long.seconds - short.seconds > least
+    assert long.bound == {"h200": "latency", "v5e-1": "memory"}[on]
+    assert long.parts["elementwise"] - short.parts["elementwise"] >= rounds * table.loop_round
+
+
+@pytest.mark.parametrize(
+    ("units", "rows", "forward", "both"),
+    [(512, 8, 7.1, 25.7), (512, 64, 8.1, 29.0), (1024, 32, 8.3, 32.0)],
+)
+def test_a_round_of_a_gru_takes_on_an_h200_what_it_was_measured_to(units, rows, forward, both):
+    table = of("h200")
+    step = product_seconds(product(rows, 3 * units, units), table)
+    back = product_seconds(product(rows, units, 3 * units), table)
+    gradient = product_seconds(product(units, 3 * units, rows), table)
+    latency = table.efficiency.loop_round
+    assert 1e6 * (step + latency) == pytest.approx(forward, rel=0.4)
+    assert 1e6 * (step + back + gradient + 2 * latency) == pytest.approx(both, rel=0.4)

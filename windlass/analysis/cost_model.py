@@ -6,11 +6,9 @@ from jax.extend.core import Jaxpr
 
 from windlass.analysis import per_device
 from windlass.analysis.fusion import Amount, Node, Value, live, traffic
+from windlass.analysis.primitives import Kind, primitive
 from windlass.analysis.region import Region
 from windlass.analysis.work import Attention, Collective, Product, Work
-
-# Through these a sum over devices, of which each wants a piece, may still be taken by pieces.
-_LINEAR = frozenset("convert_element_type mul neg div".split())
 
 
 def read(program: Jaxpr, split: dict[str, int], *, vocab: int | None, fuses_products: bool) -> Work:
@@ -31,6 +29,7 @@ class _Reader:
         self.collectives: list[Collective] = []
         self.moved: dict[str, Amount] = {}
         self.operations: dict[str, Amount] = {}
+        self.rounds: dict[str, Amount] = {}
 
     def work(self, split: dict[str, int]) -> Work:
         alone = {axis for axis, ways in split.items() if ways == 1}
@@ -39,7 +38,8 @@ class _Reader:
             for one in self.collectives
         ]
         said = [one for one in said if one.axes and one.moved]
-        return Work(self.products, self.attention, said, self.moved, self.operations)
+        counted = (self.moved, self.operations, self.rounds)
+        return Work(self.products, self.attention, said, *counted)
 
     def region(
         self,
@@ -47,14 +47,17 @@ class _Reader:
         inputs: list[Value],
         times: Amount,
         part: str,
+        *,
+        is_round: bool = False,
         sliced: Sequence[int] = (),
         stacked: Sequence[int] = (),
     ) -> None:
         """Read what is done `times` over; each round of a loop has own inputs and outputs."""
         if part == "elementwise" and self.has_words(program):
             part = "head"
-        region = Region(times, self.vocab, self.region)
-        outputs = region.follow(program, inputs, part)
+        self.rounds[part] = self.rounds.get(part, 0.0) + (times if is_round else 0.0)
+        region = Region(program, inputs, part, times=times, vocab=self.vocab, inner=self.region)
+        outputs = region.outputs
         nodes = live(region.nodes, outputs)
         _divide(nodes, outputs)
         self.tell(nodes, times)
@@ -94,7 +97,7 @@ class _Reader:
 
     def has_words(self, program: Jaxpr) -> bool:
         """Whether logits are computed here, and not only in what is called or repeated."""
-        dots = [e for e in program.eqns if e.primitive.name == "dot_general"]
+        dots = [e for e in program.eqns if primitive(e).kind is Kind.MATMUL]
         shapes = [per_device.shape(v) for e in dots for v in (*e.invars, *e.outvars)]
         return any(per_device.is_of_words(shape, self.vocab) for shape in shapes)
 
@@ -137,7 +140,8 @@ def _sums(node: Node, readers: dict[int, list[Node]], times: Amount) -> list[Col
         if reader.name == "reshard":
             wanted = reader.writes[0].axes - reader.reads[0].axes
             break
-        if reader.name not in _LINEAR:
+        # A sum over devices, of which each wants a piece, may as well be taken after a scaling.
+        if not reader.is_scaling:
             break
         value = reader.writes[0]
     over = [axis for axis in node.summed if axis not in wanted]

@@ -1,170 +1,230 @@
-"""Floating-point operations of a function, counted in its program and not run.
+"""Model FLOPs: what a call and its gradient need, counted in its jaxpr and not run.
 
-Counted are matrix products and convolutions, once for every time they are used: a map that a scan
-applies 42 times counts 42 times. All else is small beside them. A loop whose length is not known
-before it runs counts as one round.
+Counted are matmuls and convolutions, once for every time they are used: a map that a scan applies
+42 times counts 42 times. All else is small beside them. A loop whose length is not known before it
+runs counts as one round. What rematerialisation computes again is no work of the model's.
+
+For y = a b the gradient takes as much again for each of da = dy bᵀ and db = aᵀ dy that is needed.
+Which are is found by activity analysis: a value is *varied* if it depends on what is trained, and
+*useful* if the loss depends on it, both through derivatives; da is needed if a is varied and y is
+useful. So a frozen matrix has no gradient of its own, and what is behind a `stop_gradient` none.
 """
 
 import math
-from collections.abc import Callable, Iterator, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr
+from jax.interpreters.partial_eval import dce_jaxpr
 from jaxtyping import PyTree
 
+from windlass.analysis.flattened import Flattened, Operation
+from windlass.analysis.primitives import (
+    Kind,
+    constants_and_carry,
+    contraction,
+    shape,
+    sub_jaxprs,
+)
 from windlass.layers.pattern import Pattern
+from windlass.layers.sketch import sketched
+from windlass.program.programs import Programs
+from windlass.program.step import Frozen, State
+
+Flags = Sequence[bool]
+Values = set[int | None]
 
 
-class Work(NamedTuple):
-    """Operations of a program, and which of its results depend on what is trained."""
-
-    forward: int
-    training: int  # with the gradients that are taken, each as large as the product it is of
-    moved: list[bool]
-
-
-def forward_flops(function: Callable, *arguments: Any) -> int:
-    """Operations of one call, on all devices together; arguments may be shapes without values."""
-    return _counted(function, arguments, trained=0).forward
+def step_flops(programs: Programs, state: State, frozen: Frozen) -> int:
+    """FLOPs of an optimiser step, of shapes: of its training call on each of the microbatches."""
+    with sketched():
+        call, arguments = programs.training_call(state, frozen)
+        return programs.batches.accumulation * training_flops(call, *arguments)
 
 
 def training_flops(function: Callable, weights: PyTree, *others: Any) -> int:
-    """Operations of a call and of its gradient by `weights`, the first argument.
+    """FLOPs of a call, and of the gradient of its first result by `weights`, its first argument.
 
-    A product of two things that depend on them has two gradients; one with a frozen matrix has one
-    alone. What rematerialisation computes again is no work of the model's, and is not counted.
+    On all devices together; arguments may be shapes without values.
     """
+    whole, _, _ = eqx.filter_make_jaxpr(function)(weights, *others)
+    results = len(whole.jaxpr.outvars)
+    program, _ = dce_jaxpr(whole.jaxpr, [True] * results, instantiate=True)
     trained = len(jax.tree.leaves(eqx.filter(weights, _is_array)))
-    return _counted(function, (weights, *others), trained=trained).training
+    varied = [i < trained for i in range(len(program.invars))]
+    return _Body(program).flops(varied, [i == 0 for i in range(results)])
 
 
-def _counted(function: Callable, arguments: Sequence[Any], trained: int) -> Work:
-    program, _, _ = eqx.filter_make_jaxpr(function)(*arguments)
-    return _work(program.jaxpr, [i < trained for i in range(len(program.jaxpr.invars))])
+class _Body:
+    """Activity analysis of a jaxpr: forwards what is varied, backwards what is useful."""
+
+    def __init__(self, program: Jaxpr):
+        self.flattened = Flattened(program, keeps_attention=True)
+        self.operations = [_active(operation) for operation in self.flattened.operations]
+
+    def flops(self, varied: Flags, useful: Flags) -> int:
+        is_varied, is_useful = self._forwards(varied), self._backwards(useful)
+        return sum(
+            one.operation.scope.devices
+            * one.flops(one.flags(one.arguments, is_varied), one.flags(one.results, is_useful))
+            for one in self.operations
+        )
+
+    @property
+    def forward_flops(self) -> int:
+        arguments, results = len(self.flattened.inputs), len(self.flattened.outputs)
+        return self.flops([False] * arguments, [False] * results)
+
+    def varied(self, arguments: Flags) -> list[bool]:
+        """Of the results, given the arguments."""
+        varied = self._forwards(arguments)
+        return [value in varied for value in self.flattened.outputs]
+
+    def useful(self, results: Flags) -> list[bool]:
+        """Of the arguments, given the results."""
+        useful = self._backwards(results)
+        return [value in useful for value in self.flattened.inputs]
+
+    def _forwards(self, arguments: Flags) -> Values:
+        known = _those(self.flattened.inputs, arguments)
+        for one in self.operations:
+            known |= _those(one.results, one.varied(one.flags(one.arguments, known)))
+        return known
+
+    def _backwards(self, results: Flags) -> Values:
+        known = _those(self.flattened.outputs, results)
+        for one in reversed(self.operations):
+            known |= _those(one.arguments, one.useful(one.flags(one.results, known)))
+        return known
 
 
-def _work(program: Jaxpr, moved: Sequence[bool]) -> Work:
-    known = dict(zip(program.invars, moved, strict=True))
-    forward = training = 0
-
-    def is_moved(variable: Any) -> bool:
-        return not isinstance(variable, Literal) and known.get(variable, False)
-
-    for equation in program.eqns:
-        found = _operations(equation, [is_moved(variable) for variable in equation.invars])
-        forward, training = forward + found.forward, training + found.training
-        for variable, is_so in zip(equation.outvars, found.moved, strict=True):
-            known[variable] = is_so and jnp.issubdtype(_dtype(variable), jnp.inexact)
-    return Work(forward, training, [is_moved(variable) for variable in program.outvars])
+def _those(values: Sequence[int | None], flags: Flags) -> Values:
+    return {value for value, is_so in zip(values, flags, strict=True) if is_so} - {None}
 
 
-def _operations(equation: JaxprEqn, moved: list[bool]) -> Work:
-    params, results = equation.params, [any(moved)] * len(equation.outvars)
+class _Active:
+    """An operation whose results all have derivatives by all of its arguments, or none."""
 
-    def product(operations: int) -> Work:
-        return Work(operations, operations * (1 + moved[0] + moved[1]), results)
+    def __init__(self, operation: Operation):
+        self.operation, self.equation = operation, operation.equation
+        self.arguments, self.results = operation.arguments, operation.results
+        self.variables = dict(zip(self.arguments, self.equation.invars, strict=True))
+        self.variables |= dict(zip(self.results, self.equation.outvars, strict=True))
+        self.bodies = [_Body(body) for body in sub_jaxprs(self.equation)]
+        # A function with a derivative of its own may give one to all that it computes.
+        self.is_free = operation.scope.has_own_derivative
+        self.is_cut = not (operation.primitive.has_derivative or self.is_free)
 
-    def kernel(operations: int) -> Work:
-        return Work(operations, operations * (3 if any(moved) else 1), results)
+    def flags(self, values: Sequence[int | None], known: Values) -> list[bool]:
+        return [value in known and self._is_differentiable(value) for value in values]
 
-    match equation.primitive.name:
-        case "dot_general":
-            (contracted, _), _ = params["dimension_numbers"]
-            left, result = _shape(equation.invars[0]), _shape(equation.outvars[0])
-            return product(2 * math.prod(result) * math.prod(left[axis] for axis in contracted))
-        case "conv_general_dilated":
-            filters, result = _shape(equation.invars[1]), _shape(equation.outvars[0])
-            outputs = filters[params["dimension_numbers"].rhs_spec[0]]
-            return product(2 * math.prod(result) * math.prod(filters) // outputs)
-        case "pallas_call":
-            declared = params["cost_estimate"]
-            if declared is not None:
-                return kernel(declared.flops)
-            held = sum(_work(one, [False] * len(one.invars)).forward for one in programs(params))
-            return kernel(math.prod(params["grid_mapping"].grid) * held)
-        case "scan":
-            (body,) = programs(params)
-            return _repeated(body, moved, equation)
-        case "cond":
-            found = [_work(branch, moved[1:]) for branch in programs(params)]
-            return max(found)._replace(moved=results)
-        case "shard_map":
-            # Shapes inside are those of one device.
-            name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
-            devices = math.prod(params["mesh"].shape[axis] for axis in params[name])
-            (body,) = programs(params)
-            found = _work(body, moved)
-            return Work(devices * found.forward, devices * found.training, found.moved)
-    pattern = Pattern.of(params.get("name") or "")
-    if pattern is not None and not pattern.is_backward:
-        (_, slots, *_) = _shape(equation.invars[1])
-        return kernel(attention_flops(_shape(equation.invars[0]), slots, pattern))
-    found = [_inner(body, moved) for body in programs(params)]
-    if len(found) == 1 and len(found[0].moved) == len(results):
-        return found[0]
-    forward, training = (sum(one.forward for one in found), sum(one.training for one in found))
-    return Work(forward, training, results)
+    def _is_differentiable(self, value: int | None) -> bool:
+        return self.is_free or jnp.issubdtype(self.variables[value].aval.dtype, jnp.inexact)
+
+    def varied(self, arguments: Flags) -> list[bool]:
+        return [any(arguments) and not self.is_cut] * len(self.results)
+
+    def useful(self, results: Flags) -> list[bool]:
+        return [any(results) and not self.is_cut] * len(self.arguments)
+
+    def flops(self, varied: Flags, useful: Flags) -> int:
+        if self.operation.kind in (Kind.MATMUL, Kind.CONVOLUTION):
+            gradients = (varied[0] + varied[1]) * any(useful)
+            return contraction(self.equation).flops * (1 + gradients)
+        return self.kernel_flops() * (3 if any(varied) and any(useful) else 1)
+
+    def kernel_flops(self) -> int:
+        """Forward, of attention, of what a kernel declares, or else of what it holds."""
+        pattern = self.operation.attention
+        if pattern is not None and not pattern.is_backward:
+            query, key = map(shape, self.equation.invars[:2])
+            return attention_flops(query, key[1], pattern)
+        declared = self.equation.params.get("cost_estimate")
+        if declared is not None:
+            return declared.flops
+        mapping = self.equation.params.get("grid_mapping")
+        rounds = 1 if mapping is None else math.prod(mapping.grid)
+        return rounds * sum(body.forward_flops for body in self.bodies)
 
 
-def _inner(body: Jaxpr, moved: list[bool]) -> Work:
-    if len(body.invars) == len(moved):
-        return _work(body, moved)
-    return _work(body, [any(moved)] * len(body.invars))
+class _Scan(_Active):
+    """A loop: what a round makes varied is so in the next, and what it finds useful in the last."""
+
+    def __init__(self, operation: Operation):
+        super().__init__(operation)
+        (self.body,), (inside,) = self.bodies, sub_jaxprs(self.equation)
+        self.first, self.carry = constants_and_carry(inside, self.equation)
+
+    def varied(self, arguments: Flags) -> list[bool]:
+        return self.body.varied(self._varied_in(arguments))
+
+    def useful(self, results: Flags) -> list[bool]:
+        return self.body.useful(self._useful_out(results))
+
+    def flops(self, varied: Flags, useful: Flags) -> int:
+        inside = self.body.flops(self._varied_in(varied), self._useful_out(useful))
+        return self.equation.params["length"] * inside
+
+    def _varied_in(self, arguments: Flags) -> list[bool]:
+        return _fixed(self.body.varied, arguments, 0, self.first, self.carry)
+
+    def _useful_out(self, results: Flags) -> list[bool]:
+        return _fixed(self.body.useful, results, self.first, 0, self.carry)
 
 
-def _repeated(body: Jaxpr, moved: list[bool], equation: JaxprEqn) -> Work:
-    """The rounds of a scan; what one of them moves is moved in the next."""
-    first, carried = constants_and_carried(body, equation)
+def _fixed(
+    round: Callable[[Flags], list[bool]], flags: Flags, source: int, target: int, carry: int
+) -> list[bool]:
+    """Flags to which another round adds none; those of the carry go from one end to the other."""
+    known = list(flags)
     while True:
-        found = _work(body, moved)
-        new = list(moved)
-        for i in range(carried):
-            new[first + i] |= found.moved[i]
-        if new == moved:
-            length = equation.params["length"]
-            return Work(length * found.forward, length * found.training, found.moved)
-        moved = new
+        found = round(known)
+        new = [known[target + i] or found[source + i] for i in range(carry)]
+        if new == known[target : target + carry]:
+            return known
+        known[target : target + carry] = new
 
 
-def constants_and_carried(body: Jaxpr, equation: JaxprEqn) -> tuple[int, int]:
-    """How many arguments of a scan are the same in all rounds, and how many go on to the next.
+class _While(_Active):
+    """A loop of unknown length, which has no derivative backwards."""
 
-    They come in this order, and then what each round has of its own.
-    """
-    # What each round has of its own has an axis less inside.
-    carried = sum(map(_is_alike, body.outvars, equation.outvars))
-    return sum(map(_is_alike, body.invars, equation.invars)) - carried, carried
+    def __init__(self, operation: Operation):
+        super().__init__(operation)
+        self.is_cut = not self.is_free
+
+    def flops(self, varied: Flags, useful: Flags) -> int:
+        return self.kernel_flops()
 
 
-def _is_alike(inside: Any, outside: Any) -> bool:
-    return _shape(inside) == _shape(outside)
+class _Branches(_Active):
+    """A conditional: counted by the branch that takes most."""
+
+    def varied(self, arguments: Flags) -> list[bool]:
+        return _any(body.varied(arguments[1:]) for body in self.bodies)
+
+    def useful(self, results: Flags) -> list[bool]:
+        return [False, *_any(body.useful(results) for body in self.bodies)]
+
+    def flops(self, varied: Flags, useful: Flags) -> int:
+        return max(body.flops(varied[1:], useful) for body in self.bodies)
+
+
+def _any(branches: Iterable[list[bool]]) -> list[bool]:
+    return [any(flags) for flags in zip(*branches, strict=True)]
+
+
+def _active(operation: Operation) -> _Active:
+    rules = {"scan": _Scan, "while": _While, "cond": _Branches}
+    return rules.get(operation.equation.primitive.name, _Active)(operation)
 
 
 def attention_flops(query: Sequence[int], slots: int, pattern: Pattern) -> int:
-    """Operations of attention, of queries of this shape to so many keys."""
+    """FLOPs of attention, of queries of this shape to so many keys: scores, and values mixed."""
     rows, length, heads, dim = query
     return 2 * 2 * rows * heads * dim * pattern.pairs(length, slots)
-
-
-def _shape(variable: Any) -> tuple[int, ...]:
-    return variable.aval.shape
-
-
-def _dtype(variable: Any) -> Any:
-    return variable.aval.dtype
-
-
-def programs(params: dict[str, Any]) -> Iterator[Jaxpr]:
-    """The programs that an equation calls, by its parameters."""
-    for value in params.values():
-        for each in value if isinstance(value, tuple | list) else (value,):
-            if isinstance(each, ClosedJaxpr):
-                yield each.jaxpr
-            elif isinstance(each, Jaxpr):
-                yield each
 
 
 def _is_array(x: Any) -> bool:

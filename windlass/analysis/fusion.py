@@ -32,6 +32,7 @@ class Node:
     is_reduced: bool = False  # whoever wants its result waits until all of it is there
     is_cut: bool = False  # reads only as much as it writes
     is_product: bool = False
+    is_scaling: bool = False
     own: Amount = 0.0  # bytes that it moves as a kernel of its own
     operations: Amount = 0.0  # on single numbers
     is_free: bool = False  # the compiler chooses which device computes which piece of it

@@ -13,31 +13,16 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
 
-from windlass.analysis.flattened import Operation, Straight
-from windlass.analysis.flops import constants_and_carried, programs
+from windlass.analysis.flattened import Flattened, Operation
 from windlass.analysis.per_device import shape_there
+from windlass.analysis.primitives import Kind, constants_and_carry, sub_jaxprs
 
 # Computed where it is used.
-_FUSED = frozenset(
-    "abs add add_any and atan2 bitcast_convert_type broadcast_in_dim ceil clamp clz concatenate "
-    "convert_element_type cos div dynamic_slice eq erf erf_inv exp exp2 expm1 floor gather ge gt "
-    "integer_pow iota is_finite le log log1p logistic lt max min mul ne neg nextafter not or pad "
-    "population_count pow random_bits random_fold_in random_unwrap random_wrap real rem rev round "
-    "rsqrt select_n shift_left shift_right_arithmetic shift_right_logical sign sin slice split "
-    "sqrt square sub tan tanh threefry2x32 transpose xor".split()
-)
-_DRAWN = frozenset("random_bits threefry2x32".split())
-_REDUCED = frozenset("argmax cumsum reduce_and reduce_max reduce_min reduce_or reduce_sum".split())
-_ON_THE_WAY = _FUSED | _REDUCED
-# The same array under another name.
-_RENAMED = frozenset(
-    "copy expand_dims name optimization_barrier reduce_precision reshape squeeze "
-    "stop_gradient".split()
-)
-_VIEWS = frozenset("broadcast_in_dim convert_element_type iota slice transpose".split())
-_LAID_OUT = frozenset("reshard sharding_constraint mesh_cast".split())
-_IN_PLACE = _FUSED | {"scatter-add", "scatter", "dynamic_update_slice"}
-_LOOPS = frozenset("scan while cond".split())
+_FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSPOSE}
+# Computed where it is read, with a result that is waited for.
+_REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
+_IN_PLACE = {*_FUSED, Kind.UPDATE}
+_CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 
 
 class Array(NamedTuple):
@@ -67,20 +52,20 @@ def largest(program: Jaxpr, habits: Habits) -> list[Array]:
 
     Arguments are not among them, nor are results, which are put in the place of arguments.
     """
-    return _Heap(Straight(program), habits).largest()
+    return _Heap(Flattened(program), habits).largest()
 
 
 class _Heap:
-    def __init__(self, straight: Straight, habits: Habits):
-        self.operations, self.habits = straight.operations, habits
-        self.variables, self.inputs = straight.variables, set(straight.inputs)
-        self.results = set(straight.outputs)
+    def __init__(self, program: Flattened, habits: Habits):
+        self.operations, self.habits = program.operations, habits
+        self.variables, self.inputs = program.variables, set(program.inputs)
+        self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
         for i, operation in enumerate(self.operations):
             for value in operation.reads:
                 self.readers[value].append(i)
-            self.maker |= dict.fromkeys(operation.writes, i)
+            self.maker |= dict.fromkeys(operation.results, i)
         self.wanted: dict[int, bool] = {}
         self.behind: dict[int, frozenset[int]] = {}
         self.used: dict[int, int] = {}  # where what is computed on the way is used at last
@@ -93,7 +78,7 @@ class _Heap:
         held: dict[int, int] = {}
         most, then, inside = 0, held, []
         for i, operation in enumerate(self.operations):
-            for value in operation.writes:
+            for value in operation.results:
                 if value not in self.held:
                     continue
                 taken = self.place(operation, value, held, ends[i])
@@ -111,9 +96,9 @@ class _Heap:
 
     def inner(self, operation: Operation) -> list[Array]:
         """What a round of a loop makes for itself."""
-        if operation.name not in _LOOPS:
+        if operation.kind is not Kind.LOOP:
             return []
-        bodies = [largest(body, self.habits) for body in programs(operation.equation.params)]
+        bodies = [largest(body, self.habits) for body in sub_jaxprs(operation.equation)]
         most = max(bodies, key=lambda arrays: sum(array.bytes for array in arrays), default=[])
         return [array._replace(depth=array.depth + 1) for array in most]
 
@@ -121,7 +106,7 @@ class _Heap:
         self, operation: Operation, value: int, held: dict[int, int], ending: set[int]
     ) -> int | None:
         """What is no longer needed and as large, so that the value can lie there."""
-        if operation.name in _IN_PLACE:
+        if operation.kind in _IN_PLACE:
             reads = operation.reads
         elif (carried := _carried(operation, value)) is not None:
             reads = [carried]
@@ -140,7 +125,7 @@ class _Heap:
         """The last operation that needs each value that is held."""
         used = self.used
         for i in reversed(range(len(self.operations))):
-            for value in self.operations[i].writes:
+            for value in self.operations[i].results:
                 used[value] = max([i, *(self.met(j) for j in self.readers[value])])
         ends = {value: self.maker[value] for value in self.held}
         for value, i in used.items():
@@ -156,56 +141,57 @@ class _Heap:
 
     def met(self, i: int) -> int:
         """When an operation is computed: in its turn, or where its result is used."""
-        writes = self.operations[i].writes
+        writes = self.operations[i].results
         return i if not writes or writes[0] in self.held else self.used[writes[0]]
 
     def lingering(self, i: int, source: int) -> int:
-        if not (self.habits.lingers and self.operations[self.maker[source]].name in _LAID_OUT):
+        is_gathered = self.operations[self.maker[source]].kind is Kind.RESHARD
+        if not (self.habits.lingers and is_gathered):
             return i
         later = range(i + 1, len(self.operations))
-        heavy = _LOOPS | {"dot_general"}
-        following = next((j for j in later if self.operations[j].name in heavy), i)
-        return i if self.operations[following].name in _LOOPS else self.met(following)
+        heavy = {Kind.LOOP, *_CONTRACTED}
+        following = next((j for j in later if self.operations[j].kind in heavy), i)
+        return i if self.operations[following].kind is Kind.LOOP else self.met(following)
 
     def is_held(self, value: int) -> bool:
         i = self.maker[value]
         if self.is_renamed(i):
             return False
-        if self.is_fused(i) and self.operations[i].name not in _REDUCED:
+        if self.is_fused(i) and self.operations[i].kind not in _REDUCED:
             return self.is_wanted(value) or (self.habits.shares and self.is_shared(value))
         return not self.is_added_to(i)
 
     def is_shared(self, value: int) -> bool:
         """Whether several operations want a value, none of which it is then computed in."""
-        name = self.operations[self.maker[value]].name
-        return len(self.readers[value]) > 1 and name not in _VIEWS
+        made = self.operations[self.maker[value]].primitive
+        return len(self.readers[value]) > 1 and not made.is_cheap
 
     def is_fused(self, i: int) -> bool:
-        name = self.operations[i].name
-        if name in _DRAWN and self.habits.draws_apart:
+        kind = self.operations[i].kind
+        if kind is Kind.RANDOM and self.habits.draws_apart:
             return False
-        return name in _ON_THE_WAY or self.is_cut(i)
+        return kind in _FUSED | _REDUCED or self.is_cut(i)
 
     def is_renamed(self, i: int) -> bool:
         operation = self.operations[i]
-        if operation.name in _LAID_OUT and operation.reads:
-            return self.shape(operation.reads[0]) == self.shape(operation.writes[0])
-        return operation.name in _RENAMED
+        if operation.kind is Kind.RESHARD and operation.reads:
+            return self.shape(operation.reads[0]) == self.shape(operation.results[0])
+        return operation.kind in (Kind.ALIAS, Kind.RESIDUAL)
 
     def is_cut(self, i: int) -> bool:
         """Whether only a piece of an array stays on each device: sums over devices wait for it."""
         operation = self.operations[i]
-        if operation.name != "reshard" or not operation.reads:
+        if operation.kind is not Kind.RESHARD or not operation.reads:
             return False
-        before, after = self.shape(operation.reads[0]), self.shape(operation.writes[0])
+        before, after = self.shape(operation.reads[0]), self.shape(operation.results[0])
         return math.prod(before) > math.prod(after)
 
     def is_added_to(self, i: int) -> bool:
         """Whether a product only goes into a sum or another precision, which is made at once."""
         operation = self.operations[i]
-        if operation.name != "dot_general" or not self.habits.adds_to_products:
+        if operation.kind not in _CONTRACTED or not self.habits.adds_to_products:
             return False
-        (value,) = operation.writes
+        (value,) = operation.results
         readers = [self.operations[j].name for j in self.readers[value]]
         goes_on = readers in (["add"], ["add_any"], ["convert_element_type"])
         return goes_on and value not in self.results
@@ -214,7 +200,7 @@ class _Heap:
         """Whether something reads the value that can only read what is in memory."""
         if value not in self.wanted:
             self.wanted[value] = value in self.results or any(
-                self.is_wanted(self.operations[i].writes[0])
+                self.is_wanted(self.operations[i].results[0])
                 if self.is_renamed(i)
                 else not self.is_fused(i)
                 for i in self.readers[value]
@@ -249,9 +235,9 @@ def _carried(operation: Operation, value: int) -> int | None:
     """What a loop begins with in the place of what it ends with."""
     if operation.name != "scan":
         return None
-    (body,) = programs(operation.equation.params)
-    first, carried = constants_and_carried(body, operation.equation)
-    i = operation.writes.index(value)
+    (body,) = sub_jaxprs(operation.equation)
+    first, carried = constants_and_carry(body, operation.equation)
+    i = operation.results.index(value)
     return operation.arguments[first + i] if i < carried else None
 
 

@@ -1,114 +1,94 @@
-"""The operations of a straight part of a program, as what one device does of each."""
+"""A region of a program: its flattened operations, as what one device does of each."""
 
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from jax.extend.core import Jaxpr, JaxprEqn, Literal
+from jax.extend.core import Jaxpr, JaxprEqn
 
 from windlass.analysis import per_device
-from windlass.analysis.flops import constants_and_carried, programs
+from windlass.analysis.flattened import Flattened, Operation
 from windlass.analysis.fusion import Amount, Node, Value
+from windlass.analysis.primitives import (
+    Kind,
+    constants_and_carry,
+    contraction,
+    primitive,
+    sub_jaxprs,
+)
 from windlass.analysis.work import Attention, Collective, Product
 from windlass.layers.pattern import Pattern
 from windlass.program.step import MICROBATCH
 
-# What gives its argument another shape or name. A product takes axes in any order, so that one
-# that is transposed for it costs nothing.
-_RENAMED = frozenset(
-    "reshape transpose squeeze expand_dims copy copy_p name stop_gradient pvary pbroadcast".split()
-)
-_CALLED = frozenset(
-    "jit pjit closed_call core_call remat2 remat checkpoint custom_jvp_call custom_vjp_call "
-    "custom_vjp_call_jaxpr shard_map".split()
-)
-_CUT = frozenset("gather slice dynamic_slice".split())
-_REDUCED = frozenset(
-    "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or argmax argmin".split()
-)
-_APART = frozenset(
-    "sort scatter scatter-add scatter_add scatter-mul scatter-min scatter-max top_k cumsum cumprod "
-    "cummax cumlogsumexp reduce_window conv_general_dilated pallas_call while cond "
-    "dynamic_update_slice fft cholesky triangular_solve qr eigh svd".split()
-)
-_LAID_OUT = frozenset(
-    "broadcast_in_dim iota concatenate pad gather slice dynamic_slice rev".split()
-)
-# What takes longer than a sum does. Random bits are by threefry: for each number twenty rounds of
-# five operations, and keys that are added between them.
-_LONG: dict[str, int] = dict.fromkeys(
-    "exp exp2 log log1p expm1 tanh logistic rsqrt sqrt sin cos div erf".split(), 4
-)
-_LONG |= {"pow": 8, "random_bits": 115, "threefry2x32": 115}
-_TOGETHER = {
-    "psum": "sum",
-    "psum_invariant": "sum",
-    "pmax": "sum",
-    "pmin": "sum",
-    "all_gather": "gather",
-    "reduce_scatter": "scatter",
-    "all_to_all": "exchange",
-    "ppermute": "shift",
-}
-
 
 class Region:
-    """The operations of a straight program, with what it calls in the place of the calls."""
+    """The operations of a program that runs `times` over, but for those in bodies of loops."""
 
-    def __init__(self, times: Amount, vocab: int | None, inner: Callable):
-        self.times, self.vocab = times, vocab
+    def __init__(
+        self,
+        program: Jaxpr,
+        inputs: Sequence[Value],
+        part: str,
+        *,
+        times: Amount,
+        vocab: int | None,
+        inner: Callable,
+    ):
+        self.part, self.times, self.vocab = part, times, vocab
         self.inner = inner  # reads the body of a loop, as a region of its own
         self.nodes: list[Node] = []
+        self.flattened = Flattened(program)
+        self.values = dict(zip(self.flattened.inputs, inputs, strict=True))
+        for operation in self.flattened.operations:
+            reads = [self.value(number) for number in operation.arguments]
+            writes = self.follow(operation, reads, self.part_of(operation))
+            self.values.update(zip(operation.results, writes, strict=True))
+        self.outputs = [self.value(number) for number in self.flattened.outputs]
 
-    def follow(self, program: Jaxpr, inputs: Sequence[Value], part: str) -> list[Value]:
-        known = dict(zip(program.invars, inputs, strict=True))
-        known |= {variable: per_device.value(variable) for variable in program.constvars}
+    def value(self, number: int | None) -> Value:
+        if number is None:
+            return Value(0, 4)
+        if number not in self.values:  # a constant of the program
+            self.values[number] = per_device.value(self.flattened.variables[number])
+        return self.values[number]
 
-        def value(variable: Any) -> Value:
-            return Value(0, 4) if isinstance(variable, Literal) else known[variable]
+    def part_of(self, operation: Operation) -> str:
+        """Of the step: what comes after its microbatches is the optimiser."""
+        is_before = not {MICROBATCH, "scan"}.isdisjoint(operation.scope.names)
+        return "elementwise" if self.part == "optimiser" and is_before else self.part
 
-        for equation in program.eqns:
-            reads = [value(variable) for variable in equation.invars]
-            writes = self.one(equation, reads, part)
-            known.update(zip(equation.outvars, writes, strict=True))
-        return [value(variable) for variable in program.outvars]
-
-    def one(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        name, params = equation.primitive.name, equation.params
-        if name in _RENAMED or name == "reshard" and _enters(equation):
-            return reads[:1]
-        if name == "optimization_barrier":
-            return reads
-        if name == "scan":
-            return self.loop(equation, reads, part)
-        called = str(params.get("name") or "") if name in ("jit", "pjit") else ""
-        if flash := self.flash(equation, called, part):
-            return self.add(equation, reads, part, is_apart=True, record=flash, is_product=True)
-        bodies = list(programs(params))
-        if name in _CALLED and bodies:
-            given = reads[-len(bodies[0].invars) or len(reads) :]
-            return self.follow(bodies[0], given, "elementwise" if called == MICROBATCH else part)
-        if name == "dot_general":
-            return self.product(equation, reads, part)
-        if name == "reshard":
-            return self.reshard(equation, reads, part)
-        if name in _TOGETHER:
-            return self.together(equation, reads, part)
-        if name in ("while", "cond"):
-            body = max(bodies, key=lambda body: len(body.eqns))
-            inside = [per_device.value(variable) for variable in body.invars]
-            self.inner(body, inside, self.times, part)
-            return self.add(equation, reads, part, is_apart=True)
-        if name in _APART:
-            return self.apart(equation, reads, part)
+    def follow(self, operation: Operation, reads: list[Value], part: str) -> list[Value]:
+        equation = operation.equation
+        match operation.kind:
+            case Kind.ALIAS | Kind.TRANSPOSE:
+                return reads[: len(operation.results)]
+            case Kind.LOOP:
+                return self.loop(equation, reads, part)
+            case Kind.MATMUL:
+                return self.product(equation, reads, part)
+            case Kind.CONVOLUTION:
+                return self.convolution(equation, reads, part)
+            case Kind.RESHARD:
+                return self.reshard(equation, reads, part)
+            case Kind.COLLECTIVE:
+                return self.together(equation, reads, part)
+            case Kind.KERNEL if operation.attention is not None:
+                flash = self.flash(equation, operation.attention)
+                return self.add(equation, reads, part, is_apart=True, record=flash, is_product=True)
+            case Kind.UPDATE:
+                return self.update(equation, reads, part)
+            case Kind.KERNEL | Kind.CUMULATIVE | Kind.OPAQUE | Kind.CALL:
+                return self.apart(equation, reads, part)
+        is_reduced = operation.kind is Kind.REDUCTION
         return self.add(
             equation,
             reads,
             part,
-            is_reduced=name in _REDUCED,
-            is_cut=name in _CUT,
+            is_reduced=is_reduced,
+            is_cut=operation.kind is Kind.INDEXING,
+            is_scaling=operation.primitive.is_scaling,
             operations=_operations(equation, reads),
-            summed=_over(equation) if name in _REDUCED else (),
+            summed=_over(equation) if is_reduced else (),
         )
 
     def add(self, equation: JaxprEqn, reads: list[Value], part: str, **about: Any) -> list[Value]:
@@ -127,16 +107,8 @@ class Region:
     def has_words(self, variables: Sequence[Any]) -> bool:
         return any(per_device.is_of_words(per_device.shape(one), self.vocab) for one in variables)
 
-    def flash(self, equation: JaxprEqn, called: str, part: str) -> Attention | None:
+    def flash(self, equation: JaxprEqn, pattern: Pattern) -> Attention:
         """Attention by a kernel that the program only sketches."""
-        pattern = Pattern.of(called)
-        if pattern is None or not equation.outvars:
-            return None
-        (body,) = programs(equation.params)
-        if not pattern.is_backward and any(
-            e.primitive.name in ("dot_general", "jit", "pjit") for e in body.eqns
-        ):
-            return None
         shapes = [per_device.shape(variable) for variable in equation.invars]
         heads = [shape for shape in shapes if len(shape) == 4]
         rows, length, most, dim = max(heads, key=lambda shape: shape[2])
@@ -152,11 +124,15 @@ class Region:
             self.times,
         )
 
+    def convolution(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+        found = contraction(equation, per_device.shape_there)
+        if not found.is_depthwise:
+            return self.product(equation, reads, part)
+        # By vector units, for which a multiplication and a sum are one operation.
+        return self.apart(equation, reads, part, operations=found.flops / 2)
+
     def product(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        (left_axes, _), (left_batch, _) = equation.params["dimension_numbers"]
-        left, right = (per_device.shape_there(variable) for variable in equation.invars)
-        k, batch = (math.prod(left[a] for a in axes) for axes in (left_axes, left_batch))
-        m, n = math.prod(left) // max(1, k * batch), math.prod(right) // max(1, k * batch)
+        m, n, k, batch, contracted = contraction(equation, per_device.shape_there)
         written = per_device.value(equation.outvars[0])
         dtype = per_device.dtype(max(equation.invars, key=per_device.itemsize))
         here = {"elementwise": "products"}.get(part, part)
@@ -164,17 +140,13 @@ class Region:
             here = "head"
         moved = reads[0].bytes + reads[1].bytes + written.bytes
         record = Product(m, n, k, batch, dtype, moved, self.times, here)
-        return self.add(
-            equation,
-            reads,
-            part,
-            is_apart=True,
-            is_product=True,
-            record=record,
-            summed=per_device.axes_at(equation.invars[0], left_axes),
-        )
+        summed = per_device.axes_at(equation.invars[0], contracted)
+        about = dict(is_apart=True, is_product=True, record=record, summed=summed)
+        return self.add(equation, reads, part, **about)
 
     def reshard(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+        if _enters(equation):
+            return reads
         before, after = (
             per_device.axes(equation.invars[0]) or reads[0].axes,
             per_device.axes(equation.outvars[0]),
@@ -192,41 +164,43 @@ class Region:
         whole = max(
             sum(v.bytes for v in reads), sum(per_device.value(v).bytes for v in equation.outvars)
         )
-        kind = _TOGETHER[equation.primitive.name]
+        kind = primitive(equation).collective
+        assert kind is not None
         record = Collective(kind, axes, whole, self.times, part)
         return self.add(equation, reads, part, is_apart=True, record=record)
 
-    def apart(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        name = equation.primitive.name
-        summed: tuple[str, ...] = ()
-        if name.startswith(("scatter", "dynamic_update_slice")):
-            # What is added is read, with the places that it is added to, which are written again.
-            added = reads[1] if name == "dynamic_update_slice" else reads[2]
-            own = 3 * added.bytes
-            summed = (
-                tuple(sorted(added.axes)) if per_device.is_automatic(equation.outvars[0]) else ()
-            )
-        else:
-            own = sum(v.bytes for v in reads) + sum(
-                per_device.value(v).bytes for v in equation.outvars
-            )
-        return self.add(equation, reads, part, is_apart=True, own=own, summed=summed)
+    def update(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+        # What is added is read, with the places that it is added to, which are written again.
+        added = reads[1] if equation.primitive.name == "dynamic_update_slice" else reads[2]
+        is_automatic = per_device.is_automatic(equation.outvars[0])
+        summed = tuple(sorted(added.axes)) if is_automatic else ()
+        about = dict(is_apart=True, own=3 * added.bytes, summed=summed)
+        return self.add(equation, reads, part, **about)
+
+    def apart(
+        self, equation: JaxprEqn, reads: list[Value], part: str, operations: Amount = 0.0
+    ) -> list[Value]:
+        writes = map(per_device.value, equation.outvars)
+        own = sum(value.bytes for value in (*reads, *writes))
+        return self.add(equation, reads, part, is_apart=True, own=own, operations=operations)
 
     def loop(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        (body,) = programs(equation.params)
-        length = equation.params["length"]
-        constants, carried = constants_and_carried(body, equation)
-        first = constants + carried  # of what each round has of its own
+        if equation.primitive.name != "scan":  # of unknown length, or branches
+            body = max(sub_jaxprs(equation), key=lambda body: len(body.eqns))
+            inside = [per_device.value(variable) for variable in body.invars]
+            is_round = equation.primitive.name == "while"
+            self.inner(body, inside, self.times, part, is_round=is_round)
+            return self.add(equation, reads, part, is_apart=True)
+        (body,) = sub_jaxprs(equation)
+        constants, carried = constants_and_carry(body, equation)
         inner = "elementwise" if part == "optimiser" else part
-        if length == 1:  # no loop is left of it
-            return self.follow(body, reads, inner)
-        inside = [per_device.value(variable) for variable in body.invars]
         self.inner(
             body,
-            inside,
-            self.times * length,
+            [per_device.value(variable) for variable in body.invars],
+            self.times * equation.params["length"],
             inner,
-            sliced=range(first, len(body.invars)),
+            is_round=True,
+            sliced=range(constants + carried, len(body.invars)),
             stacked=range(carried, len(body.outvars)),
         )
         return self.add(equation, reads, inner, is_apart=True)
@@ -234,13 +208,11 @@ class Region:
 
 def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
     """Operations on single numbers, each as long as a sum takes."""
-    name = equation.primitive.name
-    if name in _LAID_OUT:
-        return 0.0
+    row = primitive(equation)
     given = max((math.prod(per_device.shape_there(v)) for v in equation.outvars), default=0)
-    if name in _REDUCED:
+    if row.kind is Kind.REDUCTION:
         given = max((value.elements for value in reads), default=0)
-    return given * _LONG.get(name, 1)
+    return float(given * row.operations)
 
 
 def _over(equation: JaxprEqn) -> tuple[str, ...]:

@@ -76,6 +76,7 @@ class Work(NamedTuple):
     collectives: list[Collective]
     moved: dict[str, Amount]  # bytes that everything else reads and writes, by part
     operations: dict[str, Amount]  # on single numbers, outside of matrix products, by part
+    rounds: dict[str, Amount]  # of loops, by part: each waits for the one before it
 
     @property
     def flops(self) -> Amount:

@@ -2,10 +2,9 @@
 
 from typing import NamedTuple
 
-from windlass.analysis.flops import training_flops
+from windlass.analysis.flops import step_flops
 from windlass.analysis.fusion import Amount
 from windlass.analysis.work import Collective, Work
-from windlass.evaluation.loss import make_evaluation
 from windlass.layers.sketch import sketched
 from windlass.planning import calibration, efficiency
 from windlass.planning.calibration import Fitted
@@ -32,7 +31,7 @@ class Time(NamedTuple):
 
     parts: dict[str, Amount]
     error: Amount  # the share by which `seconds` may be wrong, either way
-    bound: str  # what the step waits for most: compute, memory, communication or the host
+    bound: str  # compute, memory, latency (of loops), communication or the host
     flops: Amount  # that the model needs for the step, on all devices together
     source: str = ""  # of the table of the chip
     fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
@@ -63,7 +62,7 @@ def by_table(traced: Traced) -> Time:
 
 def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     parts: dict[str, Amount] = dict.fromkeys(PARTS, 0.0)
-    waits = {"compute": 0.0, "memory": 0.0}
+    waits = {"compute": 0.0, "memory": 0.0, "latency": 0.0}
     for product in work.products:
         seconds = product.times * product_seconds(product, rates)
         parts[product.part] += seconds
@@ -77,6 +76,9 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
         vector = work.operations.get(part, 0.0) / rates.efficiency.vector
         parts[part] += max(memory, vector)
         waits["memory" if memory > vector else "compute"] += max(memory, vector)
+    for part, rounds in work.rounds.items():
+        parts[part] += rounds * rates.efficiency.loop_round
+        waits["latency"] += rounds * rates.efficiency.loop_round
     computed = parts["products"] + parts["attention"] + parts["head"]
     parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
     waits["communication"] = parts["communication"]
@@ -119,11 +121,7 @@ def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) ->
 
 
 def model_flops(described: Described) -> Amount:
-    """What the loss and its gradient take, without recomputation: the same count as a run's own."""
+    """What the model needs for a step, without recomputation: the same count as a run's own."""
     with described.scope(), sketched():
-        built = Built(described)
-        programs = Programs(built, STEPS)
-        state, frozen = programs.abstract_state()
-        batch = programs.abstract_batch()
-        evaluate = make_evaluation(built.model, described.run.objective, steps=STEPS)
-        return training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)
+        programs = Programs(Built(described), STEPS)
+        return step_flops(programs, *programs.abstract_state())

@@ -1,6 +1,7 @@
 """What a run computes, before it has data: its state, its batches and its step."""
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -12,7 +13,14 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
 from windlass.program.built import Built
-from windlass.program.step import Frozen, State, make_step, start
+from windlass.program.step import (
+    Frozen,
+    State,
+    TrainingCall,
+    make_step,
+    make_training_call,
+    start,
+)
 from windlass.telemetry.compiles import Program
 
 # A program that runs once is not worth optimising: 5 seconds of compilation become 2.
@@ -91,6 +99,17 @@ class Programs:
         )
         options = self.built.described.compiler_options
         return Program(step, "step", donate_argnums=0, compiler_options=options)
+
+    def training_call(self, state: State, frozen: Frozen) -> tuple[TrainingCall, Sequence[Any]]:
+        """The objective's call on a microbatch, and its arguments as shapes."""
+        call = make_training_call(self.built.model, self.run.objective, self.steps)
+        rows, carried = jax.tree.map(self._microbatch, (self.abstract_batch(), state.carry.rows))
+        key, carry = jax.eval_shape(jax.random.wrap_key_data, state.key), state.carry
+        return call, (state.weights, frozen, rows, key, carry._replace(rows=carried), state.step)
+
+    def _microbatch(self, x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (x.shape[0] // self.batches.accumulation, *x.shape[1:])
+        return jax.ShapeDtypeStruct(shape, x.dtype, sharding=x.sharding)
 
     def finish(self, state: State, frozen: Frozen) -> State:
         """The state after the last step, with what the objective solves for at the end."""

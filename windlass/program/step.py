@@ -60,6 +60,7 @@ MICROBATCH = "microbatch"  # what its part is called in the program of a step wi
 
 Batch = dict[str, Array]
 Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
+TrainingCall = Callable[..., tuple[Float[Array, ""], tuple[Tally, Carry]]]
 
 
 def start(
@@ -90,6 +91,24 @@ def start(
     )
 
 
+def make_training_call(
+    model: Callable[[PyTree, PyTree], Any], objective: Objective, steps: int
+) -> TrainingCall:
+    """The objective on the rows of a microbatch: the total to be differentiated, tally and carry.
+
+    `model` joins what is trained and what is frozen into the model that computes.
+    """
+
+    def call(weights, frozen: Frozen, rows: Batch, key, carry: Carry, step: Int[Array, ""]):
+        whole = keyed(model(weights, frozen.model), key)
+        given = dict(helpers=frozen.helpers, step=step, steps=steps)
+        tally, carry = objective(whole, rows, key=key, carry=carry, **given)
+        tally = settled(tally, whole)
+        return tally.total, (tally, carry)
+
+    return call
+
+
 def make_step(
     model: Callable[[PyTree, PyTree], Any],
     objective: Objective,
@@ -102,21 +121,16 @@ def make_step(
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
-    `model` joins what is trained and what is frozen into the model that computes.
-
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
     With a loss scale such a step is first taken for an overflow, which only halves the scale.
     `ema` is how much of the average of the weights is kept at each step.
     """
+    call = make_training_call(model, objective, steps)
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            whole = keyed(model(weights, frozen.model), key)
-            given = dict(helpers=frozen.helpers, step=state.step, steps=steps)
-            tally, carry = objective(whole, rows, key=key, carry=carry, **given)
-            tally = settled(tally, whole)
-            return tally.total, (tally, carry)
+            return call(weights, frozen, rows, key, carry, state.step)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         loss_scale = state.loss_scale

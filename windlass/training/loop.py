@@ -12,12 +12,11 @@ from jax.errors import JaxRuntimeError
 from jaxtyping import Array
 from rich.console import Console
 
-from windlass.analysis.flops import training_flops
+from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
 from windlass.errors import UserError
-from windlass.evaluation.loss import make_evaluation
 from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.processes.clock import Clock
@@ -387,12 +386,7 @@ class Loop:
     def make_meter(self) -> Meter:
         session, rows, described = self.session, self.loader.rows, self.session.built.described
         peak = described.chip and described.chip.peak.get(described.compute)
-        flops = None
-        if peak is not None:
-            state, frozen = self.abstract
-            evaluate = make_evaluation(session.built.model, session.run.objective, steps=self.steps)
-            batch = session.programs.abstract_batch()
-            flops = training_flops(evaluate, state.weights, frozen, batch, state.carry, state.step)
+        flops = None if peak is None else step_flops(session.programs, *self.abstract)
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=session.batches.rows * rows.tokens_per_row,
