@@ -155,7 +155,7 @@ def test_every_prompt_of_a_file_is_a_line_of_json_as_the_call_gives_it(program, 
     ("words", "said"),
     [
         ("Once --file p.txt", "--file is p.txt, and a prompt is given too; leave one of them out"),
-        ("--out o.jsonl", "--out is o.jsonl; it goes with --file, and > is for one prompt"),
+        ("--out o.jsonl", "--out is o.jsonl; it needs --file, and > is for one prompt"),
         ("--file p.txt --batch 0", "--batch is 0; it must be 1 or more"),
         (
             "--file p.txt --out no/o.jsonl",

@@ -17,7 +17,7 @@ def test_two_splits_are_two_columns_with_the_verdict_below_them():
         "perplexity       3.4903      3.0802",
         "over             some tokens",
         "verdict          undecided: it is so",
-        "looked at        2 times: the test rows of this run",
+        "test split       evaluated 2 times so far",
     ]
 
 
@@ -25,5 +25,5 @@ def test_one_split_is_one_column():
     assert shown({"step": 3, "cross_entropy": 0.5, "looks": 1}) == [
         "step             3",
         "cross entropy    0.5000",
-        "looked at        once: the test rows of this run",
+        "test split       evaluated once so far",
     ]

@@ -21,7 +21,7 @@ def test_a_dry_run_lists_files_and_where_they_would_go(program, place, tmp_path)
         "README.md",
     ]
     assert total.startswith("export  the model of step 4, last weights, would be 1")
-    assert total.endswith(f" KiB in 6 files in {tmp_path}/it; nothing was written")
+    assert total.endswith(f" KiB in 6 files in {tmp_path}/it; nothing written")
     assert not (tmp_path / "it").exists()
     words = ["--push", "me/it", "--private", "--dry-run"]
     done = program("export", str(run), "--to", "it", *words)

@@ -69,7 +69,7 @@ def test_a_launch_without_a_bucket_warns_and_keeps_the_machine(program, programs
     assert done.code == 0
     assert "run      on the machine alone\n" in done.err
     assert (
-        "without --bucket the run is lost with the machine, which therefore stays, and costs, "
+        "without --bucket the run is lost with the machine, which is kept, and paid for, "
         "until windlass launch --delete mine\n"
     ) in done.err
     assert "--down" not in standins.calls(programs)[0]
@@ -85,7 +85,7 @@ def life(program: Callable, folder: Path, *words: str) -> list[list[str]]:
     done = program("launch", "--delete", "mine", "--yes")
     assert (done.code, done.err) == (0, "deleted mine; the run is in gs://mine/mine\n")
     assert program("launch").out == (
-        "nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run tries it\n"
+        "nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run shows how\n"
     )
     return standins.calls(folder)
 
@@ -243,7 +243,7 @@ def test_what_fails_is_said_with_how_to_delete_what_there_is(program, programs):
 
 REFUSED = {
     ("launch", "quickstart"): "on which slice? --on v6e-8, for one; --on 2xv6e-16 is two slices",
-    BOUGHT: "this asks first, and nobody is there to ask; --yes does not ask",
+    BOUGHT: "this needs a confirmation, and this is no terminal; --yes skips it",
     ("launch", "--status", "mine"): (
         f"no launch is called mine; nothing was launched from here. {LOST}"
     ),

@@ -37,7 +37,7 @@ def test_prices_are_a_line_each_and_what_is_unknown_is_said(program):
     assert cells(lines[7]) == ["v5e", "gcp", "europe-west3", "unknown", "0.190", "2026-08-22"]
     assert [cells(line)[0] for line in lines[:-2]] == ["v5e"] * 11 + ["a100-40gb"] * 3
     assert lines[-2] == "no price is known of 7x"
-    assert lines[-1].startswith("those that came with windlass, of 2026-08-22, from SkyPilot's ")
+    assert lines[-1].startswith("shipped with windlass, of 2026-08-22, from SkyPilot's ")
 
 
 def test_the_file_of_the_documents_is_taken_shown_and_given_up_again(program, config, tmp_path):
@@ -54,7 +54,7 @@ def test_the_file_of_the_documents_is_taken_shown_and_given_up_again(program, co
         ["v3", "gcp", "europe-west4", "unknown", "0.660", "2026-08-01", "slices beyond one host"],
     ]
     assert lines[5:7] == [
-        "taken from now on; `windlass prices --reset` goes back to those of windlass",
+        "used from now on; `windlass prices --reset` goes back to the shipped ones",
         f"{stored}, of 2026-08-22, from our contract of August",
     ]
     shown = json.loads(program("prices", "--json").out)

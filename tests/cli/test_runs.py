@@ -64,7 +64,7 @@ def test_a_run_is_shown_in_full_with_what_it_was_made_with(program, place):
     facts = dict(line.split(maxsplit=1) for line in out.splitlines())
     run = f"runs/{trained.only_run(place).name}"
     assert facts["run"] == run and facts["recipe"] == "tiny" and facts["step"] == "4/4"
-    assert facts["device"] == "1 × cpu (asked for cpu)"
+    assert facts["device"] == "1 × cpu (requested: cpu)"
     assert re.fullmatch(r"\S+Z from step 0, ended \S+Z at step 4", facts["started"])
     assert re.search(r"^windlass \S+, python \S+, jax \S+", facts["versions"])
 
@@ -87,7 +87,7 @@ def test_runs_are_deleted_without_asking_where_one_says_so(program, copied, tmp_
     ("words", "said"),
     [
         ("", "which runs? windlass runs lists them, windlass runs --delete RUN deletes"),
-        ("tiny", "deleting asks first, and nobody is there to ask; --yes does not ask"),
+        ("tiny", "deleting needs a confirmation, and this is no terminal; --yes skips it"),
     ],
 )
 def test_what_is_not_deleted_is_said_alone(program, copied, tmp_path, monkeypatch, words, said):
@@ -115,6 +115,6 @@ def test_on_a_terminal_what_goes_is_shown_and_asked_for(program, copied, tmp_pat
     assert answered("n\n") == f"{asked}nothing was deleted\n"
     assert answered("\4") == f"{asked}\nnothing was deleted\n"
     assert (run / "recipe.yaml").is_file()
-    left = f"left, since the run did not write it: {copied}/notes.md\n"
+    left = f"kept, since the run did not write it: {copied}/notes.md\n"
     assert answered("y\n") == f"{asked}deleted {copied}, {held}\n{left}"
     assert os.listdir(run) == ["notes.md"]

@@ -79,10 +79,10 @@ def test_a_number_below_zero_is_a_value():
         (["generate", "--temprature", "1"], "no option --temprature; did you mean --temperature?"),
         (["generate", "--top_k=4"], "no option --top_k; did you mean --top-k?"),
         (["data", "x", "--rows"], "--rows has no value; write --rows N"),
-        (["verify", "a", "b"], "b is one word too many; the command is windlass verify RUN"),
+        (["verify", "a", "b"], "b is one argument too many; usage: windlass verify RUN"),
         (
             ["schema", "--device", "a"],
-            "--device is one word too many; the command is windlass schema",
+            "--device is one argument too many; usage: windlass schema",
         ),
     ],
 )

@@ -63,7 +63,7 @@ def program(
 ) -> None:
     """Train language models on whatever accelerator there is, from one recipe.
 
-    Start with the first of these: a small model learns to write stories, on any CPU, in about two
+    To start: the first command below trains a small model on stories, on any CPU, in about two
     minutes. `windlass COMMAND --help` explains a command.
 
     windlass train quickstart
@@ -84,13 +84,13 @@ app.command(cls=Command, context_settings=WITH_KEYS)(plan.plan)
 def data(
     ctx: typer.Context,
     recipe: Recipe = None,
-    rows: Annotated[str, typer.Option(metavar="N", help="how many rows to show")] = "3",
+    rows: Annotated[str, typer.Option(metavar="N", help="sequences to show")] = "3",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test")] = "train",
 ) -> None:
-    """Show rows as the model will see them, and how full they are.
+    """Show training sequences as the model sees them, and how full they are.
 
-    Documents in colours, what is not trained on dimmed, then counts of documents, rows and tokens.
-    No model is built, and no accelerator is needed.
+    Documents are coloured and tokens outside the loss dimmed; then counts of documents, sequences
+    and tokens. No model is built, and no accelerator is needed.
 
     windlass data quickstart
     windlass data mine.yaml --rows 10 --split validation
@@ -121,22 +121,23 @@ def evaluate(
     step: Step = None,
     tasks: Annotated[
         str | None,
-        typer.Option(metavar="NAMES", help="tasks of lm-evaluation-harness instead, as a,b"),
+        typer.Option(metavar="NAMES", help="lm-evaluation-harness tasks instead, as a,b"),
     ] = None,
     limit: Annotated[
-        str | None, typer.Option(metavar="N", help="of each task so many questions")
+        str | None, typer.Option(metavar="N", help="with --tasks: examples per task")
     ] = None,
     shots: Annotated[
-        str | None, typer.Option(metavar="N", help="solved examples before each question")
+        str | None, typer.Option(metavar="N", help="with --tasks: few-shot examples")
     ] = None,
     tasks_from: Annotated[
-        str | None, typer.Option(metavar="DIR", help="tasks of your own, in YAML files")
+        str | None,
+        typer.Option(metavar="DIR", help="with --tasks: a folder of your own task YAML files"),
     ] = None,
 ) -> None:
-    """Measure the loss and perplexity of a run on held-out rows; or how it does at public tasks.
+    """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
 
-    On test rows it measures validation too and gives a verdict on both. The run notes how often
-    its test rows were looked at: what was chosen by them is no longer tested by them.
+    With --split test, validation is measured too, with a verdict on both. The run counts how often
+    its test split was evaluated: what was selected on it is no longer tested by it.
 
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
@@ -170,9 +171,9 @@ app.command(cls=Command, context_settings=WITH_KEYS)(launch.launch)
 
 @app.command(cls=Command)
 def verify(ctx: typer.Context, run: RunName = None) -> int:
-    """Check every byte of a run's checkpoints, or of an export, and name what is damaged.
+    """Check every byte of a run's checkpoints, or of an export, and report what is damaged.
 
-    Nothing is changed. The exit code is 1 where something is damaged.
+    Read-only. Exits with 1 if anything is damaged.
 
     windlass verify quickstart
     windlass verify runs/mine-1a2b3c4d
@@ -192,16 +193,20 @@ def runs(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN ...]", help="runs to show in full; or a folder of runs"),
+        typer.Argument(metavar="[RUN ...]", help="runs to show in full, or a folder of runs"),
     ] = None,
-    delete: Annotated[bool, typer.Option("--delete", help="delete these runs; asks first")] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="with --delete: do not ask")] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
+    delete: Annotated[
+        bool, typer.Option("--delete", help="delete these runs, after confirmation")
+    ] = False,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="with --delete: skip the confirmation")
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """List runs with their step, loss, size and age; show one in full, or delete some.
+    """List runs with step, loss, size and age; show some in full, or delete them.
 
-    Lists those in ./runs, or in the folder that is named. A run that is being trained is not
-    deleted, nor are files in its folder that it did not write.
+    Lists those in ./runs, or in the given folder. A run that is training is not deleted, nor are
+    files in its folder that it did not write.
 
     windlass runs
     windlass runs quickstart
@@ -237,9 +242,9 @@ app.command(cls=Command)(report.compare)
 
 @app.command(cls=Command)
 def schema(ctx: typer.Context) -> None:
-    """Print the JSON schema of a recipe, for an editor to complete it by.
+    """Print the JSON schema of a recipe, for completion in an editor.
 
-    An editor with a YAML language server takes it from the first line of a recipe:
+    An editor with a YAML language server reads it from the first line of a recipe:
     `# yaml-language-server: $schema=recipe.schema.json`
 
     windlass schema > recipe.schema.json
@@ -336,7 +341,9 @@ def _delete(names: list[str], yes: bool) -> None:
         api.check_deletable(one.folder)
     if not yes:
         if not sys.stdin.isatty():
-            raise UserError("deleting asks first, and nobody is there to ask; --yes does not ask")
+            raise UserError(
+                "deleting needs a confirmation, and this is no terminal; --yes skips it"
+            )
         for one in found:
             say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
         if not agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
@@ -346,7 +353,7 @@ def _delete(names: list[str], yes: bool) -> None:
         left = api.delete(one.folder)
         say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
         if left:
-            say(Text(f"left, since the run did not write it: {listing(map(str, left), 'and')}"))
+            say(Text(f"kept, since the run did not write it: {listing(map(str, left), 'and')}"))
 
 
 def _print_version() -> None:

@@ -1,4 +1,4 @@
-"""What was measured of a run, in lines."""
+"""An evaluation, in lines."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -26,4 +26,4 @@ def lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
             yield name, after[name]
     if "looks" in after:
         times = "once" if after["looks"] == 1 else f"{after['looks']} times"
-        yield "looked at", f"{times}: the test rows of this run"
+        yield "test split", f"evaluated {times} so far"

@@ -1,4 +1,4 @@
-"""The command that gives a run to others."""
+"""The command that exports a run."""
 
 from collections.abc import Iterator
 from typing import Annotated, Any
@@ -13,9 +13,7 @@ from windlass.errors import UserError
 def export(
     ctx: typer.Context,
     run: RunName = None,
-    to: Annotated[
-        str | None, typer.Option(metavar="DIR", help="the folder to write, which is made")
-    ] = None,
+    to: Annotated[str | None, typer.Option(metavar="DIR", help="the folder to create")] = None,
     weights: WhichWeights = "last",
     step: Step = None,
     form: Annotated[
@@ -23,40 +21,37 @@ def export(
         typer.Option(
             "--as",
             metavar="FORM",
-            help="model, adapter or merged; unless given: the adapter where there is one, else the "
-            "model",
+            help="model, adapter or merged; default: the adapter if there is one, else the model",
         ),
     ] = None,
     dtype: Annotated[
         str,
-        typer.Option(metavar="TYPE", help="bfloat16, float32 or as-is: as in what it started from"),
+        typer.Option(metavar="TYPE", help="bfloat16, float32 or as-is (that of the start)"),
     ] = "as-is",
-    shard_size: Annotated[
-        str, typer.Option(metavar="SIZE", help="no file of weights is larger")
-    ] = "5GB",
+    shard_size: Annotated[str, typer.Option(metavar="SIZE", help="largest weight file")] = "5GB",
     push: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="upload it to the hub as OWNER/NAME, by `hf auth login`"),
+        typer.Option(metavar="NAME", help="upload to the hub as OWNER/NAME; needs `hf auth login`"),
     ] = None,
     private: Annotated[
-        bool, typer.Option("--private", help="with --push: a new repository is private")
+        bool, typer.Option("--private", help="with --push: create a private repository")
     ] = False,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="list files and sizes; write and push nothing")
+        bool, typer.Option("--dry-run", help="list files and sizes without writing")
     ] = False,
     check: Annotated[
         bool,
-        typer.Option("--check", help="load it with transformers or peft, and compare logits"),
+        typer.Option("--check", help="load with transformers or peft and compare logits"),
     ] = False,
-    force: Annotated[bool, typer.Option("--force", help="replace an earlier export")] = False,
+    force: Annotated[bool, typer.Option("--force", help="overwrite an earlier export")] = False,
 ) -> int:
-    """Write what a run has learned as files that transformers, peft and vLLM load as they are.
+    """Export a run's model in the format that transformers, peft and vLLM load.
 
     A model is sharded safetensors, config.json, the tokenizer with its chat template,
-    generation_config.json, and a card, README.md, with the recipe, the losses and how to load it. A
-    run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model. The run
-    is all that is needed: neither an accelerator nor the model it started from. The folder is there
-    when it is whole, and not before. The exit code is 1 where --check finds a difference.
+    generation_config.json, and a model card, README.md, with the recipe, the losses and how to load
+    it. A run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model.
+    Only the run is needed: neither an accelerator nor the model it started from. The folder appears
+    when it is complete. Exits with 1 if --check finds a difference.
 
     windlass export quickstart --to stories
     windlass export mine --to mine-merged --as merged --dtype bfloat16 --check
@@ -103,7 +98,7 @@ def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
     form = "merged model" if done.form == "merged" else done.form
     which = f"the {form} of step {done.step}, {asked.weights} weights"
     if asked.dry_run:
-        yield "export", f"{which}, would be {total} in {done.folder}; nothing was written"
+        yield "export", f"{which}, would be {total} in {done.folder}; nothing written"
         if asked.push is not None:
             seen = "private, where it is new" if asked.private else "public, where it is new"
             yield "push", f"{done.folder} would be pushed to {asked.push}, {seen}"

@@ -1,4 +1,4 @@
-"""The command that rents machines for a run, asks after them, and deletes them."""
+"""The command that rents machines for a run, shows their status, and deletes them."""
 
 import shlex
 import sys
@@ -24,53 +24,55 @@ def launch(
         str, typer.Option(metavar="TARGET", help="skypilot, gke (a JobSet) or tpu-vm (a script)")
     ] = "skypilot",
     spot: Annotated[
-        bool, typer.Option("--spot", help="cheap machines that can be taken away; needs --bucket")
+        bool, typer.Option("--spot", help="preemptible machines, which are cheaper; needs --bucket")
     ] = False,
     region: Annotated[
-        str | None, typer.Option(metavar="REGION", help="only there, such as us-east5")
+        str | None, typer.Option(metavar="REGION", help="only in this region, such as us-east5")
     ] = None,
     zone: Annotated[
-        str | None, typer.Option(metavar="ZONE", help="only there, such as us-east5-b")
+        str | None, typer.Option(metavar="ZONE", help="only in this zone, such as us-east5-b")
     ] = None,
     bucket: Annotated[
         str | None,
-        typer.Option(metavar="URL", help="gs://NAME or gs://NAME/PATH: the run is kept there"),
+        typer.Option(metavar="URL", help="gs://NAME or gs://NAME/PATH to store the run in"),
     ] = None,
     name: Annotated[
-        str | None, typer.Option(metavar="NAME", help="of the launch, its run and its machines")
+        str | None,
+        typer.Option(metavar="NAME", help="name of the launch, its run and its machines"),
     ] = None,
     install: Annotated[
         str | None,
         typer.Option(
-            metavar="SPEC", help="what pip installs there; unless given: this, where it came from"
+            metavar="SPEC", help="what pip installs; default: this windlass, from its origin"
         ),
     ] = None,
     keep: Annotated[
-        bool, typer.Option("--keep", help="the machines stay, and cost, when the training ended")
+        bool, typer.Option("--keep", help="keep the machines, and pay for them, after training")
     ] = False,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="write the task, manifest or script there")
+        str | None,
+        typer.Option(metavar="FILE", help="write the task, manifest or script to this file"),
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="print the file and what it would do; rent nothing")
+        bool, typer.Option("--dry-run", help="print the file and what it would do, without renting")
     ] = False,
-    yes: Annotated[bool, typer.Option("--yes", help="do not ask before renting, deleting")] = False,
+    yes: Annotated[bool, typer.Option("--yes", help="skip confirmations")] = False,
     status: Annotated[
-        str | None, typer.Option(metavar="NAME", help="show how a launch stands")
+        str | None, typer.Option(metavar="NAME", help="show the status of a launch")
     ] = None,
     stop: Annotated[
-        str | None, typer.Option(metavar="NAME", help="end its training; it can go on later")
+        str | None, typer.Option(metavar="NAME", help="stop its training, which can be resumed")
     ] = None,
     delete: Annotated[
-        str | None, typer.Option(metavar="NAME", help="delete its machines; the bucket stays")
+        str | None, typer.Option(metavar="NAME", help="delete its machines, but not the bucket")
     ] = None,
 ) -> int | None:
-    """Rent TPUs for a recipe, train it there, and delete them; or ask after what was rented.
+    """Rent TPUs for a recipe, train on them, and delete them; or show what was rented.
 
     The recipe is checked for the slice before anything is rented. The machines install windlass and
-    run `windlass train` with the same keys; after a preemption the same command goes on from the
-    bucket, as does the same launch at any time. --dry-run prints the file, and rents nothing.
-    Without a recipe: lists what was launched.
+    run `windlass train` with the same keys; after a preemption training resumes from the bucket, as
+    does the same launch at any time. --dry-run prints the file without renting. Without a recipe,
+    lists launches.
 
     windlass launch quickstart --on v6e-1 --dry-run
     windlass launch mine.yaml --on v6e-8 --spot --bucket gs://mine/runs
@@ -130,12 +132,12 @@ def launch(
     if code:
         _note(f"this failed; `windlass launch --delete {prepared.name}` deletes what there is")
     elif to != "tpu-vm":  # the script has seen it through
-        _note(f"`windlass launch --status {prepared.name}` shows how it stands")
+        _note(f"`windlass launch --status {prepared.name}` shows its status")
     return code
 
 
 def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: bool) -> int:
-    """Ask after a launch, stop it or delete it."""
+    """Show the status of a launch, stop it or delete it."""
     if others or len(told) > 1:
         given = [*others, *(f"--{verb} {which}" for verb, which in told.items())]
         raise UserError(f"one thing at a time: {' and '.join(given)} are given")
@@ -163,7 +165,7 @@ def _list() -> None:
 
     found = records.every()
     if not found:
-        say(Text("nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run tries it"))
+        say(Text("nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run shows how"))
     for one in found.values():
         spot = "spot " if one.is_spot else ""
         kept = one.run or "no bucket"
@@ -183,7 +185,7 @@ def _tell(prepared: Any, how: Any, to: str) -> None:
         _note(Text.assemble((f"{name:<9}", "bold"), value))
     if prepared.bucket is None:
         warning = (
-            "without --bucket the run is lost with the machine, which therefore stays, and costs, "
+            "without --bucket the run is lost with the machine, which is kept, and paid for, "
             f"until windlass launch --delete {prepared.name}"
         )
         _note(Text(warning, "yellow"))
@@ -191,7 +193,7 @@ def _tell(prepared: Any, how: Any, to: str) -> None:
 
 def _may(question: str) -> bool:
     if not sys.stdin.isatty():
-        raise UserError("this asks first, and nobody is there to ask; --yes does not ask")
+        raise UserError("this needs a confirmation, and this is no terminal; --yes skips it")
     return agrees(question)
 
 

@@ -1,4 +1,4 @@
-"""What several commands take, how it is read, and how they speak."""
+"""Options shared by commands, how they are read, and output to a terminal."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -18,17 +18,15 @@ T = TypeVar("T")
 # Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
 WITH_KEYS = {"allow_extra_args": True}
 LONG = 1000  # columns of a line that nothing may break
-A_RECIPE = "a YAML file, or the name of a recipe that ships with windlass"
+A_RECIPE = "a YAML file, or the name of a recipe shipped with windlass"
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="a run's folder, or a recipe with one run in ./runs"),
+    typer.Argument(metavar="RUN", help="a run folder, or a recipe with one run in ./runs"),
 ]
-Step = Annotated[
-    str | None, typer.Option(metavar="N", help="the checkpoint of this step, not the newest")
-]
+Step = Annotated[str | None, typer.Option(metavar="N", help="checkpoint step; default: the newest")]
 WhichWeights = Annotated[
     str,
-    typer.Option("--weights", metavar="NAME", help="last, best (validation loss) or ema (average)"),
+    typer.Option("--weights", metavar="NAME", help="last, best (lowest validation loss) or ema"),
 ]
 
 
@@ -86,7 +84,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def agrees(question: str) -> bool:
-    """Whether a user at a terminal says yes."""
+    """Whether a user at a terminal confirms."""
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D

@@ -1,4 +1,4 @@
-"""The command that says what a run would be, before anything is rented."""
+"""The command that estimates a run before anything is rented."""
 
 import json
 import shlex
@@ -34,82 +34,80 @@ def plan(
     ctx: typer.Context,
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="a YAML file or one that ships; several as A,B"),
+        typer.Argument(metavar="RECIPE", help="a YAML file or a shipped recipe; several as A,B"),
     ] = None,
     on: Annotated[
         str | None,
         typer.Option(
             metavar="TARGETS",
-            help="v5e-8,2xv6e-16,h100,8xh200,cpu,here: slices of TPUs, GPUs, this machine",
+            help="v5e-8,2xv6e-16,h100,8xh200,cpu,here: TPU slices, GPUs, this machine",
         ),
     ] = None,
     rows: Annotated[
         str | None,
-        typer.Option(metavar="N", help="rows of an epoch, where the data is not here to tell"),
+        typer.Option(metavar="N", help="sequences per epoch, if the data is not here"),
     ] = None,
     region: Annotated[
         str | None,
-        typer.Option(metavar="NAME", help="prices of this region or provider, not the cheapest"),
+        typer.Option(metavar="NAME", help="prices of this region or provider; default: cheapest"),
     ] = None,
     preemptions: Annotated[
         str | None,
-        typer.Option(metavar="N", help="how often an hour spot machines are taken away: 0.1"),
+        typer.Option(metavar="N", help="preemptions of a spot machine per hour, such as 0.1"),
     ] = None,
     each: Annotated[
         list[str] | None,
-        typer.Option(metavar="KEY=A,B", help="plan for each value of a key; may be said again"),
+        typer.Option(metavar="KEY=A,B", help="plan each value of a key; repeatable"),
     ] = None,
     best: Annotated[
         str | None,
         typer.Option(
             metavar="[cheapest|fastest]",
-            help="look for the settings and the target that are best, and say what to write",
+            help="search for the best settings and target, and print the recipe lines",
         ),
     ] = None,
     budget: Annotated[
-        str | None, typer.Option(metavar="USD", help="leave out what costs more than that")
+        str | None, typer.Option(metavar="USD", help="leave out what costs more")
     ] = None,
     within: Annotated[
         str | None, typer.Option(metavar="TIME", help="leave out what takes longer: 90min, 6h, 2d")
     ] = None,
     html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="write a page with pictures there, too")
+        str | None, typer.Option(metavar="FILE", help="also write an HTML page with charts")
     ] = None,
     calibrate: Annotated[
         bool,
-        typer.Option(
-            "--calibrate", help="put times right by runs that have ended: all, or RUN RUN"
-        ),
+        typer.Option("--calibrate", help="fit time estimates to finished runs: all, or RUN RUN"),
     ] = False,
     compiles: Annotated[
         bool,
-        typer.Option("--compile", help="ask the target's own compiler; no such device is needed"),
+        typer.Option("--compile", help="compile for the target; the device is not needed"),
     ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> int:
-    """Say whether a run fits, how fast it would be and what it would cost; rent nothing.
+    """Estimate whether a run fits, how fast it is and what it costs, before renting anything.
 
-    From shapes alone, in about a second for each target: no weight is made, nothing is compiled,
-    and the devices need not be here. The table has a line for each target: memory on a device at
-    its fullest and at most, of what a program may use; the time of a step, tokens a second of full
-    rows, and the share of the peak; the time of the run and what it costs, on demand and on spot
-    machines. ± is how far off each may be. Below it: what fills the memory, what a step waits for,
-    why the mesh is as it is, and the prices with their dates.
+    From shapes alone, in about a second per target: no weights are allocated, nothing is compiled,
+    and the devices need not be here. The table has a line per target: peak memory per device,
+    expected and at most, of what a program may use; step time, tokens per second of full sequences,
+    and MFU; run time and cost, on demand and on spot machines. ± is the error of each estimate.
+    Below it: memory by part, step time by part, why the mesh was chosen, and the prices with their
+    dates.
 
     With --compile the step is lowered and compiled for the target from shapes alone, and memory is
-    what its compiler says: for TPUs by libtpu on an x86-64 host, for the GPU or CPU that is here,
-    and for other GPUs by JAX's CUDA plugin. It takes some seconds to a minute for each target; what
-    was found is kept, by program, flags and compiler. Where there is no compiler, it is said.
+    the compiler's own figure: libtpu's for TPUs, on an x86-64 host; the local compiler's for the
+    GPU or CPU that is here; and that of JAX's CUDA plugin for other GPUs. It takes seconds to a
+    minute per target; results are cached by program, flags and compiler. A missing compiler is
+    reported.
 
     Without --on: this machine, and v5e-1, v5e-8, v6e-1, v6e-8, a100 and h100. Several recipes, or
-    several values of a key by --each, come in one table, with what a chip does beside one of the
-    first target; and of the values of the last key the fastest that fits. The exit code is 1 where
-    a recipe fits nowhere for certain, which it says, with by how much.
+    several values of a key with --each, share one table, with the throughput per chip relative to
+    the first target; of the values of the last key, the fastest that fits is listed. Exits with 1
+    if a recipe is not certain to fit on any target, and reports by how much it is too large.
 
-    --best looks for the settings with which a recipe fits and is fastest: rows at a time,
-    rematerialisation, mesh and layers per loop. It computes the same, and keys of the command line
-    stay as they are said. It prints the lines to write in the recipe, and which of the targets is
-    the cheapest or the fastest.
+    --best searches for the settings with which a recipe fits and is fastest: microbatch,
+    rematerialisation, mesh and layers per loop. What is computed stays the same, and so do keys of
+    the command line. It prints the lines for the recipe, and the cheapest or the fastest target.
 
     windlass plan quickstart
     windlass plan mine.yaml --on v5e-8,v6e-1,v6e-8,h100,h200 --html plan.html
@@ -126,7 +124,9 @@ def plan(
     given = {"rows": rows, "preemptions": preemptions, "budget": budget, "within": within}
     asked = options(Planned, **given, best=best)
     if asked.best and each:
-        raise UserError("--each plans for the values that it names, and --best looks for the best")
+        raise UserError(
+            "--each and --best are given; --each plans the values named, --best searches"
+        )
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     if html is not None and not (folder := Path(html).expanduser().parent).is_dir():
@@ -172,12 +172,12 @@ def _calibrate(runs: list[str]) -> int:
 
     for one in api.calibrate(*runs):
         factors = ", ".join(f"{name} {x:.2f}x" for name, x in one.factors.items())
-        print(f"{one.chip}, by {len(one.runs)} runs: {factors} of the time by its table")
+        print(f"{one.chip}, from {len(one.runs)} runs: {factors} of the time by its table")
         told = f"were off by {one.before:.1%}, and are by {one.after:.1%} (medians)"
         if one.after == one.before:
-            told = f"are off by {one.after:.1%} (median), and nothing makes them better"
+            told = f"are off by {one.after:.1%} (median), and no factor improves them"
         print(f"  plans {told}")
-    print(f"plans use this from now on; without {calibration.file()} they no longer do")
+    print(f"plans use this from now on; delete {calibration.file()} to undo it")
     return 0
 
 

@@ -1,4 +1,4 @@
-"""The command that shows what chips cost, and takes other prices."""
+"""The command that shows the prices of chips, and replaces them."""
 
 import json
 from collections.abc import Sequence
@@ -19,17 +19,16 @@ def prices(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[CHIP ...]", help="only of these, as v5e or h100"),
+        typer.Argument(metavar="[CHIP ...]", help="only these chips, such as v5e or h100"),
     ] = None,
     update: Annotated[
-        str | None, typer.Option(metavar="FILE", help="take the prices of this YAML file")
+        str | None,
+        typer.Option(metavar="FILE", help="use the prices in this YAML file from now on"),
     ] = None,
-    reset: Annotated[
-        bool, typer.Option("--reset", help="go back to the prices that came with windlass")
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON, for a program")] = False,
+    reset: Annotated[bool, typer.Option("--reset", help="go back to the shipped prices")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
-    """Show what chips cost to rent, in USD for a chip and an hour; or take other prices.
+    """Show the prices of chips, in USD per chip and hour, or replace them.
 
     Prices are data with a date, and nothing is fetched. A file for --update has the keys `date`,
     `sources` (a list) and `prices`: a list of `chip`, `provider`, and where known `region`,
@@ -60,8 +59,8 @@ def prices(
     if found.unknown:
         say(Text(f"no price is known of {listing(found.unknown, 'and')}"))
     if update is not None:
-        say(Text("taken from now on; `windlass prices --reset` goes back to those of windlass"))
-    came = "those that came with windlass" if found.file == known.SHIPPED else str(found.file)
+        say(Text("used from now on; `windlass prices --reset` goes back to the shipped ones"))
+    came = "shipped with windlass" if found.file == known.SHIPPED else str(found.file)
     say(Text(f"{came}, of {found.date}, from {listing(found.sources, 'and')}"))
     if warning := known.warning(found.prices):
         say(Text(warning, "yellow"))

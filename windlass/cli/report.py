@@ -1,4 +1,4 @@
-"""The commands that look back: a run and its plan, and runs side by side."""
+"""The commands that report on a run, and compare runs."""
 
 import json
 from collections.abc import Iterator, Sequence
@@ -13,11 +13,11 @@ from windlass.cli.options import RunName, trimmed
 
 WIDEST = 100  # columns of a plot
 NAME = 13  # columns of the names of facts
-Json = Annotated[bool, typer.Option("--json", help="print JSON, for a program")]
+Json = Annotated[bool, typer.Option("--json", help="print JSON")]
 
 
 def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> None:
-    """Show what became of a run: its loss and speed, and its plan beside what was measured.
+    """Report the loss and speed of a run, and its plan beside what was measured.
 
     A page with the curves and with memory by part is written to report.html in the run's folder.
 
@@ -49,7 +49,7 @@ def compare(
     ] = None,
     as_json: Json = False,
 ) -> None:
-    """Put runs side by side: speed, memory, cost, loss after as many steps, and what differs.
+    """Compare runs: speed, memory, cost, loss after equal steps, and settings that differ.
 
     windlass compare runs/mine-1a2b3c4d runs/mine-5e6f7a8b
     windlass compare mine-1a2b3c4d mine-5e6f7a8b other --json
@@ -90,7 +90,7 @@ def _shown(run: Any, width: int) -> Iterator[Text | Table]:
         yield from lines
     speeds = [(curves["tokens_per_second"][1:], "green")]
     if lines := plot(speeds, width=width - 12, height=4, label=count, base=0.0):
-        yield Text("\ntokens a second", "bold green")
+        yield Text("\ntokens/s", "bold green")
         yield from lines
     if found := predictions(run):
         yield Text("")
@@ -111,7 +111,7 @@ def _table(found: Sequence[tuple[str, str, str, str]]) -> Table:
 
 
 def _parts(run: Any, width: int) -> Iterator[Text]:
-    """What was to fill a device, as bars."""
+    """Planned memory by part, as bars."""
     from windlass.units import size
 
     parts = (run.planned.get("memory") or {}).get("parts_bytes") or {}

@@ -68,12 +68,12 @@ def as_json(found: Sequence[Standing]) -> str:
 
 def _made_with(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
     device, host = start["chose"]["device"], start["host"]
-    yield "device", f"{device['count']} × {device['kind']} (asked for {device['asked']})"
+    yield "device", f"{device['count']} × {device['kind']} (requested: {device['asked']})"
     yield "host", f"{host['system']}, {host['cores']} cores"
     if keys := start["command_line"]:
         yield "keys", " ".join(f"{key}={value}" for key, value in keys.items())
     for name, commit in start["commits"].items():
-        changed = ", and changes that are not in it" if commit["is_changed"] else ""
+        changed = ", with uncommitted changes" if commit["is_changed"] else ""
         yield "commit", f"{commit['commit'][:12]} of {name}{changed}"
     yield "versions", ", ".join(f"{name} {found}" for name, found in start["versions"].items())
 

@@ -22,9 +22,9 @@ if TYPE_CHECKING:
 PROMPT = "> "
 LEAVING = "Ctrl-D leaves"
 COMMANDS = {
-    "/reset": "forget what was said",
-    "/system": "TEXT: another system prompt; alone: shows it",
-    "/save": "FILE: add the conversation to a file of chats",
+    "/reset": "clear the conversation",
+    "/system": "TEXT: set the system prompt; alone: show it",
+    "/save": "FILE: append the conversation to a JSON Lines file",
     "/help": "this list",
     "/quit": "leave, as Ctrl-D does; Ctrl-C stops an answer",
 }
@@ -76,7 +76,7 @@ class Talk:
         match name:
             case "/reset":
                 self.conversation.reset()
-                self._say("forgotten")
+                self._say("cleared")
             case "/system":
                 self.conversation.system = rest.strip() or self.conversation.system
                 self._say(f"system prompt: {self.conversation.system or 'none'}")
@@ -111,7 +111,7 @@ class Talk:
             tokens = self.conversation.tokens
             speed = tokens / max(time.monotonic() - began, 1e-9)
             stopped = ", stopped" if is_stopped else ""
-            self._console.print(Text(f"{tokens} tokens, {speed:.1f} a second{stopped}", "dim"))
+            self._console.print(Text(f"{tokens} tokens, {speed:.1f} tokens/s{stopped}", "dim"))
 
     def _interrupted(self) -> None:
         if self._is_answering:

@@ -22,38 +22,40 @@ def train(
     recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
     model: Annotated[
         str | None,
-        typer.Option(metavar="MODEL", help="tune this: a folder, a run, or OWNER/NAME of the hub"),
+        typer.Option(metavar="MODEL", help="fine-tune this model: a folder, a run, or OWNER/NAME"),
     ] = None,
     data: Annotated[
         str | None,
-        typer.Option(metavar="DATA", help="with --model: a file, a folder, or OWNER/NAME"),
+        typer.Option(
+            metavar="DATA", help="with --model: a file, a folder, or OWNER/NAME on the hub"
+        ),
     ] = None,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="with --model: keep the recipe in this file")
+        str | None, typer.Option(metavar="FILE", help="with --model: write the recipe to this file")
     ] = None,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="with --model: print the recipe, and train nothing")
+        bool, typer.Option("--dry-run", help="with --model: print the recipe without training")
     ] = False,
     coordinator: Annotated[
         str | None,
-        typer.Option(metavar="HOST:PORT", help="on several hosts: where process 0 listens"),
+        typer.Option(metavar="HOST:PORT", help="multi-host: address of process 0"),
     ] = None,
     processes: Annotated[
-        str | None, typer.Option(metavar="N", help="on several hosts: how many there are")
+        str | None, typer.Option(metavar="N", help="multi-host: number of processes")
     ] = None,
     process: Annotated[
-        str | None, typer.Option(metavar="I", help="on several hosts: which this is, from 0")
+        str | None, typer.Option(metavar="I", help="multi-host: index of this process, from 0")
     ] = None,
 ) -> int | None:
-    """Train a recipe, or a model on data; the same command again goes on where it stopped.
+    """Train a recipe, or fine-tune a model on data; the same command again resumes the run.
 
-    Without a recipe: lists those that ship. Ctrl-C finishes the step and saves; a second one stops
-    at once.
+    Without a recipe, lists the shipped ones. Ctrl-C finishes the step and saves a checkpoint; a
+    second one stops at once.
 
-    With --model and --data no recipe is needed: rows of chats (messages, ShareGPT, prompt and
-    completion, or Alpaca's columns) in JSON lines, Parquet or CSV are recognised, and the model is
-    tuned with LoRA on the assistant's words. The recipe is printed, with what was chosen and why;
-    any key can be given beside it.
+    With --model and --data no recipe is needed: chat data (messages, ShareGPT, prompt and
+    completion, or Alpaca columns) in JSON Lines, Parquet or CSV is detected, and the model is
+    fine-tuned with LoRA on the assistant's tokens. The recipe is printed with the choices made and
+    why; any key can be overridden.
 
     windlass train
     windlass train quickstart
@@ -65,7 +67,7 @@ def train(
     if model is None and data is None:
         if save is not None or dry_run:
             option = "--dry-run" if save is None else "--save"
-            raise UserError(f"{option} goes with --model and --data, which have a recipe chosen")
+            raise UserError(f"{option} needs --model and --data")
         if recipe is None:
             return _list_recipes()
     elif recipe is not None:
@@ -105,13 +107,12 @@ def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
     """The recipe for a model and data."""
     if data is None:
         raise UserError(
-            f"--model is {model}; --data says what it is tuned on: a file such as chats.jsonl, a "
-            "folder, or OWNER/NAME of the hub"
+            f"--model is {model}; it needs --data: a file such as chats.jsonl, a folder, or "
+            "OWNER/NAME on the hub"
         )
     if model is None:
         raise UserError(
-            f"--data is {data}; --model says what is tuned on it: a folder, a run, or OWNER/NAME "
-            "of the hub"
+            f"--data is {data}; it needs --model: a folder, a run, or OWNER/NAME on the hub"
         )
     from windlass.api import recipe as choose
 
@@ -119,16 +120,16 @@ def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
 
 
 def _show(chosen: Written, save: str | None) -> None:
-    """Print a recipe, and keep it where that is asked for."""
+    """Print a recipe, and write it to a file if one is given."""
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
         console.print(Syntax(chosen.text, "yaml", background_color="default"))
     else:
         print(chosen.text)
     if save is None:
-        say(Text("--save FILE keeps this recipe, and windlass train FILE trains it", "dim"))
+        say(Text("--save FILE writes this recipe, and windlass train FILE trains it", "dim"))
     else:
-        say(Text(f"kept in {saved(chosen.text, save)}", "dim"))
+        say(Text(f"saved to {saved(chosen.text, save)}", "dim"))
 
 
 def _list_recipes() -> None:

@@ -1,4 +1,4 @@
-"""How the words of a command line are read, and how a command explains itself."""
+"""Parsing of the command line, and the help of a command."""
 
 import difflib
 import inspect
@@ -18,7 +18,7 @@ from windlass.errors import UserError
 
 WIDEST = 100  # columns of help; longer lines are hard to read
 ALIKE = 0.75  # how close a word must be to an option to be taken for a slip of the pen
-KEYS = ("KEY=VALUE", "a key that wins over the recipe; also --key value")
+KEYS = ("KEY=VALUE", "override a recipe key; also --key value")
 
 
 class Command(TyperCommand):
@@ -32,7 +32,7 @@ class Command(TyperCommand):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options, places, keys = self._parted(ctx, list(args))
         if keys and not ctx.allow_extra_args:
-            raise UserError(f"{keys[0]} is one word too many; the command is {usage(ctx)}")
+            raise UserError(f"{keys[0]} is one argument too many; usage: {usage(ctx)}")
         TyperCommand.parse_args(self, ctx, [*options, "--", *places])
         ctx.args = keys
         return keys
@@ -114,7 +114,7 @@ class Commands(TyperGroup):
 
 
 def usage(ctx: typer.Context) -> str:
-    """A command in one line."""
+    """The usage line of a command."""
     words = [ctx.command_path]
     if isinstance(ctx.command, TyperGroup):
         return f"{words[0]} COMMAND"
@@ -179,6 +179,6 @@ def _name(param: Any) -> str:
 
 def _said(param: Any) -> str:
     if param.name == "help":
-        return "this text"
+        return "show this help"
     has_default = param.param_type_name == "option" and isinstance(param.default, str)
     return f"{param.help} ({param.default})" if has_default else param.help

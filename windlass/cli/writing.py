@@ -1,4 +1,4 @@
-"""The commands that have a run's model write."""
+"""The commands that generate with a run's model."""
 
 import json
 import sys
@@ -15,37 +15,34 @@ from windlass.cli.options import Chosen, RunName, Step, WhichWeights, harmless, 
 from windlass.config import section
 from windlass.errors import UserError
 
-Temperature = Annotated[str, typer.Option(metavar="X", help="0: always the likeliest token")]
-TopK = Annotated[str | None, typer.Option(metavar="N", help="choose among so many tokens")]
+Temperature = Annotated[str, typer.Option(metavar="X", help="sampling temperature; 0: greedy")]
+TopK = Annotated[str | None, typer.Option(metavar="N", help="sample from the k likeliest tokens")]
 TopP = Annotated[
-    str | None, typer.Option(metavar="X", help="choose among this share of probability")
+    str | None, typer.Option(metavar="X", help="nucleus sampling: keep this probability mass")
 ]
 Penalty = Annotated[str, typer.Option(metavar="X", help="above 1: fewer repetitions")]
-Tokens = Annotated[str, typer.Option(metavar="N", help="at most so many new ones")]
-Stop = Annotated[
-    list[str] | None, typer.Option(metavar="TEXT", help="end before this; may be given twice")
-]
-Seed = Annotated[str, typer.Option(metavar="N", help="another seed, another text")]
+Tokens = Annotated[str, typer.Option(metavar="N", help="max new tokens")]
+Stop = Annotated[list[str] | None, typer.Option(metavar="TEXT", help="stop sequence; repeatable")]
+Seed = Annotated[str, typer.Option(metavar="N", help="random seed")]
 
 
 def generate(
     ctx: typer.Context,
     run: RunName = None,
     prompt: Annotated[
-        str | None, typer.Argument(metavar="[PROMPT]", help="the text to write on from")
+        str | None, typer.Argument(metavar="[PROMPT]", help="the text to continue")
     ] = None,
     file: Annotated[
         str | None,
-        typer.Option(metavar="FILE", help="prompts: one in a line, or JSON lines with a prompt"),
+        typer.Option(metavar="FILE", help="prompts: one per line, or JSON Lines with a prompt"),
     ] = None,
     out: Annotated[
-        str | None, typer.Option(metavar="FILE", help="with --file: where the JSON lines go")
+        str | None,
+        typer.Option(metavar="FILE", help="with --file: write the JSON Lines to this file"),
     ] = None,
-    batch: Annotated[
-        str, typer.Option(metavar="N", help="with --file: so many prompts at a time")
-    ] = "16",
+    batch: Annotated[str, typer.Option(metavar="N", help="with --file: batch size")] = "16",
     chat: Annotated[
-        bool, typer.Option("--chat", help="with --file: a prompt is what a user says in a chat")
+        bool, typer.Option("--chat", help="with --file: a prompt is a user message")
     ] = False,
     temperature: Temperature = "0.8",
     top_k: TopK = None,
@@ -57,12 +54,12 @@ def generate(
     weights: WhichWeights = "last",
     step: Step = None,
 ) -> None:
-    """Write on from a prompt, printed as it comes, or from every prompt of a file.
+    """Generate from a prompt, streamed, or from every prompt of a file.
 
-    Of a file, each prompt gives a line of JSON: its own keys, and text. A .jsonl file has an object
-    with a prompt in each line, or with the messages of a chat to answer; any other is plain text
-    with a prompt in each line. A prompt is written on from as it stands; --chat puts it in the
-    model's chat template, as the messages of a chat always are.
+    With --file each prompt gives a line of JSON: its own keys, and text. A .jsonl file has an
+    object per line with a prompt, or with the messages of a chat to answer; any other file is plain
+    text with a prompt per line. A prompt is continued as it stands; --chat applies the model's chat
+    template, which messages always get.
 
     windlass generate quickstart "Once upon a time"
     windlass generate quickstart "One day" --temperature 0.5 --top-k 40
@@ -87,9 +84,9 @@ def generate(
         asked: dict[str, Any] = {**vars(chosen), **vars(sampling)}
         if file is None:
             if out is not None:
-                raise UserError(f"--out is {out}; it goes with --file, and > is for one prompt")
+                raise UserError(f"--out is {out}; it needs --file, and > is for one prompt")
             if chat:
-                raise UserError("--chat goes with --file; windlass chat RUN talks to a model")
+                raise UserError("--chat needs --file; windlass chat RUN chats with a model")
             _write(prompt or "", api.stream(run, prompt or "", ctx.args, **asked))
             return
         if prompt is not None:
@@ -105,12 +102,12 @@ def generate(
 def chat(
     ctx: typer.Context,
     run: RunName = None,
-    system: Annotated[
-        str | None, typer.Option(metavar="TEXT", help="what the model is told first of all")
-    ] = None,
+    system: Annotated[str | None, typer.Option(metavar="TEXT", help="system prompt")] = None,
     thinking: Annotated[
         str,
-        typer.Option(metavar="WHICH", help="of a reasoning model: on, off, or none: as it likes"),
+        typer.Option(
+            metavar="WHICH", help="of a reasoning model: on, off, or none (its own choice)"
+        ),
     ] = "none",
     temperature: Temperature = "0.8",
     top_k: TopK = None,
@@ -122,10 +119,10 @@ def chat(
     weights: WhichWeights = "last",
     step: Step = None,
 ) -> None:
-    """Talk to a run's model, in the chat template it was trained with.
+    """Chat with a run's model, in the chat template it was trained with.
 
-    All that was said is sent again with each turn. Ctrl-C stops an answer, Ctrl-D leaves, /help
-    lists what else there is. Through a pipe each line is a turn, and answers alone are printed.
+    The whole conversation is sent with each turn. Ctrl-C stops an answer, Ctrl-D leaves, /help
+    lists commands. Through a pipe each line is a turn, and only answers are printed.
 
     windlass chat runs/mine-1a2b3c4d
     windlass chat mine --system "Answer in one sentence." --temperature 0.3
