@@ -60,3 +60,10 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cache")
     os.environ["WINDLASS_CACHE"] = str(path)
     return path
+
+
+@pytest.fixture
+def here(tmp_path, monkeypatch) -> Path:
+    """A folder of its own for a run, which the test stands in."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -166,8 +166,7 @@ def test_a_step_that_was_not_kept_is_refused(run):
 
 def test_an_average_that_the_run_did_not_keep_is_refused(run):
     assert refusal(windlass.generate, run, "One", weights="ema") == (
-        f"{run} keeps no average of its weights, since its train.ema is null; "
-        "weights can be last or best"
+        f"{run} has no averaged weights, since its train.ema is null; weights can be last or best"
     )
 
 

@@ -14,41 +14,41 @@ from windlass.planning.targets import find
 from windlass.planning.winner import chosen
 
 ONE = """\
-target  fits       GiB a device         step  tokens/s     MFU         run     on demand         spot
+target  fits     GiB per device         step  tokens/s     MFU         run     on demand         spot
 v5e-8   yes     8.0–8.8 of 15.8  500 ±100 ms  131 ±26k  40 ±8%  64 ±12 min  $10.24 ±1.92  $2.56 ±0.48
 h100    no    80.0–88.0 of 74.5  500 ±100 ms  131 ±26k  40 ±8%  64 ±12 min   $2.13 ±0.40            ?
 v5e-4   no
 
 v5e-8  8 × TPU v5e
-  batch    64 rows of 1,024 tokens: 8 a device × 1 accumulation × 8 shards; bfloat16, splash attention, remat saved
+  batch    64 sequences of 1,024 tokens: 8 per device × 1 accumulation × 8 shards; bfloat16, splash attention, remat saved
   mesh     data 1 × fsdp 8 × tensor 1 (in pieces)
-  memory   8.0 of 15.8 GiB a device, or up to 10% more
+  memory   8.0 of 15.8 GiB per device, or up to 10% more
            weights         2.0 GiB  █████▏
            activations     4.0 GiB  ██████████▏
            other           2.0 GiB  █████▏
            free            7.8 GiB  ░░░░░░░░░░░░░░░░░░░
-  step     500 ±100 ms, waits for compute most
+  step     500 ±100 ms, compute-bound
            products         400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $10.24 ±1.92 on demand; $2.56 ±0.48 spot
   epoch    6.0 ±1.2 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
-  prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, of a chip and hour
+  prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, per chip-hour
   assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
   note     spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
 
 h100  1 × H100
-  batch    64 rows of 1,024 tokens: 64 a device × 1 accumulation × 1 shard; bfloat16, splash attention, remat saved
+  batch    64 sequences of 1,024 tokens: 64 per device × 1 accumulation × 1 shard; bfloat16, splash attention, remat saved
   mesh     data 1 × fsdp 1 × tensor 1 (in pieces)
-  memory   80.0 of 74.5 GiB a device, or up to 10% more: 5.5 GiB too many
+  memory   80.0 of 74.5 GiB per device, or up to 10% more: 5.5 GiB too much
            weights        20.0 GiB  ██████████
            activations    40.0 GiB  ████████████████████
            other          20.0 GiB  ██████████
-  step     500 ±100 ms, waits for compute most
+  step     500 ±100 ms, compute-bound
            products         400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $2.13 ±0.40 on demand; ? spot
   epoch    6.0 ±1.2 min; $0.20 ±0.04 on demand; ? spot
-  prices   $2.000 (lambda, 2999-01-01) on demand, of a chip and hour
+  prices   $2.000 (lambda, 2999-01-01) on demand, per chip-hour
   assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
   note     no price of h100 spot is known; `windlass prices --update FILE` takes one
 
@@ -56,14 +56,14 @@ v5e-4  4 × TPU v5e
 it cannot be laid out
 """  # noqa: E501
 SEVERAL = """\
-recipe    target  fits  batch  it/s       GiB a device  tokens/s  per chip         run     on demand         spot  epoch on demand   epoch spot
+recipe    target  fits  batch  it/s     GiB per device  tokens/s  per chip         run     on demand         spot  epoch on demand   epoch spot
 mine a=1  v5e-8   yes      64  2.00    8.0–8.8 of 15.8  131 ±26k     1.00×  64 ±12 min  $10.24 ±1.92  $2.56 ±0.48      $0.96 ±0.19  $0.24 ±0.05
 mine a=1  h100    no       64  2.00  80.0–88.0 of 74.5  131 ±26k     8.00×  64 ±12 min   $2.13 ±0.40            ?      $0.20 ±0.04            ?
 mine a=2  v5e-8   yes      64  2.50    8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min   $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
 mine a=2  h100    no
 
 the fastest that fits
-recipe    target  fits  batch  it/s     GiB a device  tokens/s  per chip         run    on demand         spot  epoch on demand   epoch spot
+recipe    target  fits  batch  it/s   GiB per device  tokens/s  per chip         run    on demand         spot  epoch on demand   epoch spot
 mine a=2  v5e-8   yes      64  2.50  8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min  $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
 
 note  v5e-8: spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
@@ -127,7 +127,7 @@ def test_a_compiler_says_what_memory_is_without_an_error(capsys):
     print_plans([dataclasses.replace(plan, memory=plan.memory._replace(error=0.0))])
     out = capsys.readouterr().out
     assert out.splitlines()[1].split()[2:5] == ["8.0", "of", "15.8"]
-    assert "  memory   8.0 of 15.8 GiB a device\n" in out
+    assert "  memory   8.0 of 15.8 GiB per device\n" in out
 
 
 def test_chips_are_counted_as_they_are_paid_for_and_devices_where_they_are_more(capsys):
@@ -148,13 +148,13 @@ def test_a_device_whose_speed_is_not_known_has_question_marks(capsys):
     [
         (
             20,
-            "mine fits nowhere: the nearest is v6e-8, where it takes 40.0 of 31.2 GiB a device, "
-            "8.8 too many",
+            "mine fits nowhere: the nearest is v6e-8, where it takes 40.0 of 31.2 GiB per device, "
+            "8.8 too much",
         ),
         (
             15,
             "mine fits nowhere for certain: the nearest is v6e-8, where it takes 30.0 to 33.0 of "
-            "31.2 GiB a device",
+            "31.2 GiB per device",
         ),
     ],
 )
@@ -170,7 +170,7 @@ def test_changes_that_make_it_fit_are_said_with_what_they_do_to_a_step(capsys):
     out = capsys.readouterr().out
     assert "  to fit   train.remat=full: 12.0 of 15.8 GiB, a step 20% slower; another run\n" in out
     print_plans([dataclasses.replace(plan, tried=Tried([], change))])
-    nearest = "nothing that was tried would do; the nearest is train.remat=full: 12.0 of 15.8 GiB"
+    nearest = "nothing that was tried would fit; the nearest is train.remat=full: 12.0 of 15.8 GiB"
     assert f"  to fit   {nearest}\n" in capsys.readouterr().out
 
 

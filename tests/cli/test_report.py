@@ -95,18 +95,18 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
     pictures = re.findall(r"<svg.*?</svg>", page)
     labels = [ElementTree.fromstring(picture).get("aria-label") for picture in pictures]
     assert labels[:2] == ["loss, validation loss over steps", "learning rate over steps"]
-    assert labels[2:] == ["tokens a second over steps", *[None] * 5]
+    assert labels[2:] == ["tokens/s over steps", *[None] * 5]
     told = re.findall(r"<title>([a-z ]+): ([a-z ]+) ([\d.]+ \w+)</title>", "".join(pictures[3:]))
     assert told == [
         ("planned", "weights", "1.0 GiB"),
         ("planned", "activations", "2.0 GiB"),
         ("planned", "logits", "10 bytes"),
         ("by the compiler", "state", "1.0 GiB"),
-        ("by the compiler", "computing", "3.0 GiB"),
-        ("by the device", "at most", "5.0 GiB"),
+        ("by the compiler", "temporaries", "3.0 GiB"),
+        ("by the device", "peak", "5.0 GiB"),
         ("planned", "products", "100 ms"),
         ("planned", "optimiser", "50.0 ms"),
-        ("measured", "a step", "100 ms"),
+        ("measured", "step time", "100 ms"),
     ]
 
 
@@ -118,13 +118,13 @@ def test_runs_are_put_side_by_side_with_what_differs(program, copies):
     assert lines[0] == ["one", "two"]
     assert rows["device"] == ["1 × cpu", "8 × TPU v6 lite"]
     assert rows["train.remat"] == ["saved", "full"]
-    assert rows["a step"][1] == "100 ms" and rows["tokens a second"][1] == "1.0k"
+    assert rows["step time"][1] == "100 ms" and rows["tokens/s"][1] == "1.0k"
     assert rows["time off by"] == ["?", "+50.0%"] and rows["memory off by"][1] == "-40.0%"
     assert rows["by the device"] == ["?", "5.0 GiB"]
     assert rows["at step 4"][0] == rows["at step 4"][1]
     # Two hours of eight chips at 2.70 USD, and 8 × 2.70 USD / 3600 s for a thousand tokens.
     assert rows["chip-hours"] == ["?", "16"] and rows["on demand"] == ["?", "$43.20"]
-    assert rows["a million tokens"] == ["?", "$6.00"]
+    assert rows["per million tokens"] == ["?", "$6.00"]
 
 
 def test_report_and_compare_are_there_for_programs_too(program, copies):

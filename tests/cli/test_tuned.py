@@ -57,7 +57,7 @@ def test_the_recipe_is_printed_with_its_reasons_and_the_run_says_what_comes_next
     )
     assert "\nmodel:\n  path: model\n" in chosen
     assert "  format: chat  # rows look like chats: messages\n" in chosen
-    assert "  length: 128  # the longest of 64 rows has 49 tokens\n" in chosen
+    assert "  length: 128  # the longest of 64 examples has 49 tokens\n" in chosen
     assert "\nlength       96 steps, 3 epochs of 32\n" in told
     assert f"\nnext         windlass chat runs/{trained.only_run(spoken).name}\n" in told
 
@@ -67,7 +67,7 @@ def test_what_was_tuned_is_tuned_further_by_the_name_of_its_run(spoken, monkeypa
     run = str(trained.only_run(spoken).relative_to(spoken))
     text = windlass.recipe(run, "chats.jsonl", [ALONE]).text
     assert f"\nmodel:\n  run: {run}\n" in text
-    assert "  length: 128  # the longest of 64 rows has 49 tokens\n" in text
+    assert "  length: 128  # the longest of 64 examples has 49 tokens\n" in text
 
 
 def test_left_by_a_kill_and_started_again_by_the_same_words_it_has_the_same_bits(spoken, tmp_path):

@@ -191,8 +191,7 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(run, tmp_
         assert refused(form=form) == f"{run} trained no adapter; --as model is what there is"
     assert refused(step=3) == f"no checkpoint at step 3 in {run}/checkpoints; there are 0, 2, 4"
     assert refused(weights="ema") == (
-        f"{run} keeps no average of its weights, since its train.ema is null; "
-        "weights can be last or best"
+        f"{run} has no averaged weights, since its train.ema is null; weights can be last or best"
     )
     assert refused(shard_size="5", private=True) == (
         "2 problems in the call:\n"

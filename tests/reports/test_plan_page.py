@@ -96,5 +96,5 @@ def test_what_is_not_known_or_cannot_be_laid_out_is_on_the_page_all_the_same():
         without_time(made("v5e-1")), Refused("mine", find("v5e-8"), "7 rows on 8 devices")
     )
     assert "7 rows on 8 devices" in found.said and "too large" not in found.said
-    assert "What fills the memory" in found.said
-    assert "Cost against time" not in found.said and "What a step waits for" not in found.said
+    assert "Memory by part" in found.said
+    assert "Cost against time" not in found.said and "Step time by part" not in found.said

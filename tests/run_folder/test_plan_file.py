@@ -45,9 +45,9 @@ def whole(**measured) -> dict:
 def test_the_plan_and_what_became_of_it_are_told_in_a_line():
     found = whole(device_peak_bytes=9.5 * GIB, compiler_bytes=9.4 * GIB, step_seconds=0.221)
     assert plan_file.line(found) == (
-        "9.3 GiB and 214 ms a step predicted, 9.5 GiB and 221 ms measured (-2%, -3%)"
+        "9.3 GiB and 214 ms per step predicted, 9.5 GiB and 221 ms measured (-2%, -3%)"
     )
-    assert plan_file.line(whole()) == "9.3 GiB and 214 ms a step predicted"
+    assert plan_file.line(whole()) == "9.3 GiB and 214 ms per step predicted"
     assert plan_file.errors(found) == pytest.approx(
         {
             "memory": 9.3 / 9.5 - 1,
@@ -90,9 +90,9 @@ def test_a_run_that_goes_on_keeps_its_plan_unless_its_devices_hold_something_els
 def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
     file = tmp_path / "plan.json"
     why = begin(Forecast(file), described, Stub(KeyError("scan")))
-    assert why == "no plan is made of this run: KeyError: 'scan'"
+    assert why == "this run could not be planned: KeyError: 'scan'"
     assert begin(Forecast(file), described, Stub(UserError("it is odd\nvery"))) == (
-        "no plan is made of this run: it is odd"
+        "this run could not be planned: it is odd"
     )
     found = Forecast(file)
     begin(found, described, Stub(KeyError("scan")))
@@ -104,7 +104,7 @@ def test_a_plan_that_cannot_be_made_is_a_note_and_no_end(described, tmp_path):
 def test_a_plan_that_json_cannot_hold_is_a_note_too(described, tmp_path, monkeypatch):
     monkeypatch.setattr(Stub, "plan", lambda *_: {"time": {"step_seconds": float("inf")}})
     why = begin(Forecast(tmp_path / "plan.json"), described, Stub())
-    assert why is not None and why.startswith("no plan is made of this run: ValueError: Out of ")
+    assert why is not None and why.startswith("this run could not be planned: ValueError: Out of ")
     assert json.loads((tmp_path / "plan.json").read_text())["planned"] is None
 
 

@@ -19,17 +19,18 @@ def test_a_run_that_goes_on_where_it_was_is_told_nothing():
 
 def test_other_devices_are_told_with_what_each_gets_of_the_same_batch():
     assert moved(chose(8, 2), chose(4, 2, 2)) == (
-        "before on 8 × TPU v6 lite as fsdp 8, 2 rows a device; now on 4 × TPU v6 lite as fsdp 4, "
-        "2 rows a device × 2 accumulation: the same batch of 16, losses agree but not to the bit"
+        "before on 8 × TPU v6 lite as fsdp 8, 2 sequences per device; now on 4 × TPU v6 lite as "
+        "fsdp 4, 2 sequences per device × 2 accumulation: the same batch of 16, losses agree but "
+        "not to the bit"
     )
 
 
 def test_other_processes_and_another_precision_are_told():
     cpu = {"device": {"asked": "cpu", "kind": "cpu", "count": 1}, "compute": "float32"}
     assert moved(chose(8, 2, processes=2), chose(1, 16, **cpu)) == (
-        "before on 8 × TPU v6 lite in 2 processes as fsdp 8 in bfloat16, 2 rows a device; "
-        "now on 1 × cpu in float32, 16 rows a device: the same batch of 16, losses agree but not "
-        "to the bit"
+        "before on 8 × TPU v6 lite in 2 processes as fsdp 8 in bfloat16, 2 sequences per device; "
+        "now on 1 × cpu in float32, 16 sequences per device: the same batch of 16, losses agree "
+        "but not to the bit"
     )
 
 
@@ -40,8 +41,8 @@ def test_another_number_of_cpu_cores_is_told_as_it_is_another_order_of_sums():
     )
     assert moved(two, two) is None
     assert moved(two, one) == (
-        "before on 1 × cpu on 2 cores, 16 rows a device; now on 1 × cpu on 1 core, 16 rows a "
-        "device: the same batch of 16, losses agree but not to the bit"
+        "before on 1 × cpu on 2 cores, 16 sequences per device; now on 1 × cpu on 1 core, 16 "
+        "sequences per device: the same batch of 16, losses agree but not to the bit"
     )
     unknown = chose(1, 16, device={"asked": "cpu", "kind": "cpu", "count": 1})
     assert moved(unknown, one) is None  # a run of before this was noted

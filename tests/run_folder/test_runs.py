@@ -24,12 +24,6 @@ def finished(tmp_path_factory) -> Path:
     return trained.only_run(trained.workplace(tmp_path_factory))
 
 
-@pytest.fixture
-def here(tmp_path, monkeypatch) -> Path:
-    monkeypatch.chdir(tmp_path)
-    return tmp_path
-
-
 def invent(folder: Path, *, told: int, saved: int, steps: int = 10) -> Path:
     """As much of a run that was killed as its folder tells of it."""
     (folder / f"checkpoints/{saved}").mkdir(parents=True)

@@ -81,7 +81,7 @@ def corpus(here) -> Path:
 def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     held = publish(Path("source"))
     told = Told("run.dir=mine", *KEYS, recipe=recipe(path="source"))
-    assert "start        source\ntaken        " in told.text
+    assert "start        source\nloaded       " in told.text
     mine = told.trained.folder
     stored = folders.stored(mine)
     assert stored["model"]["family"] == "qwen3" and stored["model"]["vocab"] == 300
@@ -159,7 +159,7 @@ def test_a_start_that_cannot_be_is_refused(corpus, there):
     )
     Path("empty").mkdir()
     assert refused(path="empty") == (
-        "model.path is empty, which has no config.json: it is no model of Hugging Face"
+        "model.path is empty, which has no config.json: it is no Hugging Face model"
     )
     Path("empty/adapter_config.json").touch()
     assert refused(path="empty") == (

@@ -70,8 +70,7 @@ def arrays(run: Path, step: int) -> dict[str, int]:
 def test_a_run_starts_at_step_0_from_the_weights_of_another_and_never_needs_it_again(donor):
     told = Told("run.dir=mine", *SMALL, recipe=recipe())
     assert (
-        "start        donor at step 4, last weights\n"
-        "taken        28,224 parameters: all there are\n"
+        "start        donor at step 4, last weights\nloaded       all 28,224 parameters\n"
     ) in told.text
     mine = told.trained.folder
     assert arrays(mine, 0) == arrays(donor, 4) != arrays(mine, 2)
@@ -92,15 +91,15 @@ def test_what_fits_is_taken_and_what_does_not_is_listed_with_both_shapes(donor):
     taken, said = take(mlp=48, tied=False)
     assert taken.facts == [
         ("start", "donor at step 4, last weights"),
-        ("taken", f"15,936 parameters: {NAMES}norm.scale"),
-        ("new", "blocks.mlp.gate.weight [2, 32, 48]: it is [2, 32, 64] there"),
-        ("new", "blocks.mlp.up.weight [2, 32, 48]: it is [2, 32, 64] there"),
-        ("new", "blocks.mlp.down.weight [2, 48, 32]: it is [2, 64, 32] there"),
-        ("new", "output.weight [300, 32]: it is not there"),
+        ("loaded", f"15,936 parameters: {NAMES}norm.scale"),
+        ("new", "blocks.mlp.gate.weight [2, 32, 48]: [2, 32, 64] there"),
+        ("new", "blocks.mlp.up.weight [2, 32, 48]: [2, 32, 64] there"),
+        ("new", "blocks.mlp.down.weight [2, 48, 32]: [2, 64, 32] there"),
+        ("new", "output.weight [300, 32]: absent there"),
     ]
     assert said == []
     other, _ = take("model.family=llama", "model.eps=1e-5")
-    assert ("left out", "blocks.attention.query_norm.scale [2, 8]: it is not here") in other.facts
+    assert ("not used", "blocks.attention.query_norm.scale [2, 8]: absent here") in other.facts
 
 
 def test_frozen_weights_are_taken_from_where_they_are_stored(donor):
@@ -148,8 +147,7 @@ def test_where_there_is_nothing_to_start_from_is_said(donor):
         "nothing is in runs/ here yet, and `windlass train RECIPE` makes a run"
     )
     assert refused(weights="ema") == (
-        "donor keeps no average of its weights, since its train.ema is null; "
-        "weights can be last or best"
+        "donor has no averaged weights, since its train.ema is null; weights can be last or best"
     )
     assert refused(weights="bst") == (
         "1 problem in the recipe and the command line:\n"
@@ -178,13 +176,13 @@ def test_other_tokens_under_the_same_weights_are_refused_and_under_new_ones_warn
     assert ours.startswith("of 257 tokens (")
     assert said == (
         f"the tokenizer of donor is {theirs}, that of this run is {ours}: to embedding.weight they "
-        "are other tokens. Without a tokenizer section that of donor is taken; with another "
-        "model.vocab these start anew"
+        "are other tokens. Without a tokenizer section that of donor is used; with another "
+        "model.vocab these are initialized anew"
     )
     _, warnings = take("tokenizer=byte", vocab=257)
     assert warnings == [
         f"the tokenizer of donor is {theirs}, that of this run is {ours}: "
-        "what is learned of each token starts anew"
+        "embedding and head are initialized anew"
     ]
 
 

@@ -78,14 +78,15 @@ def test_rows_longer_than_the_model_reads_are_counted(place, monkeypatch):
     monkeypatch.chdir(place)
     text = windlass.recipe("model", "long.jsonl", ["device=cpu", "device.count=1"]).text
     assert (
-        "  length: 512  # longer are 1 of 3 rows, up to 2,027 tokens; the model reads up to 512\n"
+        "  length: 512  # 1 of 3 examples are longer, up to 2,027 tokens; the model's context is "
+        "512\n"
     ) in text
 
 
 def test_rows_that_are_no_chats_are_trained_on_whole(place, monkeypatch):
     monkeypatch.chdir(place)
     text = windlass.recipe("model", "plain.jsonl", ["device=cpu", "device.count=1"]).text
-    assert "  format: text  # every word of column text is trained on: these are no chats" in text
+    assert "  format: text  # all tokens of column text are trained on: these are no chats" in text
 
 
 def test_other_files_of_chats_are_read_by_their_columns(place, monkeypatch):
@@ -142,7 +143,7 @@ def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
         (
             "nothing",
             "few.jsonl",
-            "model.path is nothing, which has no config.json: it is no model of Hugging Face",
+            "model.path is nothing, which has no config.json: it is no Hugging Face model",
         ),
         (
             "model",

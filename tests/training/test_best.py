@@ -148,7 +148,7 @@ def test_weights_that_are_not_there_are_refused(stopped, here):
         "weights is first; it must be last, best or ema"
     )
     assert refusal(windlass.evaluate, run, weights="best", step=2) == (
-        "the best weights are of a step of their own; leave step 2 out"
+        "weights=best has a step of its own; leave step 2 out"
     )
 
 

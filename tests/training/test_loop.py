@@ -541,7 +541,7 @@ def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_there_is_room(fin
         resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
     assert refusal == (
         f"the run cannot be stored in {run}: File too large; make room there, and the same "
-        "command goes on from step 6"
+        "command resumes from step 6"
     )
     assert Told(f"run.dir={run}", "train.steps=8").trained.step == 8
 

@@ -1,14 +1,14 @@
-"""Checkpoints of any tree of arrays: how often, how many, and none that is believed unchecked."""
+"""Checkpoints of any pytree of arrays: saved in the background, hashed, verified when read."""
 
 from windlass.config import Every, section
 
 
 @section
 class Checkpoint:
-    """When a run saves itself; the end of a run and a stop by signal always do."""
+    """When checkpoints are saved; the end of a run and a stop by signal always save one."""
 
-    every: Every = Every(500)  # how often, beside those; also a list, such as [50, 1 epoch]
-    keep: int = 3  # the newest ones; the one with the lowest validation loss stays beside them
+    every: Every = Every(500)  # interval; also a list, such as [50, 1 epoch]
+    keep: int = 3  # newest checkpoints to keep, beside the one of the lowest validation loss
 
     def __post_init__(self):
         if self.keep < 1:

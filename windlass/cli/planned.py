@@ -17,7 +17,7 @@ from windlass.units import size
 
 STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 MONEY = ("run", "on demand", "spot")
-COLUMNS = ("fits", "GiB a device", "step", "tokens/s", "MFU", *MONEY)
+COLUMNS = ("fits", "GiB per device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
 # A colour for each part of memory and of a step, in their order.
 COLOURS = (
@@ -59,7 +59,7 @@ def _one(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | 
 
 def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
     """Several recipes on several targets, a line each."""
-    columns = ("fits", "batch", "it/s", "GiB a device", "tokens/s", "per chip", *MONEY, *EPOCH)
+    columns = ("fits", "batch", "it/s", "GiB per device", "tokens/s", "per chip", *MONEY, *EPOCH)
     first = ("recipe", "target")
     yield from tables(found, first, columns, console)
     if any(one.keys for one in found):
@@ -145,7 +145,7 @@ def _speed_up(plan: Plan, found: Sequence[Plan | Refused]) -> str | None:
 
 
 def details(plan: Plan, room: int = BAR, without: Sequence[str] = ()) -> Table:
-    """What fills the memory, what a step waits for, why, and all notes but some."""
+    """Memory by part, step time by part, reasons, and all notes but some."""
     shown = Table.grid(padding=(0, 2, 0, 0))
     shown.add_column(style="bold", no_wrap=True)
     shown.add_column(overflow="fold")

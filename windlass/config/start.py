@@ -14,11 +14,11 @@ class Start:
     """Initial weights: a model of the hub, one in a folder, or another run's."""
 
     hub: str | None = None  # a model of the Hugging Face hub, OWNER/NAME
-    # of hub: a branch, tag or commit; null: the newest, or what this recipe's runs here began with
+    # of hub: a branch, tag or commit; null: the newest, or that of this recipe's runs here
     revision: str | None = None
     path: str | None = None  # a folder with config.json, safetensors files and a tokenizer
     run: str | None = None  # the folder of a run, or a recipe with one run in ./runs
-    # of run: last (where it is null), best (of the lowest validation loss) or ema (the average of
+    # of run: last (the default), best (lowest validation loss) or ema (the moving average of
     # train.ema)
     weights: Weights | None = None
 

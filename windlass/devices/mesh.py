@@ -19,15 +19,15 @@ Size = int | Literal["auto"]
 
 @section
 class Mesh:
-    """Devices in a grid, data × fsdp × tensor; sizes that are not said are chosen.
+    """Device mesh, data × fsdp × tensor; sizes that are not given are chosen.
 
     They follow from the model, the batch and the chip, and the run says why. At most one size is
     auto: it takes the devices that are left, and those not said are then 1.
     """
 
-    data: Size | None = None  # copies of the model, each with its own rows
-    fsdp: Size | None = None  # pieces the weights are stored in, each piece with its own rows
-    tensor: Size | None = None  # pieces each matrix is computed in, all on the same rows
+    data: Size | None = None  # data parallelism: replicas of the model
+    fsdp: Size | None = None  # fully sharded data parallelism: shards of the weights
+    tensor: Size | None = None  # tensor parallelism: shards of each matmul
 
     def __post_init__(self):
         small = [name for name in AXES if said(self, name) < 1]

@@ -11,7 +11,7 @@ from windlass.errors import UserError
 class Precision:
     """The number format of matmuls."""
 
-    # auto: by the device; float16 comes with a loss scale, and is for GPUs without bfloat16
+    # auto: by the device; float16, for GPUs without bfloat16, uses dynamic loss scaling
     compute: Literal["auto", "float32", "bfloat16", "float16"] = "auto"
 
 

@@ -11,13 +11,13 @@ from windlass.errors import UserError
 
 @section
 class Device:
-    """The accelerator a run asks for."""
+    """The accelerator a run requests."""
 
     shorthand: ClassVar[str] = "kind"
 
-    kind: Literal["auto", "tpu", "gpu", "cpu"] = "auto"  # auto: the best that is present
-    fallback: bool = False  # where what is asked for is absent, warn and use what there is
-    count: int | None = None  # how many to use; null: all of them
+    kind: Literal["auto", "tpu", "gpu", "cpu"] = "auto"  # auto: the best one present
+    fallback: bool = False  # if it is absent, warn and use what there is
+    count: int | None = None  # number of devices; null: all
 
     def __post_init__(self):
         if self.count is not None and self.count < 1:

@@ -1,4 +1,4 @@
-"""How the next token is chosen."""
+"""Sampling of the next token: temperature, top-k, top-p, repetition penalty."""
 
 from typing import NamedTuple
 
@@ -13,14 +13,14 @@ from windlass.config import section
 
 @section
 class Sampling:
-    """How the next token is chosen, and when a text ends."""
+    """Sampling of the next token, and where generation stops."""
 
-    temperature: float = 0.8  # 0: always the most likely token
-    top_k: int | None = None  # choose among so many tokens; None: among all
-    top_p: float | None = None  # choose among the likeliest that make up this share; None: all
+    temperature: float = 0.8  # 0: greedy
+    top_k: int | None = None  # sample from the k likeliest tokens; None: all
+    top_p: float | None = None  # nucleus sampling: keep this probability mass; None: all
     repetition_penalty: float = 1.0  # above 1, tokens that have occurred become less likely
-    tokens: int = 200  # at most so many new ones
-    stop: tuple[str, ...] = ()  # a text ends before the first of these
+    tokens: int = 200  # max new tokens
+    stop: tuple[str, ...] = ()  # stop sequences: generation ends before the first
     seed: int = 0
 
     def __post_init__(self):

@@ -29,21 +29,20 @@ FAST = {"llama3": 4.0, "yarn": 32.0}  # where nothing is said; slow is 1 in both
 class Scaling:
     """RoPE scaling (rope_scaling elsewhere): contexts longer than those first trained with."""
 
-    # linear: all pairs turn slower; llama3 and yarn: those that turn often within original_length
-    # stay as they are
+    # linear: position interpolation of all frequencies; llama3 and yarn: high frequencies are kept
     kind: Literal["linear", "llama3", "yarn"]
-    factor: float  # how many times slower, and so how many times further
-    original_length: int | None = None  # positions before scaling; required but for linear
-    # A pair that turns fewer times within original_length is slowed by the whole factor; null is 1.
-    # Elsewhere: low_freq_factor of llama3, beta_slow of yarn
+    factor: float  # by which the context grows and frequencies shrink
+    original_length: int | None = None  # context length before scaling; not for linear
+    # frequencies of fewer turns within original_length are divided by the whole factor; null is 1;
+    # elsewhere low_freq_factor of llama3, beta_slow of yarn
     slow: float | None = None
-    # A pair that turns more often is not slowed; null is 4 in llama3 and 32 in yarn. Elsewhere:
+    # frequencies of more turns are kept; null is 4 in llama3 and 32 in yarn; elsewhere
     # high_freq_factor of llama3, beta_fast of yarn
     fast: float | None = None
-    # yarn: on queries and keys alike; null is 0.1 ln(factor) + 1. A config with mscale and
+    # yarn: scales queries and keys; null is 0.1 ln(factor) + 1. A config with mscale and
     # mscale_all_dim means (0.1 mscale ln(factor) + 1) / (0.1 mscale_all_dim ln(factor) + 1)
     attention_factor: float | None = None
-    # yarn: what lies between slow and fast begins and ends at whole pairs; null is true
+    # yarn: the ramp between slow and fast begins and ends at whole pairs; null is true
     truncate: bool | None = None
 
     def __post_init__(self):

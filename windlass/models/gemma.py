@@ -61,22 +61,24 @@ HUGGING_FACE = HuggingFace(
 class Config:
     """A Gemma 3 text model from scratch."""
 
-    vocab: int  # tokens; at least as many as the tokenizer has
-    embed: int  # the width of the stream that runs through the layers
-    mlp: int  # the width inside the feed-forward layers
-    layers: int  # blocks, one after the other
-    heads: int  # of queries, in each layer
-    kv_heads: int  # of keys and values, each shared by a group of heads
-    head_dim: int  # the width of a head
-    theta: float  # the base of the rotary positions in layers that see the whole document
-    local_theta: float  # the base in layers that see a window
-    window: int  # positions a query sees in those layers, its own included
-    global_every: int = 6  # one layer in so many sees the whole document
-    scaling: Scaling | None = None  # of rotary positions, in layers that see the whole document
-    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    vocab: int  # vocabulary size; at least that of the tokenizer
+    embed: int  # hidden size
+    mlp: int  # hidden size of the MLP
+    layers: int  # number of transformer blocks
+    heads: int  # query heads per layer
+    kv_heads: int  # key-value heads per layer (grouped-query attention)
+    head_dim: int  # size of a head
+    theta: float  # RoPE base in global layers
+    local_theta: float  # RoPE base in sliding-window layers
+    window: int  # sliding window, own position included
+    global_every: int = 6  # every n-th layer has global attention
+    scaling: Scaling | None = None  # RoPE scaling in global layers
+    # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
-    query_width: int | None = None  # scores are divided by its square root; null is head_dim
-    eps: float = 1e-6  # added to the variance in every norm
+    query_width: int | None = (
+        None  # attention scores are divided by its square root; null is head_dim
+    )
+    eps: float = 1e-6  # epsilon of the norms
 
     causal = True
 

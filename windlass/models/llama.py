@@ -33,7 +33,7 @@ FIELDS = {
     "layers": "num_hidden_layers",
     "heads": "num_attention_heads",
     "kv_heads": "num_key_value_heads",  # null: as many as heads
-    "head_dim": "head_dim",  # null: the width of the stream, divided by heads
+    "head_dim": "head_dim",  # null: hidden size / heads
     "eps": "rms_norm_eps",
     "tied": "tie_word_embeddings",
 }
@@ -60,21 +60,21 @@ HUGGING_FACE = HuggingFace(
 class Config:
     """A Llama model from scratch."""
 
-    vocab: int  # tokens; at least as many as the tokenizer has
-    embed: int  # the width of the stream that runs through the layers
-    mlp: int  # the width inside the feed-forward layers
-    layers: int  # blocks, one after the other
-    heads: int  # of queries, in each layer
-    kv_heads: int  # of keys and values, each shared by a group of heads
-    head_dim: int  # the width of a head
-    theta: float  # the base of the rotary positions
-    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
-    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    vocab: int  # vocabulary size; at least that of the tokenizer
+    embed: int  # hidden size
+    mlp: int  # hidden size of the MLP
+    layers: int  # number of transformer blocks
+    heads: int  # query heads per layer
+    kv_heads: int  # key-value heads per layer (grouped-query attention)
+    head_dim: int  # size of a head
+    theta: float  # RoPE base
+    scaling: Scaling | None = None  # RoPE scaling, for a longer context
+    # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
-    eps: float = 1e-5  # added to the variance in every norm
-    tied: bool = False  # the head shares the embedding's weight
-    attention_bias: bool = False  # on queries, keys, values and output
-    mlp_bias: bool = False  # on all three maps of the feed-forward layers
+    eps: float = 1e-5  # epsilon of the norms
+    tied: bool = False  # tie the output head to the embedding
+    attention_bias: bool = False  # bias on the query, key, value and output projections
+    mlp_bias: bool = False  # bias on the three projections of the MLP
 
     causal = True
 

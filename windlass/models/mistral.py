@@ -21,20 +21,20 @@ HUGGING_FACE = HuggingFace(
 class Config:
     """A Mistral model from scratch."""
 
-    vocab: int  # tokens; at least as many as the tokenizer has
-    embed: int  # the width of the stream that runs through the layers
-    mlp: int  # the width inside the feed-forward layers
-    layers: int  # blocks, one after the other
-    heads: int  # of queries, in each layer
-    kv_heads: int  # of keys and values, each shared by a group of heads
-    head_dim: int  # the width of a head
-    theta: float  # the base of the rotary positions
-    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
-    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    vocab: int  # vocabulary size; at least that of the tokenizer
+    embed: int  # hidden size
+    mlp: int  # hidden size of the MLP
+    layers: int  # number of transformer blocks
+    heads: int  # query heads per layer
+    kv_heads: int  # key-value heads per layer (grouped-query attention)
+    head_dim: int  # size of a head
+    theta: float  # RoPE base
+    scaling: Scaling | None = None  # RoPE scaling, for a longer context
+    # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
-    window: int | None = None  # positions a query sees, its own included; null: all before it
-    eps: float = 1e-5  # added to the variance in every norm
-    tied: bool = False  # the head shares the embedding's weight
+    window: int | None = None  # sliding window, own position included; null: full causal attention
+    eps: float = 1e-5  # epsilon of the norms
+    tied: bool = False  # tie the output head to the embedding
 
     causal = True
 

@@ -25,20 +25,20 @@ HUGGING_FACE = HuggingFace(
 class Config:
     """A Qwen3 model from scratch."""
 
-    vocab: int  # tokens; at least as many as the tokenizer has
-    embed: int  # the width of the stream that runs through the layers
-    mlp: int  # the width inside the feed-forward layers
-    layers: int  # blocks, one after the other
-    heads: int  # of queries, in each layer
-    kv_heads: int  # of keys and values, each shared by a group of heads
-    head_dim: int  # the width of a head
-    theta: float  # the base of the rotary positions
-    scaling: Scaling | None = None  # of rotary positions, beyond those first trained with
-    # what turns together in a head: entries i and i + head_dim/2, or 2i and 2i + 1
+    vocab: int  # vocabulary size; at least that of the tokenizer
+    embed: int  # hidden size
+    mlp: int  # hidden size of the MLP
+    layers: int  # number of transformer blocks
+    heads: int  # query heads per layer
+    kv_heads: int  # key-value heads per layer (grouped-query attention)
+    head_dim: int  # size of a head
+    theta: float  # RoPE base
+    scaling: Scaling | None = None  # RoPE scaling, for a longer context
+    # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
-    eps: float = 1e-6  # added to the variance in every norm
-    tied: bool = True  # the head shares the embedding's weight
-    attention_bias: bool = False  # on queries, keys, values and output
+    eps: float = 1e-6  # epsilon of the norms
+    tied: bool = True  # tie the output head to the embedding
+    attention_bias: bool = False  # bias on the query, key, value and output projections
 
     causal = True
 

@@ -29,14 +29,14 @@ Moment = Literal["float32", "bfloat16"]
 
 @section
 class Schedule:
-    """A share of the peak learning rate, counted in optimiser steps."""
+    """Learning-rate schedule, as a share of the peak: warmup, plateau, decay."""
 
-    warmup_steps: int | None = None  # of a linear rise; with warmup_share too, the fewer
-    warmup_share: float | None = None  # of the run, rounded up
-    start: float = 0.0  # where the rise begins, as a share of the peak
-    shape: Literal["constant", "cosine", "linear"] = "cosine"  # of the fall
-    decay_share: float = 1.0  # of the steps after the rise; before it a plateau
-    floor: float = 0.0  # where the fall ends, as a share of the peak
+    warmup_steps: int | None = None  # of linear warmup; with warmup_share too, the fewer
+    warmup_share: float | None = None  # warmup as a share of the run, rounded up
+    start: float = 0.0  # where warmup begins, as a share of the peak
+    shape: Literal["constant", "cosine", "linear"] = "cosine"  # of the decay
+    decay_share: float = 1.0  # of the steps after warmup; a plateau comes before
+    floor: float = 0.0  # where the decay ends, as a share of the peak
 
     def __post_init__(self):
         for name in ("warmup_share", "start", "decay_share", "floor"):
@@ -75,11 +75,11 @@ class Schedule:
 
 @section
 class Group:
-    """Weights, by name, with a learning rate or a decay of their own."""
+    """Parameter group: weights, by name, with a learning rate or a decay of their own."""
 
     match: str  # a pattern of names, such as embedding.*
-    learning_rate: float | None = None  # at its peak; null: that of the rest
-    weight_decay: float | None = None  # norms and biases are never decayed; null: that of the rest
+    learning_rate: float | None = None  # peak; null: that of the rest
+    weight_decay: float | None = None  # not of norms and biases; null: that of the rest
 
     def __post_init__(self):
         if self.learning_rate is None and self.weight_decay is None:
@@ -93,10 +93,10 @@ class Group:
 class Descent:
     """What every optimiser has."""
 
-    learning_rate: float  # at its peak
-    weight_decay: float = 0.1  # norms and biases are never decayed
-    clip_norm: float | None = 1.0  # of the whole gradient; null: no clipping
-    groups: tuple[Group, ...] = ()  # of weights by name; the first that matches one has it
+    learning_rate: float  # peak learning rate
+    weight_decay: float = 0.1  # decoupled; norms and biases are never decayed
+    clip_norm: float | None = 1.0  # gradient clipping by global norm; null: none
+    groups: tuple[Group, ...] = ()  # parameter groups; the first that matches a weight has it
     schedule: Schedule = Schedule()
 
     shares: ClassVar[tuple[str, ...]] = ()  # fields from 0 to below 1

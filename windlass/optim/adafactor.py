@@ -36,9 +36,9 @@ class Moments(NamedTuple):
 class Optimizer(Descent):
     """Adafactor: hardly more memory than the weights."""
 
-    decay: float = 0.8  # the mean of squares forgets 1 / t^decay of itself at update t
-    threshold: float = 1.0  # an update of a larger root mean square is scaled down to it
-    relative: bool = True  # the learning rate is a share of each matrix's root mean square
+    decay: float = 0.8  # second-moment decay: 1 - 1 / t^decay at update t
+    threshold: float = 1.0  # update clipping: the largest RMS of an update
+    relative: bool = True  # scale the learning rate by the RMS of each matrix
 
     sizes: ClassVar[tuple[str, ...]] = ("decay", "threshold")
 

@@ -10,12 +10,12 @@ from windlass.optim import Descent, Moment
 
 @section
 class Optimizer(Descent):
-    """AdamW: decay on matrices only, one global clip."""
+    """AdamW: weight decay on matrices only, clipping by global norm."""
 
-    beta1: float = 0.9  # how much of the mean of gradients is kept at each step
-    beta2: float = 0.95  # and of the mean of their squares
-    eps: float = 1e-8  # added to the root of that mean
-    moment: Moment = "float32"  # what the mean of gradients is stored in
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.95  # decay of the second moment
+    eps: float = 1e-8  # added to the denominator
+    moment: Moment = "float32"  # dtype of the first moment
 
     shares: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
     sizes: ClassVar[tuple[str, ...]] = ("eps",)

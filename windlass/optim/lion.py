@@ -15,9 +15,9 @@ class Optimizer(Descent):
     Its learning rate is a third to a tenth of AdamW's, and its decay as much larger.
     """
 
-    beta1: float = 0.9  # the share of the moment in what decides the sign
-    beta2: float = 0.99  # how much of the moment is kept at each step
-    moment: Moment = "float32"  # what the moment is stored in
+    beta1: float = 0.9  # share of the momentum in the sign
+    beta2: float = 0.99  # decay of the momentum
+    moment: Moment = "float32"  # dtype of the momentum
 
     shares: ClassVar[tuple[str, ...]] = ("beta1", "beta2")
 

@@ -34,10 +34,10 @@ class Moments(NamedTuple):
 class Adam:
     """AdamW for what is no matrix between hidden states: embeddings, head, norms, biases."""
 
-    learning_rate: float | None = None  # at its peak; null: that of the matrices
-    beta1: float = 0.9  # how much of the mean of gradients is kept at each step
-    beta2: float = 0.95  # and of the mean of their squares
-    eps: float = 1e-8  # added to the root of that mean
+    learning_rate: float | None = None  # peak; null: that of the matrices
+    beta1: float = 0.9  # decay of the first moment
+    beta2: float = 0.95  # decay of the second moment
+    eps: float = 1e-8  # added to the denominator
 
     def __post_init__(self):
         for name in ("learning_rate", "eps"):
@@ -51,11 +51,11 @@ class Adam:
 
 @section
 class Optimizer(Descent):
-    """Muon for the matrices between hidden states, AdamW for the rest."""
+    """Muon for matrices between hidden states, AdamW for embeddings, head, norms and biases."""
 
-    momentum: float = 0.95  # how much of the mean of gradients is kept at each step
-    iterations: int = 5  # of the polynomial that makes a matrix orthogonal
-    moment: Moment = "float32"  # what the means of gradients are stored in
+    momentum: float = 0.95  # decay of the momentum
+    iterations: int = 5  # Newton-Schulz iterations
+    moment: Moment = "float32"  # dtype of momentum and first moment
     adamw: Adam = Adam()
 
     shares: ClassVar[tuple[str, ...]] = ("momentum",)

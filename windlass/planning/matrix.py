@@ -98,12 +98,12 @@ def misfits(found: Sequence[Plan | Refused]) -> list[str]:
         nearest = min(plans, key=lambda one: one.memory.total / one.memory.limit)
         memory, keys = nearest.memory, "".join(f" {key}" for key in nearest.keys)
         where = f"the nearest is {nearest.target.name}{keys and f' with{keys}'}, where it takes"
-        held, limit = gib(memory.total), f"{gib(memory.limit)} GiB a device"
+        held, limit = gib(memory.total), f"{gib(memory.limit)} GiB per device"
         if nearest.fits == "tight":
             most = gib(memory.total * (1 + memory.error))
             said.append(f"{recipe} fits nowhere for certain: {where} {held} to {most} of {limit}")
         else:
-            more = f"{gib(nearest.lacks)} too many"
+            more = f"{gib(nearest.lacks)} too much"
             said.append(f"{recipe} fits nowhere: {where} {held} of {limit}, {more}")
     return said
 

@@ -1,4 +1,4 @@
-"""A run in words, and runs side by side, for a terminal and a page alike."""
+"""Facts of a run, and a comparison of runs, for a terminal and a page alike."""
 
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -12,7 +12,7 @@ Rows = list[tuple[str, list[str]]]
 
 
 def facts(run: Account) -> Iterator[tuple[str, str]]:
-    """What a run is and what came of it, a fact in a line."""
+    """Settings and results of a run, a fact in a line."""
     standing, start = run.standing, run.start
     yield "run", str(standing.folder)
     steps = UNKNOWN if standing.steps is None else standing.steps
@@ -51,7 +51,7 @@ def _costs(cost: Cost) -> Iterator[str]:
 
 
 def predictions(run: Account) -> list[tuple[str, str, str, str]]:
-    """What was predicted and measured, and by how much the prediction was off."""
+    """Predicted and measured values, and the error of the prediction."""
     planned, measured = run.planned, run.measured
     memory, time = planned.get("memory") or {}, planned.get("time") or {}
     wrong = run.errors
@@ -59,7 +59,7 @@ def predictions(run: Account) -> list[tuple[str, str, str, str]]:
     found = [
         ("memory, by the compiler", size, held, measured.get("compiler_bytes"), "compiler"),
         ("memory, by the device", size, held, measured.get("device_peak_bytes"), "device"),
-        ("a step", seconds, taken, measured.get("step_seconds"), "time"),
+        ("step time", seconds, taken, measured.get("step_seconds"), "time"),
     ]
     return [
         (name, _or(shown, before), _or(shown, after), _or("{:+.1%}".format, wrong.get(key)))
@@ -69,7 +69,7 @@ def predictions(run: Account) -> list[tuple[str, str, str, str]]:
 
 
 def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
-    """Runs side by side, in groups of lines; a value for each run."""
+    """A comparison of runs, in groups of lines; a value for each run."""
     runs = comparison.runs
 
     def each(name: str, value: Callable[[Account], Any], shown: Callable[[Any], str]):
@@ -77,11 +77,11 @@ def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
         return [] if all(x is None for x in values) else [(name, [_or(shown, x) for x in values])]
 
     speed: Rows = [
-        *each("tokens a second", lambda run: run.speed["tokens_per_second"], count),
-        *each("a step", lambda run: run.speed["step_ms"], lambda x: seconds(x / 1000)),
+        *each("tokens/s", lambda run: run.speed["tokens_per_second"], count),
+        *each("step time", lambda run: run.speed["step_ms"], lambda x: seconds(x / 1000)),
         *each("MFU", lambda run: run.speed["mfu"], "{:.1%}".format),
         *each("training", lambda run: run.training_seconds or None, duration),
-        *each("in all", lambda run: run.wall_seconds or None, duration),
+        *each("wall time", lambda run: run.wall_seconds or None, duration),
     ]
     memory: Rows = [
         *each("by the compiler", lambda run: run.measured.get("compiler_bytes"), size),
@@ -110,7 +110,7 @@ def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
         *each("chip-hours", lambda run: run.cost and run.cost.chip_hours, "{:.3g}".format),
         *each("on demand", lambda run: run.cost and run.cost.on_demand_usd, dollars),
         *each("spot", lambda run: run.cost and run.cost.spot_usd, dollars),
-        *each("a million tokens", lambda run: run.cost and run.cost.million_tokens_usd, dollars),
+        *each("per million tokens", lambda run: run.cost and run.cost.million_tokens_usd, dollars),
     ]
     groups = {
         "run": about,
@@ -133,7 +133,7 @@ def batch(run: Account) -> str:
     of = run.start["chose"]["batch"]
     rows = of["per_device"] * of["accumulation"] * of["shards"]
     return (
-        f"{rows} = {of['per_device']} a device × {of['accumulation']} accumulation × "
+        f"{rows} = {of['per_device']} per device × {of['accumulation']} accumulation × "
         f"{counted(of['shards'], 'shard')}"
     )
 
@@ -141,9 +141,9 @@ def batch(run: Account) -> str:
 def _speeds(run: Account) -> Iterator[str]:
     speed, step = run.speed, run.speed["step_ms"]
     if speed["tokens_per_second"]:
-        yield f"{count(speed['tokens_per_second'])} tokens a second"
+        yield f"{count(speed['tokens_per_second'])} tokens/s"
     if step:
-        yield f"{seconds(step / 1000)} a step"
+        yield f"{seconds(step / 1000)} per step"
     if speed["mfu"]:
         yield f"{speed['mfu']:.1%} MFU"
     if step and speed["data_wait_ms"]:

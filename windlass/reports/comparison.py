@@ -1,4 +1,4 @@
-"""Runs side by side: speed, memory, cost, the loss after as many steps, and what was set apart."""
+"""Comparison of runs: speed, memory, cost, the loss after equal steps, and differing settings."""
 
 from bisect import bisect_left
 from collections.abc import Sequence
@@ -41,7 +41,7 @@ class Comparison:
         return {step: [at(run.curves[name], step) for run in self.runs] for step in self.steps}
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program."""
+        """As JSON has it."""
         hidden = ("curves", "plan")
         every = [run.as_dict() for run in self.runs]
         return {

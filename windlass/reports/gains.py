@@ -1,4 +1,4 @@
-"""What better settings gain over a recipe's own, in words, line by line."""
+"""The gain of better settings over a recipe's own, line by line."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -13,14 +13,14 @@ from windlass.reports import reasons
 
 TOLD = 3  # parts of a step whose difference is told
 REMAT = {
-    "none": "nothing is computed twice",
-    "saved": "what is cheap is computed twice",
-    "full": "all that the layers do is computed twice",
+    "none": "nothing is recomputed",
+    "saved": "cheap activations are recomputed",
+    "full": "all activations of the layers are recomputed",
 }
 
 
 def gain(best: Best) -> Iterator[tuple[str, str]]:
-    """What is gained, and what for."""
+    """Memory, step time and cost, before and after."""
     plan, before = best.plan, best.before
     yield "best", _summary(best)
     if best.keys:
@@ -49,7 +49,7 @@ def winning(found: Found) -> str:
 
 
 def _summary(best: Best) -> str:
-    some = f"of {best.looked} settings looked at"
+    some = f"of {best.looked} settings tried"
     if best.plan.fits != "yes":
         these = "these" if best.keys else "the recipe's own"
         return f"none {some} is sure to fit; {these} come nearest{_lacks(best.plan)}"
@@ -62,7 +62,7 @@ def _summary(best: Best) -> str:
 
 
 def _lacks(plan: Plan) -> str:
-    return f", {units.gib(plan.lacks)} GiB too many" if plan.lacks else ""
+    return f", {units.gib(plan.lacks)} GiB too much" if plan.lacks else ""
 
 
 def _step(before: Plan, plan: Plan) -> str:
@@ -99,13 +99,13 @@ def _why(key: str, value: Any, before: dict[str, Any], now: dict[str, Any]) -> s
         case "train.remat":
             return REMAT[value]
         case "train.accumulation" | "train.batch_per_device" if new != old:
-            return f"{units.counted(new, 'row')} a device at a time, not {old}"
+            return f"{units.counted(new, 'sequence')} per device and microbatch, not {old}"
         case "train.layers_per_loop" if value > before["layers_per_loop"]:
-            return "fewer and longer iterations, which take longer to compile"
+            return "fewer iterations of the scan over layers; compiling takes longer"
         case "mesh.data" if value > 1 and split["fsdp"] == split["tensor"] == 1:
-            return "each device has whole weights, and nothing to gather"
+            return "each device has whole weights, without all-gathers"
         case "mesh.fsdp" if value > was["fsdp"]:
-            return "weights are stored in pieces, which leaves more room"
+            return "weights are sharded, which leaves more memory"
         case "mesh.tensor" if value > was["tensor"]:
-            return "matrices are computed in pieces, on more rows each"
+            return "matmuls are sharded, over more sequences each"
     return None

@@ -1,4 +1,4 @@
-"""Plans as a page to look at: one file that needs no network, light or dark as its reader likes."""
+"""Plans as an HTML page: one file that needs no network, in a light and a dark scheme."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from html import escape
@@ -12,7 +12,7 @@ from windlass.units import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
 LEFT_OUT = "left out"  # of what cannot be laid out there, or takes too long or too much money
-COLUMNS = ("GiB a device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
+COLUMNS = ("GiB per device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
 MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
@@ -42,8 +42,8 @@ def page(found: Sequence[Plan | Refused], command: str) -> str:
 
 def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
     first = plans[0]
-    rows = units.counted(first.settings["batch"], "row")
-    tokens = f"{rows} of {first.settings['row_tokens']:,} tokens a step"
+    rows = units.counted(first.settings["batch"], "sequence")
+    tokens = f"{rows} of {first.settings['row_tokens']:,} tokens per step"
     steps = first.extent.steps
     length = (
         f", {steps:,} steps, {units.count(steps * first.extent.tokens)} tokens" if steps else ""
@@ -65,7 +65,7 @@ def _card(one: Plan | Refused, names: Sequence[str]) -> str:
     cells = reasons.cells(one)
     names = [name for name in COLUMNS if cells[name] != reasons.UNKNOWN]
     listed = "".join(
-        f"<dt>{name.split(' a ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in names
+        f"<dt>{name.split(' per ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in names
     )
     return f"{top}<dl>{listed}</dl></div>\n"
 
@@ -85,11 +85,11 @@ def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
         held = f"<b>{units.gib(memory.total)}</b> of {units.gib(memory.limit)} GiB"
         drawn.append(_row(one, names, bar, held))
     hint = (
-        "Of each device, as a share of what a program may use of it: the upright line. The whisker "
-        "is how much more it may be."
+        "Peak memory per device; the upright line is what a program may use. The whisker is the "
+        "error of the estimate."
     )
     parts = _named(one.memory.parts for one in plans)
-    return _section("What fills the memory", hint, _bars(drawn) + _legend(parts))
+    return _section("Memory by part", hint, _bars(drawn) + _legend(parts))
 
 
 def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
@@ -106,9 +106,9 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
         bar = charts.bar(pieces, most=time.seconds * (1 + time.error) / scale)
         said = f"<b>{units.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
         drawn.append(_row(one, names, bar, said))
-    hint = "An optimiser step, by what it waits for. What runs while it waits is in no part."
+    hint = "An optimizer step by what bounds it; work that is hidden behind other work is left out."
     parts = _named(time.parts for _, time in times)
-    return _section("What a step waits for", hint, _bars(drawn) + _legend(parts))
+    return _section("Step time by part", hint, _bars(drawn) + _legend(parts))
 
 
 def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
@@ -123,8 +123,8 @@ def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
         '<li><i class="spot-key"></i>spot, with restarts</li></ul>'
     )
     hint = (
-        "Further left is sooner, further down is cheaper. Whiskers are how far off the estimate "
-        "may be; what does not fit is faint."
+        "Further left is sooner, further down is cheaper. Whiskers are the error of the estimate; "
+        "targets on which it does not fit are faint."
     )
     return _section(
         "Cost against time", hint, f'<div class="scroll">{charts.points(found, x, y)}</div>{keys}'

@@ -1,4 +1,4 @@
-"""Why a plan is as it is, in words: a name and what is to be said, line by line."""
+"""The reasons of a plan, in lines of a name and a text: layout, memory, step time, cost."""
 
 from collections.abc import Iterator
 from typing import Any
@@ -24,7 +24,7 @@ def cells(plan: Plan) -> dict[str, str]:
     if memory.error:  # a compiler's own figure has none
         held += f"–{units.gib(memory.total * (1 + memory.error))}"
     told = {
-        "GiB a device": f"{held} of {units.gib(memory.limit)}",
+        "GiB per device": f"{held} of {units.gib(memory.limit)}",
         "batch": str(plan.settings["batch"]),
         "step": time and units.seconds(time.seconds, error),
         "it/s": time and units.rounded(1 / time.seconds),
@@ -40,7 +40,7 @@ def cells(plan: Plan) -> dict[str, str]:
 
 
 def heading(target: Target) -> str:
-    """What a target is made of."""
+    """The chips and hosts of a target."""
     hosts = f" on {target.hosts} hosts" if target.hosts > 1 else ""
     # Of some TPUs JAX shows each core as a device, and a chip is what is paid for.
     cores = f", {target.devices} devices" if target.devices != target.chips else ""
@@ -48,28 +48,28 @@ def heading(target: Target) -> str:
 
 
 def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What the target's compiler said."""
+    """The figures of the target's compiler."""
     if plan.compiled is None:
         return
     found = plan.compiled.found
     estimate = f"estimated {units.gib(plan.compiled.estimated)}, {plan.compiled.error:+.1%}"
-    said = f"{units.gib(found.peak_bytes)} GiB a device ({estimate})"
+    said = f"{units.gib(found.peak_bytes)} GiB per device ({estimate})"
     if found.flops is not None and found.moved_bytes is not None:
-        said += f"; {found.flops:.3g} FLOP and {found.moved_bytes:.3g} bytes moved a device"
+        said += f"; {found.flops:.3g} FLOPs and {found.moved_bytes:.3g} bytes moved per device"
     if found.cycles is not None:
-        said += f", {found.cycles:.3g} cycles by its own reckoning"
+        said += f", {found.cycles:.3g} cycles estimated"
     yield "compiled", f"{said}; {found.compiler}, in {duration(found.seconds)}"
 
 
 def layout(plan: Plan) -> Iterator[tuple[str, str]]:
-    """How a run is laid out, as its recipe says or as it was chosen."""
+    """Batch, precision and mesh of a run, given or chosen."""
     chosen = plan.settings
     kernel = f", {chosen['attention']} attention" if chosen["attention"] else ""
     groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
     yield (
         "batch",
-        f"{units.counted(chosen['batch'], 'row')} of {chosen['row_tokens']:,} tokens: "
-        f"{chosen['rows_per_device']} a device × {chosen['accumulation']} accumulation × "
+        f"{units.counted(chosen['batch'], 'sequence')} of {chosen['row_tokens']:,} tokens: "
+        f"{chosen['rows_per_device']} per device × {chosen['accumulation']} accumulation × "
         f"{units.counted(groups, 'shard')}; {chosen['compute']}{kernel}, "
         f"remat {chosen['remat']}",
     )
@@ -78,23 +78,23 @@ def layout(plan: Plan) -> Iterator[tuple[str, str]]:
 
 
 def memory(plan: Plan) -> str:
-    """How full the devices are."""
+    """Peak memory per device."""
     held = plan.memory
-    said = f"{units.gib(held.total)} of {units.gib(held.limit)} GiB a device"
+    said = f"{units.gib(held.total)} of {units.gib(held.limit)} GiB per device"
     said += f", or up to {held.error:.0%} more" if held.error else ""
-    return said if plan.fits != "no" else f"{said}: {units.gib(plan.lacks)} GiB too many"
+    return said if plan.fits != "no" else f"{said}: {units.gib(plan.lacks)} GiB too much"
 
 
 def step(plan: Plan) -> str | None:
-    """How long a step takes, and what for."""
+    """Step time, and what bounds it."""
     if plan.time is None:
         return None
     whole = units.seconds(plan.time.seconds, plan.time.error)
-    return f"{whole}, waits for {plan.time.bound} most"
+    return f"{whole}, {plan.time.bound}-bound"
 
 
 def changes(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What would make it fit, and what that does to a step."""
+    """Changes that would make it fit, and their effect on the step time."""
     if plan.tried is None:
         return
     for one in plan.tried.changes:
@@ -104,11 +104,11 @@ def changes(plan: Plan) -> Iterator[tuple[str, str]]:
         yield "to fit", f"{said}; {one.remark}" if one.remark else said
     if (least := plan.tried.least) is not None:
         held = f"{units.gib(least.memory.total)} of {units.gib(least.memory.limit)} GiB"
-        yield "to fit", f"nothing that was tried would do; the nearest is {least.keys}: {held}"
+        yield "to fit", f"nothing that was tried would fit; the nearest is {least.keys}: {held}"
 
 
 def money(plan: Plan) -> Iterator[tuple[str, str]]:
-    """What a run and an epoch cost, by which prices."""
+    """Cost of a run and of an epoch, and the prices behind it."""
     if plan.cost is None:
         return
     bills = {"run": plan.cost.run, "epoch": plan.cost.epoch}
@@ -120,19 +120,19 @@ def money(plan: Plan) -> Iterator[tuple[str, str]]:
     prices = {"on demand": plan.cost.on_demand, "spot": plan.cost.spot}
     known = [f"{_price(price, kind)} {kind}" for kind, price in prices.items() if price is not None]
     if known:
-        yield "prices", f"{', '.join(known)}, of a chip and hour"
+        yield "prices", f"{', '.join(known)}, per chip-hour"
     yield "assumes", _assumed(plan.cost.inputs)
 
 
 def _assumed(inputs: dict[str, Any]) -> str:
-    """What a bill follows from beside the step and the prices."""
+    """Assumptions behind a bill, beside the step time and the prices."""
     start = f"{duration(inputs['boot_seconds'])} to start a machine"
     start += f", {duration(inputs['compile_seconds'])} to compile"
     if (between := inputs["seconds_between_saves"]) is not None:
         start += f", a save of {units.seconds(inputs['save_seconds'])} every "
         start += duration(between)
     rate = inputs["preemptions_per_hour"]
-    return start if rate is None else f"{start}, {rate:g} preemptions an hour of spot machines"
+    return start if rate is None else f"{start}, {rate:g} preemptions per hour of spot machines"
 
 
 def hours(span: Span | None) -> str:

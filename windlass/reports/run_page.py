@@ -45,15 +45,15 @@ def _tiles(run: Account) -> Iterator[str]:
     elif standing.loss is not None:
         yield _tile(number(standing.loss), f"loss at step {standing.step:,}")
     if speed["tokens_per_second"]:
-        yield _tile(count(speed["tokens_per_second"]), "tokens a second")
+        yield _tile(count(speed["tokens_per_second"]), "tokens/s")
     if speed["mfu"]:
-        yield _tile(f"{speed['mfu']:.1%}", "of the peak FLOP/s went into the model")
+        yield _tile(f"{speed['mfu']:.1%}", "MFU")
     if run.memory_bytes:
-        yield _tile(size(run.memory_bytes), "of each device's memory")
+        yield _tile(size(run.memory_bytes), "peak memory per device")
     kinds = [kind for kind in ("memory", "time") if kind in wrong]
     if kinds:
         off = ", ".join(f"{wrong[kind]:+.1%}" for kind in kinds)
-        yield _tile(off, f"how far the plan was off, in {' and '.join(kinds)}")
+        yield _tile(off, f"error of the plan, in {' and '.join(kinds)}")
 
 
 def _tile(value: str, what: str) -> str:
@@ -71,8 +71,8 @@ def _curves(run: Account) -> Iterator[str]:
     rate = Line("learning rate", curves["learning_rate"], "third")
     yield _drawn("Learning rate", [rate], "{:.3g}".format)
     # The first reading is of the start.
-    speeds = Line("tokens a second", curves["tokens_per_second"][1:], "fourth")
-    yield _drawn("Tokens a second", [speeds], count, base=0.0)
+    speeds = Line("tokens/s", curves["tokens_per_second"][1:], "fourth")
+    yield _drawn("Throughput, tokens/s", [speeds], count, base=0.0)
 
 
 def _drawn(
@@ -84,28 +84,28 @@ def _drawn(
 
 
 def _memory(run: Account) -> str:
-    """What was planned and what was found of a device's memory, as bars on one scale."""
+    """Planned and measured memory per device, as bars on one scale."""
     planned, measured = run.planned.get("memory") or {}, run.measured
     limit, parts = planned.get("limit_bytes"), planned.get("parts_bytes") or {}
     compiled = measured.get("compiler_parts_bytes") or {}
     bars: dict[str, Mapping[str, Number]] = {"planned": parts}
     if compiled:
         state = compiled["arguments"] + compiled["results"]
-        bars["by the compiler"] = {"state": state, "computing": compiled["temporaries"]}
+        bars["by the compiler"] = {"state": state, "temporaries": compiled["temporaries"]}
     if measured.get("device_peak_bytes"):
-        bars["by the device"] = {"at most": measured["device_peak_bytes"]}
+        bars["by the device"] = {"peak": measured["device_peak_bytes"]}
     error = planned.get("error_share", 0.0)
     hint = f"A program may use {size(limit)} of each device." if limit else ""
     return _bars("Memory", hint, bars, error, limit, size)
 
 
 def _step(run: Account) -> str:
-    """What a step was to wait for, and how long it took."""
+    """Planned step time by part, and the measured one."""
     planned = run.planned.get("time") or {}
     bars: dict[str, Mapping[str, Number]] = {"planned": planned.get("parts_seconds") or {}}
     if planned and run.measured.get("step_seconds"):
-        bars["measured"] = {"a step": run.measured["step_seconds"]}
-    hint = "An optimiser step, by what it waits for. What runs while it waits is in no part."
+        bars["measured"] = {"step time": run.measured["step_seconds"]}
+    hint = "An optimizer step by what bounds it; work that is hidden behind other work is left out."
     return _bars("Step", hint, bars, planned.get("error_share", 0.0), None, units.seconds)
 
 

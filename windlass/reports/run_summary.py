@@ -1,4 +1,4 @@
-"""What a run was: its facts, its curves, and what was planned for it beside what it took."""
+"""The summary of a run: facts, curves, cost, and its plan beside what was measured."""
 
 import math
 import time
@@ -29,7 +29,7 @@ Curve = list[tuple[int, Number]]
 
 
 class Cost(NamedTuple):
-    """What the time of a run costs where that is cheapest; None is not known."""
+    """The cost of a run at the cheapest price; None is not known."""
 
     chip_hours: Number  # from each start to its end
     on_demand_usd: float | None
@@ -42,7 +42,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """A run as its folder tells of it, from its first step to where it is now."""
+    """A run as its folder has it, from its first step to its newest."""
 
     standing: Standing
     start: dict[str, Any]  # the newest: versions, devices, what was chosen
@@ -60,7 +60,7 @@ class Account:
 
     @property
     def planned(self) -> dict[str, Any]:
-        """What was planned, as a plan tells it; empty where nothing was."""
+        """The plan of the run; empty where there is none."""
         return self.plan.get("planned") or {}
 
     @property
@@ -69,12 +69,12 @@ class Account:
 
     @property
     def errors(self) -> dict[str, float]:
-        """By how much each prediction is too high."""
+        """The relative error of each prediction; above 0 it was too high."""
         return plan_file.errors(self.plan)
 
     @property
     def memory_bytes(self) -> Number | None:
-        """What the run took of a device at most."""
+        """Peak memory per device."""
         return plan_file.measured_bytes(self.plan)
 
     @property
@@ -84,7 +84,7 @@ class Account:
         return min(finite, key=lambda point: point[1], default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program: units are in the names."""
+        """As JSON has it: units are in the names."""
         standing = self.standing
         chose = self.start.get("chose", {})
         return {
@@ -113,7 +113,7 @@ class Account:
 
 
 def account(folder: Path, prices: Prices) -> Account:
-    """All that a run's folder tells, and what its time would cost to rent."""
+    """The summary of the run in a folder, with the cost of its time."""
     file = folder / folders.METRICS
     records = metrics.read(file) if file.exists() else []
     starts = about.read(folder / folders.ABOUT)

@@ -22,35 +22,39 @@ FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Sta
 
 @section
 class Train:
-    """How long, in what batches, and what is trained."""
+    """Length of the run, batches, and which weights are trained."""
 
-    steps: int | None = None  # optimiser steps
-    epochs: float | None = None  # in place of steps: times over the data, in full batches
-    batch: int | None = None  # sequences in an optimiser step, over all devices
-    # in place of batch: on each device, in one microbatch; a run that goes on elsewhere keeps the
-    # batch that it began with
+    steps: int | None = None  # optimizer steps
+    epochs: float | None = None  # instead of steps: passes over the data, in full batches
+    batch: int | None = None  # global batch size: sequences per optimizer step
+    # instead of batch: sequences per device and microbatch; a run resumed on other devices keeps
+    # the global batch size that it began with
     batch_per_device: int | None = None
-    accumulation: int | None = None  # microbatches in an optimiser step; null: as few as possible
-    # auto, in place of accumulation: as few microbatches as the memory of the devices allows,
-    # chosen before the run and kept by it; null: what accumulation and batch_per_device say
+    accumulation: int | None = (
+        None  # gradient accumulation: microbatches per step; null: as few as can be
+    )
+    # auto, instead of accumulation: as few microbatches as fit in device memory, chosen before the
+    # run and kept by it; null: as accumulation and batch_per_device say
     microbatch: Literal["auto"] | None = None
-    seed: int = 0  # of the weights, the order of the data and all that is random
-    # patterns of weights to train, such as blocks.mlp.*; null: all, or the adapter's alone
+    seed: int = 0  # random seed of the weights, the order of the data and dropout
+    # patterns of weights to train, such as blocks.mlp.*; null: all, or only the adapter
     trainable: tuple[str, ...] | None = None
-    remat: Literal["none", "saved", "full"] = "saved"  # computed again in the backward pass
-    layers_per_loop: int = 1  # more: faster on GPUs, and longer to compile
-    deterministic: bool = False  # the same bits in every run on a GPU, which is slower there
-    nonfinite: Literal["stop", "skip"] = "stop"  # when a loss or a gradient is not finite
-    skips: int = 10  # with nonfinite skip: so many in a row before the run stops after all
-    evaluate_every: Every | None = None  # on held-out rows; null: only at the end
-    # after so many evaluations without a new best the run ends; null: never. With ema it is the
-    # average whose loss counts
+    remat: Literal["none", "saved", "full"] = (
+        "saved"  # activation checkpointing: saves all, some or none
+    )
+    layers_per_loop: int = 1  # unroll the scan over layers: faster on GPUs, slower to compile
+    deterministic: bool = False  # bitwise reproducible on GPUs, at some cost in speed
+    nonfinite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite
+    skips: int = 10  # with nonfinite skip: the run stops after so many in a row
+    evaluate_every: Every | None = None  # evaluation on held-out data; null: only at the end
+    # early stopping: evaluations without a new best loss; null: never. With ema, the loss of the
+    # averaged weights counts
     patience: int | None = None
-    # of the average of the weights, the share kept at each step, such as 0.999; at step t at most
+    # decay of an exponential moving average of the weights, such as 0.999; at step t at most
     # (1 + t) / (10 + t). null: no average
     ema: float | None = None
-    sample: str | None = None  # a prompt to write on from at each evaluation
-    strict: bool = False  # a program that is compiled again after the first step ends the run
+    sample: str | None = None  # a prompt to generate from at each evaluation
+    strict: bool = False  # a recompilation after the first step ends the run
 
     def __post_init__(self):
         least = dict(steps=1, batch=1, batch_per_device=1, accumulation=1, skips=1)
@@ -103,9 +107,9 @@ class Train:
 
 @section
 class Folder:
-    """Where a run is stored."""
+    """The folder of a run."""
 
-    dir: str | None = None  # null: runs/<recipe>-<hash>
+    dir: str | None = None  # output folder; null: runs/<recipe>-<hash>
 
     def __post_init__(self):
         if self.dir is not None and "://" in self.dir:
@@ -121,8 +125,10 @@ class Run:
     """A recipe, read."""
 
     model: Annotated[Any, FAMILIES]
-    start: Start | None = None  # what model.hub, model.path or model.run is written out as
-    adapter: Annotated[Any, ADAPTERS] | None = None  # what is trained beside a model; null: itself
+    start: Start | None = None  # as model.hub, model.path or model.run was resolved
+    adapter: Annotated[Any, ADAPTERS] | None = (
+        None  # a parameter-efficient adapter to train; null: none
+    )
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))

@@ -32,7 +32,7 @@ MODEL = "model"  # a folder: the small files of the published model that a run b
 
 
 def siblings(folder: Path, name: str, run: Run) -> list[str]:
-    """Other runs of the same recipe beside this one: where they stand, and how they differ."""
+    """Other runs of the same recipe beside this one: their step, and how they differ."""
     found = []
     for other in sorted(folder.parent.glob(f"{name}-*")):
         if other == folder or not (other / RECIPE).is_file():
@@ -48,7 +48,7 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
 
 
 def compiles(folder: Path, name: str) -> list[Path]:
-    """What was written of compilations: in this run, then in others of the recipe, newest first."""
+    """Compilation logs: of this run, then of others of the recipe, newest first."""
     others = [path for path in folder.parent.glob(f"{name}-*/{COMPILES}") if path.parent != folder]
     others.sort(key=lambda path: -path.stat().st_mtime)
     return [folder / COMPILES, *others]
@@ -68,14 +68,14 @@ def store(folder: Path, run: Run) -> None:
 
 
 class Place(NamedTuple):
-    """Where weights are: the step of a checkpoint, and the part of its state."""
+    """The step of a checkpoint, and the part of its state that has the weights."""
 
     step: int | None  # None: the newest
     part: Literal["weights", "ema"]
 
 
 def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
-    """Where a run has the weights that are asked for.
+    """The checkpoint of a run that has the requested weights.
 
     The best are those that were measured: of the average, where the run keeps one.
     """
@@ -84,7 +84,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
     train = read(Train, stored(folder)["train"], origin=str(folder / RECIPE))
     if weights == "ema" and train.ema is None:
         raise UserError(
-            f"{folder} keeps no average of its weights, since its train.ema is null; "
+            f"{folder} has no averaged weights, since its train.ema is null; "
             "weights can be last or best"
         )
     if weights == "last":
@@ -92,7 +92,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
     if weights == "ema":
         return Place(step, "ema")
     if step is not None:
-        raise UserError(f"the best weights are of a step of their own; leave step {step} out")
+        raise UserError(f"weights=best has a step of its own; leave step {step} out")
     best = best_in(folder_of(folder), train.watched)
     if best is None:
         raise UserError(
@@ -103,7 +103,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
 
 
 def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
-    """How a run reads text; of a file that is gone since it started, or of a hub, it has a copy."""
+    """The tokenizer of a run; the run's own copy of a hub's, or of a file that is gone."""
     own = folder / TOKENIZER
     if tokenizer.kind == "hub" and own.is_dir():
         return Tokenizer(kind="file", path=str(own), eos=tokenizer.eos)
@@ -116,7 +116,7 @@ def roomy(folder: Path) -> AbstractContextManager[None]:
 
     def refusal(error: OSError) -> str:
         steps = steps_in(folder_of(folder))
-        where = f"goes on from step {steps[-1]}" if steps else "starts it again"
+        where = f"resumes from step {steps[-1]}" if steps else "starts it again"
         why = f"the run cannot be stored in {folder}: {error.strerror}"
         return f"{why}; make room there, and the same command {where}"
 
@@ -125,7 +125,7 @@ def roomy(folder: Path) -> AbstractContextManager[None]:
 
 @contextmanager
 def locked(folder: Path) -> Iterator[None]:
-    """One process trains a run at a time; the system lets go of the lock when that one dies.
+    """The lock of a run: one process trains it at a time, and the system frees it when that dies.
 
     Of several that train it together the first has the lock, for all of them.
     """

@@ -1,4 +1,4 @@
-"""What a run was expected to take of its devices, beside what it took: `plan.json`."""
+"""The plan of a run beside what was measured, memory and step time: `plan.json`."""
 
 import hashlib
 import json
@@ -45,7 +45,7 @@ class Forecast:
             planned = json.loads(json.dumps(plan(), allow_nan=False))
         # Whatever is wrong with a forecast, the run does not need it.
         except Exception as error:
-            why = f"no plan is made of this run: {_told(error)}"
+            why = f"this run could not be planned: {_told(error)}"
         self.whole = {"of": of, "planned": planned, "measured": {}}
         self._store()
         return why
@@ -83,7 +83,7 @@ def read(path: Path) -> dict[str, Any] | None:
 
 
 def errors(whole: dict[str, Any]) -> dict[str, float]:
-    """By how much of what was measured each prediction is too high; too low is below 0."""
+    """The relative error of each prediction; above 0 it was too high."""
     planned, measured = _planned(whole), whole.get("measured") or {}
     pairs = {
         "memory": (planned.get("memory"), measured_bytes(whole)),
@@ -95,7 +95,7 @@ def errors(whole: dict[str, Any]) -> dict[str, float]:
 
 
 def measured_bytes(whole: dict[str, Any]) -> int | float | None:
-    """What the run took of a device at most: as the device tells it, or else as its compiler."""
+    """Peak memory per device: the device's own figure, or else the compiler's."""
     measured = whole.get("measured") or {}
     return measured.get("device_peak_bytes") or measured.get("compiler_bytes")
 
@@ -108,7 +108,7 @@ def line(whole: dict[str, Any]) -> str | None:
     if not planned:
         return None
     before = " and ".join(_figure(name, value) for name, value in planned.items())
-    before += " a step" if "time" in planned else ""
+    before += " per step" if "time" in planned else ""
     after = " and ".join(_figure(name, found[name]) for name in planned if found[name])
     if not after:
         return f"{before} predicted"

@@ -1,6 +1,8 @@
-"""What is another when a run goes on elsewhere, in a line."""
+"""Relocation: what differs when a run resumes on other devices, in a line."""
 
 from typing import Any
+
+from windlass.units import counted
 
 
 def moved(before: dict[str, Any], now: dict[str, Any]) -> str | None:
@@ -31,7 +33,7 @@ def _cores(chose: dict[str, Any]) -> int | None:
 
 
 def _told(chose: dict[str, Any], is_cast: bool, has_other_cores: bool) -> str:
-    """`8 × cpu in 2 processes as fsdp 8, 2 rows a device`."""
+    """`8 × cpu in 2 processes as fsdp 8, 2 sequences per device`."""
     device, batch = chose["device"], chose["batch"]
     split = " × ".join(f"{name} {size}" for name, size in chose["mesh"].items() if size > 1)
     parts = [f"{device['count']} × {device['kind']}"]
@@ -40,6 +42,6 @@ def _told(chose: dict[str, Any], is_cast: bool, has_other_cores: bool) -> str:
     parts += [f"in {chose['processes']} processes"] if chose["processes"] > 1 else []
     parts += [f"as {split}"] if split else []
     parts += [f"in {chose['compute']}"] if is_cast else []
-    rows = "1 row" if batch["per_device"] == 1 else f"{batch['per_device']} rows"
+    rows = counted(batch["per_device"], "sequence")
     more = f" × {batch['accumulation']} accumulation" if batch["accumulation"] > 1 else ""
-    return f"{' '.join(parts)}, {rows} a device{more}"
+    return f"{' '.join(parts)}, {rows} per device{more}"

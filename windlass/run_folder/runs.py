@@ -1,4 +1,4 @@
-"""The runs there are: finding one, where each stands, how large it is, and deleting one."""
+"""Runs in a folder: finding, listing and deleting them."""
 
 import os
 import re
@@ -37,7 +37,7 @@ NAMED = 8  # runs in a message, the newest
 
 @dataclass(frozen=True)
 class Standing:
-    """A run as its folder tells of it."""
+    """The state of a run, as its folder has it."""
 
     folder: Path
     recipe: str

@@ -1,4 +1,4 @@
-"""What an adapter starts from: a folder of PEFT's, or the run that it goes on from."""
+"""Initial weights of an adapter: a PEFT folder, or the run that it continues."""
 
 from collections.abc import Callable
 from pathlib import Path

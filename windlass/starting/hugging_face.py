@@ -1,4 +1,4 @@
-"""A model of the Hugging Face hub, or in a folder like one: what it lends, and what is kept."""
+"""Weights, config and tokenizer of a Hugging Face model, on the hub or in a folder."""
 
 import hashlib
 import json
@@ -91,7 +91,7 @@ def take(
     arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
-    return arrays, [("start", str(where)), ("taken", f"{size:,} parameters: all there are")]
+    return arrays, [("start", str(where)), ("loaded", f"all {size:,} parameters")]
 
 
 def keep(start: Start, folder: Path) -> None:
@@ -155,4 +155,4 @@ def _check_kind(folder: Path, start: Start) -> None:
             f"{named}, which is an adapter; adapter.path names one, and model.hub or model.path "
             "the model that it was made for"
         )
-    raise UserError(f"{named}, which has no {configs.FILE}: it is no model of Hugging Face")
+    raise UserError(f"{named}, which has no {configs.FILE}: it is no Hugging Face model")

@@ -1,4 +1,4 @@
-"""What a run starts from: written out in its recipe, and taken at step 0."""
+"""Initial weights of a run: resolved in its recipe, and loaded at step 0."""
 
 from collections.abc import Callable, Sequence
 from pathlib import Path

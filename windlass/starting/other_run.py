@@ -1,4 +1,4 @@
-"""Another run that lends: its model and tokenizer to a recipe, its weights to step 0."""
+"""Another run as the start of this one: its model, tokenizer and weights."""
 
 import re
 import shutil
@@ -176,14 +176,14 @@ def _merged(
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:
     size = sum(here[path].size for path in fits)
     is_whole = len(fits) == len(here) == len(known)
-    names = "all there are" if is_whole else ", ".join(dict.fromkeys(map(_name, fits)))
-    yield "taken", f"{size:,} parameters: {names}"
+    names = ", ".join(dict.fromkeys(map(_name, fits)))
+    yield "loaded", f"all {size:,} parameters" if is_whole else f"{size:,} parameters: {names}"
     for path in known:
         if path not in here:
-            yield "left out", f"{_name(path)} {_shape(known, path)}: it is not here"
+            yield "not used", f"{_name(path)} {_shape(known, path)}: absent here"
     for path in here:
         if path not in fits:
-            other = f"it is {_shape(known, path)} there" if path in known else "it is not there"
+            other = f"{_shape(known, path)} there" if path in known else "absent there"
             yield "new", f"{_name(path)} {_shape(here, path)}: {other}"
 
 
@@ -203,9 +203,9 @@ def _check_vocabulary(
     if wrong:
         raise UserError(
             f"{what}: to {listing(wrong, 'and')} they are other tokens. Without a tokenizer "
-            f"section that of {folder} is taken; with another model.vocab these start anew"
+            f"section that of {folder} is used; with another model.vocab these are initialized anew"
         )
-    say(f"{what}: what is learned of each token starts anew")
+    say(f"{what}: embedding and head are initialized anew")
 
 
 def _nothing(folder: Path, here: dict[str, Any], known: dict[str, Any]) -> str:

@@ -1,4 +1,4 @@
-"""A recipe for tuning a model on data: what is left open is chosen by looking at the two."""
+"""A fine-tuning recipe for a model and data, with what is left open chosen from the two."""
 
 import os
 import re
@@ -144,7 +144,7 @@ def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
     documents = SOURCES.load(source["kind"])(**given)
     key = "data.format"
     if not getattr(documents, "has_rows", False):
-        return Choice(key, "text", "every word is trained on: these are no chats")
+        return Choice(key, "text", "all tokens are trained on: these are no chats")
     if not len(documents):
         raise UserError(f"--data is {given.get('path') or given['name']}, which has no rows")
     asked = said["data"].get("format") if isinstance(said.get("data"), dict) else None
@@ -162,8 +162,8 @@ def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
     except UserError:
         if not isinstance(row.get("text"), str) or isinstance(said.get("data"), dict):
             raise
-        return Choice(key, "text", "every word of column text is trained on: these are no chats")
-    return Choice(key, "chat", note or "the words of the assistant are trained on")
+        return Choice(key, "text", "all tokens of column text are trained on: these are no chats")
+    return Choice(key, "chat", note or "the assistant's tokens are trained on")
 
 
 def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
@@ -171,19 +171,19 @@ def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
     longest = int(lengths.max())
     limit, why = min([(LONGEST, "more is slow"), *_limit(run.start)])
     length = said.get("data.length") or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
-    fits = f"the longest of {rows:,} rows has {longest:,} tokens"
+    fits = f"the longest of {rows:,} examples has {longest:,} tokens"
     if longest > limit:
         many = int((lengths > limit).sum())
-        fits = f"longer are {many:,} of {rows:,} rows, up to {longest:,} tokens; {why}"
+        fits = f"{many:,} of {rows:,} examples are longer, up to {longest:,} tokens; {why}"
     yield Choice("data.length", length, fits)
     held = 0.05 if rows >= ENOUGH else 0.0
     few = "" if held else f": {rows} {'is' if rows == 1 else 'are'} too few to hold out any"
-    yield Choice("data.validation", held, f"the share of rows held out{few}")
+    yield Choice("data.validation", held, f"share of examples held out{few}")
     packed = max(1, int(lengths.clip(max=length).sum() * (1 - held)) // length)
     batch = 2 ** int(np.log2(max(1, min(LARGEST_BATCH, packed // STEPS))))
     batch = -(-batch // devices) * devices
     steps = "1 step" if packed // batch == 1 else f"about {packed // batch} steps"
-    yield Choice("train.batch", batch, f"{steps} an epoch")
+    yield Choice("train.batch", batch, f"{steps} per epoch")
     if run.adapter is None:
         yield Choice("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
 
@@ -200,7 +200,7 @@ def _limit(start: Start | None) -> list[tuple[int, str]]:
     if start.hub is not None:
         folder = fetch(start.hub, start.revision, CONFIGS).folder
     found = configs.load(folder).get("max_position_embeddings")
-    return [(found, f"the model reads up to {found:,}")] if isinstance(found, int) else []
+    return [(found, f"the model's context is {found:,}")] if isinstance(found, int) else []
 
 
 def _leave_out(recipe: dict[str, Any], said: dict[str, Any]) -> None:

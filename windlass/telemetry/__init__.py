@@ -1,10 +1,10 @@
-"""What a run tells of itself: numbers in a file, words on a terminal, and how fast it is."""
+"""Telemetry of a run: metrics in a file, progress on a terminal, throughput and compilations."""
 
 from windlass.config import Every, section
 
 
 @section
 class Telemetry:
-    """What a run reports."""
+    """Metrics and progress."""
 
-    every: Every = Every(10)  # how often a line is written and shown
+    every: Every = Every(10)  # logging interval

@@ -18,25 +18,24 @@ T = TypeVar("T")
 # What a record may hold besides the parts of the loss, which an objective names, and `validation_`
 # with a name for what was measured on held-out rows.
 MEANINGS = {
-    "step": "optimiser steps done",
+    "step": "optimizer steps done",
     "time": "seconds since 1970, when the record was written",
-    "loss": "what is minimised, averaged over the tokens of the step; nats a token",
-    "gradient_norm": "the length of the whole gradient, before clipping",
-    "learning_rate": "of the step, as the schedule gives it",
-    "loss_scale": "of float16: what the loss of the next step is multiplied with for its gradient",
-    "overflows": "of float16: steps so far that were left out because a gradient overflowed",
-    "stream": "a hash of all tokens consumed so far, in their order: the same whatever devices, "
-    "mesh, accumulation and stops there were",
-    "tokens": "trained on so far: steps × tokens in an average batch, padding not counted",
-    "tokens_per_second": "read, trained on or not, over all devices; padding not counted",
-    "samples_per_second": "rows of the batch, over all devices",
-    "step_ms": "milliseconds a step since the last record; evaluating and saving not counted",
-    "data_wait_ms": "milliseconds of a step in which the loop waited for its next batch, where the "
-    "device had finished all it was given before the batch came; 0: the device never ran dry",
-    "memory_bytes": "in use now on the fullest device of this host; on a CPU, of the process",
-    "peak_memory_bytes": "the most that was in use since the process began, of the same",
-    "mfu": "the share of the devices' peak FLOP/s that went into the model; absent where the peak "
-    "is not known",
+    "loss": "training loss, averaged over the tokens of the step; nats per token",
+    "gradient_norm": "global norm of the gradient, before clipping",
+    "learning_rate": "of the step, by the schedule",
+    "loss_scale": "of float16: loss scale of the next step",
+    "overflows": "of float16: steps skipped so far because a gradient overflowed",
+    "stream": "hash of all tokens consumed so far, in order: the same on any devices and mesh, "
+    "with any accumulation and restarts",
+    "tokens": "tokens trained on so far: steps × tokens of an average batch, without padding",
+    "tokens_per_second": "throughput over all devices, in the loss or not, without padding",
+    "samples_per_second": "sequences per second, over all devices",
+    "step_ms": "milliseconds per step since the last record, without evaluations and saves",
+    "data_wait_ms": "milliseconds per step in which the device was idle for want of a batch",
+    "memory_bytes": "in use on the fullest device of this host; on a CPU, by the process",
+    "peak_memory_bytes": "peak of the same since the process began",
+    "mfu": "model FLOPs utilization: model FLOP/s as a share of the devices' peak; absent where "
+    "the peak is not known",
 }
 
 # JSON has no such numbers. Python reads these words back with `float`.
