@@ -135,6 +135,7 @@ def make_step(
     `ema` is how much of the average of the weights is kept at each step, and `hashed` the columns
     of a batch that the token hash is over.
     """
+    call = make_training_call(model, objective, steps)
 
     call = make_training_call(model, objective, steps, helpers)
 
