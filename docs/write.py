@@ -30,17 +30,17 @@ ABOUT = f"""\
 Written from the source by `make docs`.
 
 A recipe is a YAML file of the sections below. A key can be written dotted in any mapping
-(`train.batch: 64`), and given on the command line, where it wins: `train.batch=64` or
-`--train.batch 64`. Under `by_device`, by kind ({listing(KINDS)}), stand keys that win over the rest
-of the file on that kind of device. `recipe.schema.json` says the same to an editor.
+(`train.batch: 64`), and overridden on the command line: `train.batch=64` or `--train.batch 64`.
+Keys under `by_device`, by kind ({listing(KINDS)}), override the rest of the file on that kind of
+device. `recipe.schema.json` is the same for an editor.
 """
 METRICS = """\
-A run's `metrics.jsonl` holds a JSON object a line, one every `telemetry.every` and one for each
-evaluation. Besides what is listed, an objective names the parts of its loss (`cross_entropy`) and
-what else it counts (`accuracy`, a share), and what was measured on held-out rows begins with
-`validation_`. A number that is not finite is written as the text "NaN", "Infinity" or "-Infinity".
-`tensorboard --logdir runs` draws the same numbers under the same names, and shows samples as text.
-`about.json` beside it notes each start of the run: versions, commits, devices, keys."""
+A run's `metrics.jsonl` has a JSON object per line, one every `telemetry.every` and one for each
+evaluation. Besides what is listed, an objective adds the parts of its loss (`cross_entropy`) and
+other metrics (`accuracy`, a share); metrics on held-out data begin with `validation_`. A number
+that is not finite is written as the text "NaN", "Infinity" or "-Infinity". `tensorboard --logdir
+runs` plots the same metrics under the same names, and shows samples as text. `about.json` beside it
+records each start of the run: versions, commits, devices, keys."""
 
 
 def main() -> None:

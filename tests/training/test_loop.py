@@ -128,7 +128,7 @@ def test_a_run_with_accumulation_evaluation_and_saving_compiles_its_step_once(fi
 def test_the_banner_says_what_will_happen(finished):
     _, told = finished
     expected = [
-        f"device       {len(jax.devices())} × cpu (asked for cpu)",
+        f"device       {len(jax.devices())} × cpu (requested: cpu)",
         "mesh         data 1 × fsdp 8 × tensor 1 (in pieces, as the catalogue has not the memory "
         "of such devices)",
         "parameters   26,848 trainable of 26,848",
@@ -164,7 +164,7 @@ def test_the_banner_says_how_much_memory_a_known_chip_has(finished, here, monkey
 
     monkeypatch.setattr(chips, "find", lambda name: chips._BY_NAME["NVIDIA H200"])
     told = Told(f"run.dir={mine(finished, here)}", "precision.compute=float32")
-    assert "device       8 × cpu of 131.3 GiB (asked for cpu)" in told.text
+    assert "device       8 × cpu of 131.3 GiB (requested: cpu)" in told.text
 
 
 def test_a_run_stores_its_recipe_its_numbers_and_its_vocabulary(finished):

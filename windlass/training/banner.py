@@ -20,11 +20,11 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
     memory = described.chip and f" of {gib(described.chip.memory_bytes)} GiB"
-    yield "device", f"{used}{memory or ''} (asked for {described.chosen.asked})"
+    yield "device", f"{used}{memory or ''} (requested: {described.chosen.asked})"
     if (joined := hosts.joined()) is not None:
         here = sum(device.process_index == joined.process for device in described.devices)
         share = f"{joined.processes} processes × {here} device{'s' if here > 1 else ''}"
-        yield "hosts", f"{share}, found by {joined.found}; this is {socket.gethostname()}"
+        yield "hosts", f"{share}, from {joined.found}; this is {socket.gethostname()}"
     kind = described.chosen.kind
     if special := flat(described.layers.by_device.get(kind, {})):
         keys = ", ".join(f"{key} {value}" for key, value in special.items())
