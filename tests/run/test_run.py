@@ -188,7 +188,7 @@ def test_pairs_and_preference_need_each_other():
 def test_a_sample_of_a_bidirectional_family_is_refused():
     family = ["model.family=bidirectional", "objective.kind=masked", "train.sample=Once"]
     assert refused(*family) == (
-        "the recipe does not fit together:\n"
+        "1 problem in the recipe and the command line:\n"
         "  train.sample  is Once; generation needs a causal family, and bidirectional attends in "
         "both directions: leave it out"
     )
