@@ -35,7 +35,7 @@ class Config:
     def init(self, key: PRNGKeyArray) -> Decoder:
         norm = RMSNorm("embed", self.sizes, eps=1e-6)
 
-        def block(key):
+        def block(key, layer):
             one, two = jax.random.split(key)
             return Block(
                 attention_norm=norm,

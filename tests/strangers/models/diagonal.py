@@ -1,6 +1,5 @@
 """A language model of diagonal state spaces behind short convolutions, as Mamba's are."""
 
-from collections.abc import Callable
 from typing import ClassVar
 
 import equinox as eqx
@@ -16,7 +15,7 @@ from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
-from windlass.layers.residual import Plain
+from windlass.layers.residual import Connection, Plain
 from windlass.layers.stack import Stack, stacked
 
 
@@ -41,7 +40,7 @@ class Config:
         embedding, blocks, head = jax.random.split(key, 3)
         return Model(
             embedding=Embedding(self.sizes, key=embedding),
-            blocks=stacked([lambda key: Block(self, key=key)], self.layers, key=blocks),
+            blocks=stacked([lambda key, layer: Block(self, key=key)], self.layers, key=blocks),
             norm=RMSNorm("embed", self.sizes, eps=1e-6),
             head=Head.init(self.sizes, key=head),
         )
@@ -79,7 +78,7 @@ class Block(eqx.Module):
     gates: Linear
     writes: Linear
     convolution: Convolution
-    residual: Callable
+    residual: Connection
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         keys = jax.random.split(key, 5)
