@@ -16,10 +16,10 @@ from docs import claims
 from windlass.api import schema
 from windlass.cli.commands import app
 from windlass.cli.words import explanation
-from windlass.config import KINDS, comments, listing, tree
+from windlass.config import KINDS, comments, listing
 from windlass.config.elsewhere import also
 from windlass.config.reading import describe
-from windlass.config.sections import Open, default, dotted, fields, holds
+from windlass.config.sections import Open, default, dotted, fields, holds, written
 from windlass.run import Run
 from windlass.telemetry.metrics import MEANINGS
 
@@ -66,8 +66,10 @@ def pages() -> dict[str, str]:
 def _section(key: str, annotation: Any, level: str) -> Iterator[str]:
     slot = holds(annotation)
     yield f"{level} {key}\n"
-    if slot.shape == "open":
-        yield from _open(key, slot.of, level)
+    if slot.shape in ("open", "several"):
+        if slot.shape == "several":
+            yield f"Also a list of such sections, applied in order: `{key}: [{{...}}, {{...}}]`.\n"
+        yield from _open(key, slot.of if slot.shape == "open" else holds(slot.of).of, level)
         return
     yield f"{inspect.getdoc(slot.of)}\n"
     if shorthand := getattr(slot.of, "shorthand", None):
@@ -119,7 +121,7 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
             holding = describe(annotation)
         shown = "required"
         if usual is not dataclasses.MISSING:
-            shown = f"`{json.dumps(tree(usual), ensure_ascii=False)}`"
+            shown = f"`{json.dumps(written(annotation, usual), ensure_ascii=False)}`"
         meaning = "; ".join(part for part in (notes.get(name, ""), also(full)) if part)
         meaning = html.escape(meaning, quote=False)
         yield f"| `{full}` | {holding} | {shown} | {meaning} |"

@@ -94,7 +94,7 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
 def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     run = describe("legal-cot-sft", ["device=cpu"]).run
     assert run.start is not None and run.start.hub == "Qwen/Qwen2.5-0.5B"
-    assert run.adapter is not None
+    (adapter,) = run.adapter
     assert (run.data.length, run.train.batch, run.train.epochs) == (1024, 64, 3)
     assert (run.optim.learning_rate, run.optim.weight_decay, run.optim.clip_norm) == (
         2e-4,
@@ -105,8 +105,8 @@ def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     schedule = run.optim.schedule
     assert (schedule.shape, schedule.floor, schedule.decay_share) == ("cosine", 0, 1)
     assert [schedule.warmup(steps) for steps in (75, 100)] == [3, 3]  # 3%, rounded up
-    assert (run.adapter.rank, run.adapter.alpha, run.adapter.dropout) == (32, 64, 0.05)
-    assert run.adapter.targets == tuple(f"{name}_proj" for name in "q k v o gate up down".split())
+    assert (adapter.rank, adapter.alpha, adapter.dropout) == (32, 64, 0.05)
+    assert adapter.targets == tuple(f"{name}_proj" for name in "q k v o gate up down".split())
     assert run.checkpoint.every == Every(50, "steps", (Every(1, "epochs"),))
     assert (run.checkpoint.keep, run.telemetry.every) == (2, Every(5))
     assert (run.data.validation, run.data.test, run.data.split_seed) == (0.1, 0.1, 42)

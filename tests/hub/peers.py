@@ -68,7 +68,7 @@ def batch(case: str) -> dict[str, jax.Array]:
 
 def tensors(case: str, model: Any) -> dict[str, np.ndarray]:
     """The adapter of a model, or its gradient, as PEFT names it."""
-    return to_tensors(peft.own(model), peft.names(model, table(case)))
+    return to_tensors(peft.own(model), peft.names(model, CASES[case][1], table(case)))
 
 
 def module(case: str, folder: Path) -> Any:

@@ -39,10 +39,8 @@ def built(folder: Path, sizes: tuple[int, int, int]) -> Built:
 
 def taken(built: Built):
     """The model with the weights that it starts from."""
-    start = built.run.start
-    assert start is not None
-    arrays = origin.take(start, built, "", print).arrays
-    leaves = jax.tree.structure(built.base).unflatten(list(arrays.values()))
+    arrays = origin.take(built, "", print).arrays[0]
+    leaves = jax.tree.structure(built.abstract).unflatten(list(arrays.values()))
     return eqx.combine(leaves, built.static)
 
 

@@ -73,7 +73,7 @@ def by_rows(monkeypatch) -> None:
 
     def memory(one: Traced) -> Memory:
         run, rows = one.described.run, one.batches.per_device
-        state = 2 * GIB / one.split["fsdp"] / (1 if run.adapter is None else 8)
+        state = 2 * GIB / one.split["fsdp"] / (8 if run.adapter else 1)
         share = {"none": 1.0, "saved": 0.5, "full": 0.25}[run.train.remat]
         parts = {"activations": rows * share * GIB, "optimiser": state, "logits": GIB / 8}
         return Memory(parts, 4 * GIB, 0.05)

@@ -81,7 +81,7 @@ def corpus(here) -> Path:
 def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     held = publish(Path("source"))
     told = Told("run.dir=mine", *KEYS, recipe=recipe(path="source"))
-    assert "start        source\nloaded       " in told.text
+    assert "start        source\nloaded       all " in told.text
     mine = told.trained.folder
     stored = folders.stored(mine)
     assert stored["model"]["family"] == "qwen3" and stored["model"]["vocab"] == 300

@@ -1,20 +1,23 @@
-"""What is added to a model's linear maps. One file each; `adapter.kind` in a recipe is its name.
+"""Adapters: what takes the place of a model's linear maps. `adapter.kind` in a recipe is the file.
 
-A file defines `Adapter`: a section with `adapt(model, names=..., key=...) -> model`, which puts an
-`Adapted` in the place of each linear map that its patterns choose. `names` is the family's table of
-names elsewhere, by which a map may be called too. No family knows that there are adapters.
+A file defines `Adapter`, a section that extends `Contract` with `adapt(model, names=..., key=...)`,
+which puts an `Adapted` in the place of each linear map that its patterns choose; `replaced` does
+the walking. `names` is the family's table of Hugging Face names, by which a map may be called too.
+Of a list in a recipe each is applied to what those before it made. No family knows of adapters.
 """
 
 from abc import abstractmethod
-from collections.abc import Mapping, Sequence
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, ClassVar, Literal, TypeVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from windlass.devices.axes import Placed
-from windlass.layers.linear import Linear
+from windlass.config import Problem
+from windlass.devices.axes import Placed, annotate
+from windlass.layers.dropout import number
+from windlass.layers.linear import LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
 
 Model = TypeVar("Model")
@@ -22,22 +25,88 @@ Model = TypeVar("Model")
 EVERY = "all-linear"  # PEFT's word for every linear map
 
 
-class Adapted(Placed):
-    """A linear map and what was added to it."""
+class Adapted(LinearMap):
+    """A linear map in the place of another.
 
-    base: eqx.AbstractVar[Linear]  # as it was
+    `base` is what it keeps of the other: the map itself, or None where arrays of its own stand for
+    it, as a quantiser's do. `trains` names the fields, arrays and parts, that are trained where a
+    recipe has no patterns.
+    """
+
+    base: eqx.AbstractVar[LinearMap | None]
+    trains: eqx.AbstractVar[tuple[str, ...]]
+
+    @property
+    def weight(self) -> Float[Array, "..."]:
+        """The matrix of the one map that computes the same."""
+        return self.merged().weight
+
+
+class Contract:
+    """What the section of an adapter declares beside its keys."""
+
+    # What a run exports of it unless told: a PEFT folder, the merged model, or as it is, in files
+    # that only Windlass reads.
+    exports: ClassVar[Literal["peft", "merged", "own"]] = "merged"
+    free: ClassVar[tuple[str, ...]] = ()  # keys that change nothing of what its arrays mean
 
     @abstractmethod
-    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]: ...
-
-    @abstractmethod
-    def merged(self) -> Linear:
-        """One linear map that computes the same, in float32."""
-
-
-@runtime_checkable
-class Adapter(Protocol):
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model: ...
+
+
+class Peft(Contract):
+    """An adapter that PEFT knows: it may start from a folder of PEFT's, and be exported as one.
+
+    It has the keys `path`, where it starts from, and `targets`.
+    """
+
+    exports = "peft"
+    peft_type: ClassVar[str]
+    # From its parts to what PEFT puts behind the name of a map; the first is in every adapter.
+    peft_parts: ClassVar[Mapping[str, str]]
+    peft_keys: ClassVar[tuple[str, ...]]  # of adapter_config.json that are read, or change nothing
+
+    @abstractmethod
+    def to_peft(self) -> dict[str, Any]:
+        """What adapter_config.json has of these settings."""
+
+    @classmethod
+    @abstractmethod
+    def from_peft(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        """The keys of a recipe that an adapter_config.json stands for, and what cannot be read."""
+
+    @abstractmethod
+    def vllm_flags(self) -> str | None:
+        """The flags with which vLLM serves it beside its model; None: it does not."""
+
+
+def replaced(
+    model: Model,
+    patterns: Sequence[str],
+    make: Callable[[LinearMap, tuple[int, ...], PRNGKeyArray], Adapted],
+    *,
+    names: Mapping[str, str],
+    key: PRNGKeyArray,
+) -> Model:
+    """The model with `make(map, stack, key)` in the place of each linear map that patterns choose.
+
+    Of maps that are stacked, each layer's is made by itself; `stack` is how they are.
+    """
+    targets = chosen(model, patterns, names)
+
+    def visit(path, node):
+        if not _is_map(node) or name(path) not in targets:
+            return node
+        stack, own = stack_of(node), jax.random.fold_in(key, number(path))
+
+        def each(node, key):
+            return make(node, stack, key)
+
+        for _ in stack:
+            each = eqx.filter_vmap(each)
+        return each(node, jax.random.split(own, stack) if stack else own)
+
+    return jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
 
 
 def merged(model: Model) -> Model:
@@ -47,7 +116,7 @@ def merged(model: Model) -> Model:
         if not isinstance(node, Adapted):
             return node
         merge = lambda one: one.merged()  # noqa: E731
-        for _ in range(depth(node.base)):
+        for _ in stack_of(node):
             merge = eqx.filter_vmap(merge)
         return merge(node)
 
@@ -55,27 +124,34 @@ def merged(model: Model) -> Model:
 
 
 def plain(model: Model) -> Model:
-    """An adapted model as it was, its adapters off."""
-    return jax.tree.map(
-        lambda node: node.base if isinstance(node, Adapted) else node, model, is_leaf=_is_adapted
-    )
-
-
-def own(model: PyTree) -> PyTree:
-    """True at each array of an adapter, False at those of the model it adapts."""
+    """An adapted model with its adapters off; one that replaced its base stays on."""
 
     def visit(node):
-        if not isinstance(node, Adapted):
-            return False
-        mine, base = jax.tree.map(lambda _: True, node), jax.tree.map(lambda _: False, node.base)
-        return eqx.tree_at(lambda one: one.base, mine, base)
+        while isinstance(node, Adapted) and node.base is not None:
+            node = node.base
+        return node
 
     return jax.tree.map(visit, model, is_leaf=_is_adapted)
 
 
-def depth(linear: Linear) -> int:
-    """Along how many axes a map is stacked."""
-    return linear.weight.ndim - len(linear.axes["weight"])
+def own(model: PyTree) -> PyTree:
+    """True at each array of an adapter, False at those of the model it adapts."""
+    return _marked(model, lambda node, field: field != "base")
+
+
+def trained(model: PyTree) -> PyTree:
+    """True at each array that an adapter declares to be trained."""
+    return _marked(model, lambda node, field: field in node.trains)
+
+
+def is_adapted(model: PyTree) -> bool:
+    return any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted)))
+
+
+def stack_of(node: Placed) -> tuple[int, ...]:
+    """The sizes of the axes along which a module is stacked, one for each layer."""
+    shapes = annotate(node, lambda x, about: x.shape[: x.ndim - len(about.axes)])
+    return jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))[0]
 
 
 def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> list[str]:
@@ -83,8 +159,8 @@ def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> lis
 
     As `blocks.attention.*` chooses `blocks.attention.query`, so do `q_proj`, `self_attn.q_proj`.
     """
-    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_linear)
-    maps = dict.fromkeys(name(path) for path, node in found if _is_linear(node))
+    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_map)
+    maps = dict.fromkeys(name(path) for path, node in found if _is_map(node))
     called = {one: [one, EVERY, *_elsewhere(names.get(one))] for one in maps}
     words = [word for each in called.values() for word in each]
     idle = [p for p in patterns if all(first_match(word, [p]) is None for word in words)]
@@ -103,8 +179,27 @@ def _elsewhere(full: str | None) -> list[str]:
     return [".".join(words[-n:]) for n in range(1, len(words) + 1)] if full else []
 
 
-def _is_linear(node: Any) -> bool:
-    return isinstance(node, Linear)
+def _marked(model: PyTree, mark: Callable[[Adapted, str], bool]) -> PyTree:
+    """`mark(node, field)` at the arrays of each field of an adapted map, False at all others."""
+
+    def visit(node):
+        if not isinstance(node, Adapted):
+            return False
+        children, structure = jax.tree_util.tree_flatten_with_path(
+            node, is_leaf=lambda inner: inner is not node
+        )
+        return structure.unflatten([of(node, path[0].name, child) for path, child in children])
+
+    def of(node, field, child):
+        if mark(node, field):
+            return jax.tree.map(lambda _: True, child)
+        return jax.tree.map(visit, child, is_leaf=_is_adapted)
+
+    return jax.tree.map(visit, model, is_leaf=_is_adapted)
+
+
+def _is_map(node: Any) -> bool:
+    return isinstance(node, LinearMap)
 
 
 def _is_adapted(node: Any) -> bool:

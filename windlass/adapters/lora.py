@@ -1,39 +1,59 @@
-"""LoRA: to each linear map the product of two thin ones is added, and only these are trained."""
+"""LoRA: beside each linear map the product of two of low rank, and only these are trained.
+
+y = x W + s (x A) B, with s = α / r, or α / √r in rsLoRA. DoRA trains the norm of each column of
+W + s A B by itself: y = x (W + s A B) m / ‖W + s A B‖.
+"""
 
 import math
 from collections.abc import Mapping
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.adapters import Adapted, chosen, depth
-from windlass.config import section
+from windlass.adapters import Adapted, Peft, replaced
+from windlass.config import Problem, section
+from windlass.config.reading import show
 from windlass.devices.axes import gathered
-from windlass.layers.dropout import Dropout, number
+from windlass.layers.dropout import Dropout
 from windlass.layers.initializers import small, uniform, zeros
-from windlass.layers.linear import Linear
-from windlass.layers.names import name
+from windlass.layers.linear import Linear, LinearMap
 
 Model = TypeVar("Model")
 DRAWS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
 
+# How an adapter of PEFT's may have begun; the others change the weights it is added to as well.
+BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
+RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
+
 
 @section
-class Adapter:
-    """Two thin matrices beside each linear map, as PEFT has them."""
+class Adapter(Peft):
+    """LoRA: two matrices of low rank beside each linear map, as PEFT has them."""
 
-    rank: int = 16  # the width between the two
-    alpha: float | None = None  # what they add is times alpha / rank; null: alpha is 2 × rank
-    scaling: Literal["plain", "rslora"] = "plain"  # rslora: times alpha / sqrt(rank)
-    dropout: float = 0.0  # the share of the adapter's input that is zero, in training
+    rank: int = 16  # of the product of the two (r)
+    alpha: float | None = None  # the product is scaled by alpha / rank; null: alpha is 2 × rank
+    scaling: Literal["plain", "rslora"] = "plain"  # rslora: by alpha / sqrt(rank)
+    dropout: float = 0.0  # on the adapter's input, in training
     # patterns of linear maps, such as blocks.attention.*, or PEFT's names, such as q_proj
     targets: tuple[str, ...] = ("*",)
-    dora: bool = False  # the length of what each output reads is learned by itself
+    dora: bool = False  # use DoRA: the norm of each column is trained by itself
     init: Literal["peft", "normal"] = "peft"  # of the first matrix: uniform, or normal of 0.02
     path: str | None = None  # the folder of a PEFT adapter to start from: the rest is as it says
+
+    free: ClassVar[tuple[str, ...]] = ("path", "dropout", "init")
+    peft_type: ClassVar[str] = "LORA"
+    peft_parts: ClassVar[Mapping[str, str]] = {
+        "down": "lora_A",
+        "up": "lora_B",
+        "magnitude": "lora_magnitude_vector",
+    }
+    peft_keys: ClassVar[tuple[str, ...]] = (
+        *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights"),
+        *("layers_pattern", "megatron_core", "qalora_group_size", "eva_config"),
+    )
 
     def __post_init__(self):
         wrong = []
@@ -55,78 +75,112 @@ class Adapter:
         return alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
 
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model:
-        targets = chosen(model, self.targets, names)
-
-        def visit(path, node):
-            if not isinstance(node, Linear) or name(path) not in targets:
-                return node
-            return self._around(node, jax.random.fold_in(key, number(path)))
-
-        return jax.tree_util.tree_map_with_path(
-            visit, model, is_leaf=lambda node: isinstance(node, Linear)
-        )
-
-    def _around(self, base: Linear, key: PRNGKeyArray) -> "Lora":
-        stack = base.weight.shape[: depth(base)]
-
-        def make(base, key):
+        def make(base: LinearMap, stack: tuple[int, ...], key: PRNGKeyArray) -> Lora:
             return Lora(base, self, stack, key=key)
 
-        for _ in stack:
-            make = eqx.filter_vmap(make)
-        return make(base, jax.random.split(key, stack) if stack else key)
+        return replaced(model, self.targets, make, names=names, key=key)
+
+    def to_peft(self) -> dict[str, Any]:
+        alpha = 2 * self.rank if self.alpha is None else self.alpha
+        return {
+            "r": self.rank,
+            "lora_alpha": int(alpha) if alpha == int(alpha) else alpha,
+            "lora_dropout": self.dropout,
+            "use_rslora": self.scaling == "rslora",
+            "use_dora": self.dora,
+            "bias": "none",
+            "fan_in_fan_out": False,
+            "init_lora_weights": "gaussian" if self.init == "normal" else True,
+        }
+
+    @classmethod
+    def from_peft(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
+        problems = []
+        if (begun := config.get("init_lora_weights")) not in BEGINNINGS:
+            what = "it changes the weights of the model too, which are not here"
+            problems.append(("init_lora_weights", f"is {show(begun)}; {what}"))
+        if not isinstance(config.get("r"), int):
+            problems.append(("r", f"is {show(config.get('r'))}; it must be a whole number"))
+        settings = {
+            "rank": config.get("r"),
+            "alpha": float(config.get("lora_alpha", 8)),
+            "scaling": "rslora" if config.get("use_rslora") else "plain",
+            "dropout": float(config.get("lora_dropout", 0.0)),
+            "dora": bool(config.get("use_dora")),
+        }
+        return settings, problems
+
+    def vllm_flags(self) -> str | None:
+        # The least room that vLLM offers which is enough.
+        room = next((size for size in RANKS if size >= self.rank), RANKS[-1])
+        return None if self.dora else f"--enable-lora --max-lora-rank {room}"
 
 
 class Lora(Adapted):
-    """A linear map, and a detour from what it reads over a few numbers to what it writes."""
+    """A linear map, and beside it a product of low rank."""
 
-    base: Linear
+    base: LinearMap
     down: Linear
     up: Linear
-    magnitude: Float[Array, "..."] | None  # of DoRA: the length of what each output reads
+    magnitude: Float[Array, "..."] | None  # of DoRA: the norm of each column
     dropout: Dropout
     scale: float = eqx.field(static=True)
     matrices: ClassVar[tuple[str, ...]] = ()
+    trains: ClassVar[tuple[str, ...]] = ("down", "up", "magnitude")
 
-    def __init__(self, base: Linear, config: Adapter, stack: tuple[int, ...], *, key: PRNGKeyArray):
+    def __init__(
+        self, base: LinearMap, config: Adapter, stack: tuple[int, ...], *, key: PRNGKeyArray
+    ):
         reads, writes = " ".join(base.reads), " ".join(base.writes)
-        sizes = dict(zip(base.axes["weight"], base.weight.shape, strict=True))
-        sizes |= {"rank": config.rank}
+        sizes = base.sizes | {"rank": config.rank}
         self.base = base
         self.down = Linear(reads, "rank", sizes, draw=DRAWS[config.init], key=key)
         self.up = Linear("rank", writes, sizes, draw=zeros, key=key)
         self.dropout, self.scale = Dropout(config.dropout, stack), config.scale
-        self.magnitude = self._lengths(base.weight.astype(jnp.float32)) if config.dora else None
+        self.magnitude = self._norms(_float32(base.merged())) if config.dora else None
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.base.reads
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.base.writes
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
-        return {"magnitude": self.base.writes}
-
-    @property
-    def weight(self) -> Float[Array, "..."]:
-        """The matrix of the one map that computes the same, in float32."""
-        whole = self._sum()
-        return whole if self.magnitude is None else whole * (self.magnitude / self._lengths(whole))
+        return {"magnitude": self.writes}
 
     def merged(self) -> Linear:
-        return eqx.tree_at(lambda one: one.weight, self.base, self.weight)
+        base, weight = self.base.merged(), self._sum()
+        if self.magnitude is not None:
+            weight = weight * (self.magnitude / self._norms(weight))
+        return eqx.tree_at(lambda one: one.weight, base, weight)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        leading = ("batch", "seq", "")[: x.ndim - len(self.base.reads)]
-        dropped = self.dropout(x, leading + self.base.reads)
+        return self._added(self.base(x), x)
+
+    def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self._added(self.base.product(x), x)
+
+    def _added(self, y: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+        leading = ("batch", "seq", "")[: x.ndim - len(self.reads)]
+        dropped = self.dropout(x, leading + self.reads)
         added = self.up(self.down(dropped)) * self.scale
         if self.magnitude is None:
-            return self.base(x) + added
-        # As PEFT: the lengths are constants to the gradient, and the bias is not made longer.
-        lengths = jax.lax.stop_gradient(self._lengths(self._sum()))
-        ratio = gathered(self.magnitude / lengths, self.base.writes).astype(x.dtype)
-        return self.base(x) + (ratio - 1) * self.base.product(dropped) + ratio * added
+            return y + added
+        # As PEFT: the norms are constants to the gradient, and the bias is not scaled.
+        norms = jax.lax.stop_gradient(self._norms(self._sum()))
+        ratio = gathered(self.magnitude / norms, self.writes).astype(x.dtype)
+        return y + (ratio - 1) * self.base.product(dropped) + ratio * added
 
     def _sum(self) -> Float[Array, "..."]:
-        base, down, up = (
-            part.weight.astype(jnp.float32) for part in (self.base, self.down, self.up)
-        )
+        base, down, up = map(_float32, (self.base.merged(), self.down, self.up))
         return base + self.scale * jnp.tensordot(down, up, axes=1)
 
-    def _lengths(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
-        return jnp.sqrt(jnp.sum(weight**2, axis=tuple(range(len(self.base.reads)))))
+    def _norms(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
+        return jnp.sqrt(jnp.sum(weight**2, axis=tuple(range(len(self.reads)))))
+
+
+def _float32(linear: Linear) -> Float[Array, "..."]:
+    return linear.weight.astype(jnp.float32)

@@ -7,7 +7,7 @@ from windlass.config.limits import Limits, Within
 from windlass.config.reading import Problem, listing, read
 from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load, shipped
 from windlass.config.schema import comments, json_schema
-from windlass.config.sections import Open, differences, section, tree
+from windlass.config.sections import Open, Several, differences, section, tree
 from windlass.config.text import write
 
 __all__ = [
@@ -19,6 +19,7 @@ __all__ = [
     "Limits",
     "Open",
     "Problem",
+    "Several",
     "Within",
     "Written",
     "comments",

@@ -88,6 +88,8 @@ def describe(annotation: Any) -> str:
             words = f"a section with {listing(fields(slot.of), 'and')}"
         case "open":
             words = f"a section with {slot.of.tag}: {listing(slot.of.names())}"
+        case "several":
+            words = f"{describe(slot.of)}; or a list of such"
         case "list" | "tuple":
             words = f"a list, each item {describe(slot.of)}"
         case "mapping":
@@ -151,12 +153,14 @@ class _Reader:
     def value(self, annotation: Any, value: Any, key: str) -> Any:
         slot = holds(annotation)
         if value is None and slot.optional:
-            return None
+            return () if slot.shape == "several" else None
         match slot.shape:
             case "section":
                 return self.section(slot.of, value, key)
             case "open":
                 return self.open(slot.of, value, key)
+            case "several":
+                return self.several(slot.of, value, key)
             case "list" | "tuple" if isinstance(value, list | tuple):
                 items = [self.value(slot.of, item, dotted(key, i)) for i, item in enumerate(value)]
                 return tuple(items) if slot.shape == "tuple" else items
@@ -222,6 +226,17 @@ class _Reader:
             known = fields(schema)
             given = {k: x for k, x in given.items() if k not in former or k in known}
             return self.section(schema, given, key)
+
+    def several(self, item: Any, value: Any, key: str) -> tuple:
+        if isinstance(value, dict) and isinstance(items := value.get(""), list):
+            there = listing(dotted(key, number) for number in range(len(items)))
+            what = f"unknown; {key} is a list, of which {there} can be named"
+            others = [name for name in value if name not in ("", FORMER)]
+            self.problems += [(dotted(key, name), what) for name in others]
+            return ()
+        if not isinstance(value, list | tuple):
+            return (self.value(item, value, key),)
+        return tuple(self.value(item, one, dotted(key, i)) for i, one in enumerate(value))
 
     def spelled(self, kind: Any, value: Any, key: str) -> Any:
         try:

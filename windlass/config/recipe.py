@@ -135,6 +135,7 @@ def find(recipe: str | Path) -> Path:
 def overlay(base: Any, new: Any) -> Any:
     """`new` on top of `base`: mappings merge, anything else replaces.
 
+    The items of a list are keys by their number (`adapter.1.rank=8`).
     A bare value and a mapping for the same section (`device: tpu`, then `device.count=4`) are both
     kept, the value under the empty key. Later keys stand later, so that the last one said wins.
     Where another member of an open set is named, those keys are noted that were meant for the
@@ -143,9 +144,11 @@ def overlay(base: Any, new: Any) -> Any:
     if new == {} and base is not None:
         return base
     if not isinstance(new, dict):
-        if not isinstance(base, dict) or not base or new is None:
+        if not isinstance(base, dict) or not base or new is None or isinstance(new, list):
             return new
         return {**{key: value for key, value in base.items() if key != ""}, "": new}
+    if isinstance(base, list) and new.keys() <= {str(number) for number in range(len(base))}:
+        return [overlay(item, new.get(str(number), {})) for number, item in enumerate(base)]
     merged = dict(base) if isinstance(base, dict) else {} if base is None else {"": base}
     if any(
         tag in merged and merged[tag] != new.get(tag, merged[tag]) for tag in ("kind", "family")

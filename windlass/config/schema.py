@@ -10,7 +10,7 @@ import pydantic
 
 from windlass.config.elsewhere import also
 from windlass.config.recipe import KINDS
-from windlass.config.sections import Open, default, dotted, fields, holds, tree
+from windlass.config.sections import Open, default, dotted, fields, holds, written
 
 
 def json_schema(schema: Any) -> dict[str, Any]:
@@ -44,7 +44,7 @@ def _section(schema: Any, key: str) -> dict[str, Any]:
         if (value := default(field)) is dataclasses.MISSING:
             said = f"{said} (required)".lstrip()
         else:
-            entry["default"] = tree(value)
+            entry["default"] = written(annotation, value)
         if said := "; ".join(part for part in (said, also(full)) if part):
             entry["description"] = said
         properties[name] = entry
@@ -65,6 +65,9 @@ def _holds(annotation: Any, key: str) -> dict[str, Any]:
             choices.append({"enum": slot.of.names()})
             if slot.of.instead is not None:  # beside its keys any field of a member may stand
                 choices.append(_section(slot.of.instead, key) | {"additionalProperties": True})
+        case "several":
+            item = _holds(slot.of, key)
+            choices = [*item["anyOf"], {"type": "array", "items": item}]
         case "list" | "tuple":
             choices = [{"type": "array", "items": _holds(slot.of, key)}]
         case "mapping":

@@ -55,6 +55,16 @@ class Open:
         return getattr(importlib.import_module(f"{self.package}.{name}"), self.attribute)
 
 
+@dataclasses.dataclass(frozen=True)
+class Several:
+    """Marks a field that holds any number of an open set: `Annotated[tuple, Several(Open(...))]`.
+
+    A recipe says nothing, names one alone, or has a list of them, in order.
+    """
+
+    of: Open
+
+
 class Spelled(ABC):
     """A value that has a spelling of its own in a recipe, such as `15min`."""
 
@@ -79,7 +89,7 @@ FORMER = "\0"
 class Holds:
     """The type an annotation stands for: a section, one of an open set, a sequence, or a leaf."""
 
-    shape: Literal["section", "open", "list", "tuple", "mapping", "spelled", "leaf"]
+    shape: Literal["section", "open", "several", "list", "tuple", "mapping", "spelled", "leaf"]
     of: Any  # the section, the Open, the Spelled, the annotation of an item, or of the leaf
     optional: bool
 
@@ -96,6 +106,8 @@ def holds(annotation: Any) -> Holds:
             return Holds("section", only, optional)
         if origin is Annotated and isinstance(args[1], Open):
             return Holds("open", args[1], optional)
+        if origin is Annotated and isinstance(args[1], Several):
+            return Holds("several", Annotated[Any, args[1].of], True)
         if origin is list:
             return Holds("list", args[0], optional)
         if origin is tuple and args[1:] == (...,):
@@ -137,7 +149,7 @@ def tree(instance: Any) -> Any:
         return instance.written()
     if dataclasses.is_dataclass(instance) and not isinstance(instance, type):
         return {
-            name: _tagged(annotation, getattr(instance, name))
+            name: written(annotation, getattr(instance, name))
             for name, (_, annotation) in fields(type(instance)).items()
         }
     if isinstance(instance, dict):
@@ -147,15 +159,19 @@ def tree(instance: Any) -> Any:
     return str(instance) if isinstance(instance, Path) else instance
 
 
-def _tagged(annotation: Any, value: Any) -> Any:
+def written(annotation: Any, value: Any) -> Any:
+    """What a field holds as plain data."""
     slot = holds(annotation)
-    if value is None or slot.shape not in ("open", "list", "tuple", "mapping"):
-        return tree(value)
-    if slot.shape == "open":
-        return {slot.of.tag: type(value).__module__.rpartition(".")[2], **tree(value)}
-    if slot.shape == "mapping":
-        return {key: _tagged(slot.of, item) for key, item in value.items()}
-    return [_tagged(slot.of, item) for item in value]
+    match slot.shape:
+        case "open" if value is not None:
+            return {slot.of.tag: type(value).__module__.rpartition(".")[2], **tree(value)}
+        case "several" if len(value) < 2:  # one alone is no list, and none is null
+            return written(slot.of, value[0]) if value else None
+        case "list" | "tuple" | "several" if value is not None:
+            return [written(slot.of, item) for item in value]
+        case "mapping" if value is not None:
+            return {key: written(slot.of, item) for key, item in value.items()}
+    return tree(value)
 
 
 def differences(a: dict, b: dict) -> list[tuple[str, Any, Any]]:

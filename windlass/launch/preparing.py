@@ -108,6 +108,8 @@ def _named(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Every key that names a file or a folder, with its value."""
     data = merged.get("data")
     sections = {name: merged.get(name) for name in ELSEWHERE}
+    if isinstance(adapters := merged.get("adapter"), list):
+        sections |= {f"adapter.{i}": one for i, one in enumerate(adapters)}
     if isinstance(data, dict):
         sections["data.source"] = data.get("source")
         mixture = data.get("mixture")

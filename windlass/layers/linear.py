@@ -1,9 +1,11 @@
-"""A matrix between named axes."""
+"""Linear maps between named axes."""
 
 import math
+from abc import abstractmethod
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
@@ -11,7 +13,31 @@ from windlass.devices.axes import Placed, gathered, layout
 from windlass.layers.initializers import Draw, narrow
 
 
-class Linear(Placed):
+class LinearMap(Placed):
+    """What every linear map offers, whatever arrays it holds: y = x W + b between named axes."""
+
+    reads: eqx.AbstractVar[tuple[str, ...]]
+    writes: eqx.AbstractVar[tuple[str, ...]]
+
+    @abstractmethod
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]: ...
+
+    @abstractmethod
+    def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        """x W, without the bias."""
+
+    @abstractmethod
+    def merged(self) -> "Linear":
+        """The one matrix, and bias, that compute the same; in float32 where they are computed."""
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """The size of each axis that it reads or writes; of one layer, where maps are stacked."""
+        shape = eqx.filter_eval_shape(lambda: self.merged().weight).shape
+        return dict(zip(self.reads + self.writes, shape, strict=True))
+
+
+class Linear(LinearMap):
     """A matrix between named axes, e.g. from `embed` to `heads head_dim`, and perhaps a bias.
 
     The names fix the shape (sizes come from the model's config, under the same names), what is
@@ -41,6 +67,19 @@ class Linear(Placed):
         self.weight = draw(key, shape, fan_in)
         self.bias = jnp.zeros(shape[len(self.reads) :]) if bias else None
 
+    @staticmethod
+    def of(
+        reads: tuple[str, ...],
+        writes: tuple[str, ...],
+        weight: Float[Array, "..."],
+        bias: Float[Array, "..."] | None = None,
+    ) -> "Linear":
+        """The map of a matrix, and perhaps a bias, that are there already."""
+        sizes = dict(zip(reads + writes, weight.shape, strict=True))
+        given = {"draw": lambda key, shape, fan_in: weight, "key": jax.random.key(0)}
+        made = Linear(" ".join(reads), " ".join(writes), sizes, **given)
+        return eqx.tree_at(lambda one: one.bias, made, bias, is_leaf=lambda x: x is None)
+
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": self.reads + self.writes, "bias": self.writes}
@@ -56,7 +95,6 @@ class Linear(Placed):
         return y + gathered(self.bias, self.writes).astype(x.dtype)
 
     def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        """The matmul, without the bias."""
         weight = gathered(self.weight.astype(x.dtype), self.axes["weight"])
         contracted = len(self.reads)
         leading = x.shape[: x.ndim - contracted]
@@ -65,3 +103,6 @@ class Linear(Placed):
             leading + weight.shape[contracted:],
         )
         return jnp.tensordot(x, weight, axes=contracted, out_sharding=out)
+
+    def merged(self) -> "Linear":
+        return self

@@ -18,6 +18,7 @@ from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import Traced, laid_out, trace
 from windlass.planning.trials import divided
+from windlass.run import ADAPTERS
 
 ENOUGH = 3  # changes that are offered
 HALVINGS = 6  # of the rows that a device computes at a time
@@ -96,8 +97,8 @@ class Trial(NamedTuple):
                 yield change
 
     def with_an_adapter(self) -> Iterator[Change]:
-        if self.traced.described.run.adapter is None:
-            change = self._changed({"adapter": {"kind": "lora"}})
+        if not self.traced.described.run.adapter:
+            change = self._changed({"adapter": {"kind": ADAPTERS.usual}})
             if change is not None:
                 yield change._replace(remark="trains an adapter beside the model, as another run")
 

@@ -77,7 +77,7 @@ def stored(traced: Traced) -> dict[str, int]:
     """What the step is given, each array once: its results lie in the same places."""
     state, frozen = traced.state, traced.frozen
     rest = (state.step, state.key, state.carry, state.progress, state.loss_scale)
-    is_adapted = traced.described.run.adapter is not None
+    is_adapted = bool(traced.described.run.adapter)
     return {
         "adapters" if is_adapted else "weights": _bytes(state.weights),
         "frozen": _bytes(frozen),

@@ -6,19 +6,21 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from windlass.adapters import Adapter
+from windlass.adapters import Contract
 from windlass.layers.sketch import sketched
 from windlass.models import Config, names
 
 
 @lru_cache(maxsize=8)  # a plan asks for the same model on each target, and with every setting
-def blank(config: Config, adapter: Adapter | None) -> Any:
-    """The model of a family, adapted where there is an adapter; on no mesh."""
+def blank(config: Config, adapters: tuple[Contract, ...] = ()) -> Any:
+    """The model of a family with these adapters, in their order; on no mesh."""
 
     def made() -> Any:
         key = jax.random.key(0)
         model = config.init(key)
-        return model if adapter is None else adapter.adapt(model, names=names(config), key=key)
+        for adapter in adapters:
+            model = adapter.adapt(model, names=names(config), key=key)
+        return model
 
     with sketched():
         whole = eqx.filter_eval_shape(made)

@@ -1,6 +1,7 @@
 """The abstract model of a run: shapes, dtypes and shardings, and what becomes of them at init."""
 
 from collections.abc import Mapping
+from functools import cached_property
 from typing import Any
 
 import equinox as eqx
@@ -8,14 +9,19 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from windlass import adapters, models
+from windlass import models
+from windlass.adapters import Adapted, Contract
 from windlass.checkpoint.fingerprint import named
 from windlass.config import tree
 from windlass.devices.axes import annotate, cast, is_cast, placements
+from windlass.layers.linear import LinearMap
 from windlass.layers.stack import arrange
 from windlass.program import trainable
 from windlass.program.abstract import blank, is_shape
 from windlass.program.described import Described
+
+# Arrays that a run starts from: after how many adapters, and by which path of the model then.
+Given = Mapping[int, Mapping[str, Array]]
 
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
@@ -42,20 +48,35 @@ class Built:
             self.trainable.mask,
             placements(arrays, self.mesh),
         )
-        self.base = adapters.plain(self.abstract)  # the model as its family has it
 
-    def init(self, key: PRNGKeyArray, taken: dict[str, Array] | None = None) -> Any:
-        """The model with random weights, but for arrays that are `taken`, by path.
+    @cached_property
+    def stages(self) -> list[PyTree]:
+        """The abstract model as its family has it, and after each adapter; the last is `abstract`.
 
-        A path is one of the family's own model, or of the adapted one.
+        Arrays that are there to the end are of the types that they have then.
         """
-        taken = taken or {}
-        model = _filled(self._arranged(self.run.model.init(key)), taken, self.base)
-        if self.run.adapter is None:
-            return model
-        own_key = jax.random.fold_in(key, ADAPTER_KEY)
-        adapted = self.run.adapter.adapt(model, names=self.names, key=own_key)
-        return _filled(adapted, taken, self.abstract)
+        chosen = self.run.adapter
+        before = [self._stage(chosen[:number]) for number in range(len(chosen))]
+        return [*before, self.abstract]
+
+    def _stage(self, applied: tuple[Contract, ...]) -> PyTree:
+        arrays = eqx.filter(self._arranged(blank(self.run.model, applied)), is_shape)
+        own = jax.tree.map(
+            lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+            arrays,
+            placements(arrays, self.mesh),
+        )
+        return jax.tree.map(_as_at_the_end, own, self.abstract, is_leaf=_is_map)
+
+    def init(self, key: PRNGKeyArray, taken: Given | None = None) -> Any:
+        """The model with random weights, but for arrays that are `taken`."""
+        taken, stages, adapter_key = taken or {}, self.stages, jax.random.fold_in(key, ADAPTER_KEY)
+        model = _filled(self._arranged(self.run.model.init(key)), taken.get(0, {}), stages[0])
+        for number, adapter in enumerate(self.run.adapter, start=1):
+            own = adapter_key if number == 1 else jax.random.fold_in(adapter_key, number)
+            model = adapter.adapt(model, names=self.names, key=own)
+            model = _filled(model, taken.get(number, {}), stages[number])
+        return model
 
     def _arranged(self, model: Any) -> Any:
         train = self.run.train
@@ -80,16 +101,34 @@ class Built:
         given = {name: x for name, x in tree(self.run.model).items() if x is not None}
         fields = ", ".join(f"{name} {value}" for name, value in given.items())
         identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
-        adapter, patterns = self.run.adapter, self.run.train.trainable
-        if adapter is not None:
-            kind = type(adapter).__module__.rpartition(".")[2]
-            said = {name: x for name, x in tree(adapter).items() if name != "path"}
-            identity["adapter"] = f"{kind} ({', '.join(f'{k} {v}' for k, v in said.items())})"
-        trained = "*" if adapter is None else "the adapter"
+        patterns = self.run.train.trainable
+        if self.run.adapter:
+            identity["adapter"] = ", then ".join(map(_told, self.run.adapter))
+        trained = "the adapter" if self.run.adapter else "*"
         return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
 
 
-def _filled(model: Any, taken: dict[str, Array], like: PyTree) -> Any:
+def _told(adapter: Contract) -> str:
+    kind = type(adapter).__module__.rpartition(".")[2]
+    said = {name: x for name, x in tree(adapter).items() if name != "path"}
+    return f"{kind} ({', '.join(f'{key} {value}' for key, value in said.items())})"
+
+
+def _as_at_the_end(node: Any, last: Any) -> Any:
+    """A map of an abstract model as the last one has it, or as it is where that has it no more."""
+    if not _is_map(node):
+        return last
+    structure = jax.tree.structure(node)
+    while isinstance(last, Adapted) and jax.tree.structure(last) != structure:
+        last = last.base
+    return node if last is None else last
+
+
+def _is_map(node: Any) -> bool:
+    return isinstance(node, LinearMap)
+
+
+def _filled(model: Any, taken: Mapping[str, Array], like: PyTree) -> Any:
     """The model with the arrays that are taken, by path, and of the types of another."""
     arrays, static = eqx.partition(model, eqx.is_array)
     types = [x.dtype for x in jax.tree.leaves(like)]

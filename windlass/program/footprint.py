@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from windlass import adapters
 from windlass.devices.axes import About, annotate, is_cast
 from windlass.devices.chips import Chip, usable
 from windlass.devices.mesh_choice import ROOM, Footprint
@@ -39,7 +38,7 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
     state += sum(jax.tree.leaves(annotate(frozen, lambda x, about: _held(x, about, width))))
-    plain = adapters.plain(whole)
+    plain = eqx.filter(blank(run.model), is_shape)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
         state=state,

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
-from windlass.program.built import Built
+from windlass.program.built import Built, Given
 from windlass.program.step import (
     Frozen,
     State,
@@ -44,15 +44,17 @@ class Programs:
     def scales_loss(self) -> bool:
         return self.built.described.compute == "float16"
 
-    def init(self, taken: dict[str, Array] | None = None) -> tuple[State, Frozen]:
-        """The state at step 0, made where it lives; arrays that are `taken`, by path, as given.
+    def init(self, taken: Given | None = None) -> tuple[State, Frozen]:
+        """The state at step 0, made where it lives; arrays that are `taken` as given.
 
         Those that are of the right type already become the state's own, and are gone afterwards.
         """
         key, taken = jax.random.key(self.run.train.seed), taken or {}
-        own = named(self.built.base) | named(self.built.abstract)
-        given = {path: x for path, x in taken.items() if x.dtype == own[path].dtype}
-        rest = {path: x for path, x in taken.items() if path not in given}
+        given, rest = {}, {}
+        for number, arrays in taken.items():
+            types = {path: x.dtype for path, x in named(self.built.stages[number]).items()}
+            given[number] = {path: x for path, x in arrays.items() if x.dtype == types[path]}
+            rest[number] = {path: x for path, x in arrays.items() if x.dtype != types[path]}
         return self.start()(key, given, rest)
 
     def abstract_state(self) -> tuple[State, Frozen]:
@@ -123,7 +125,10 @@ class Programs:
         return state._replace(weights=finished(state.weights), ema=ema)
 
     def _start(
-        self, key: PRNGKeyArray, taken: dict[str, Array], lowered: dict[str, Array]
+        self,
+        key: PRNGKeyArray,
+        taken: dict[int, dict[str, Array]],
+        lowered: dict[int, dict[str, Array]],
     ) -> tuple[State, Frozen]:
         # The compiler follows the layout of what comes out back to the random bits: with explicit
         # axes every device would make all of the model, and cut its piece.
@@ -131,7 +136,8 @@ class Programs:
             lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
             out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        return self._begun(key, lambda key: made(key, taken | lowered))
+        whole = {number: arrays | lowered[number] for number, arrays in taken.items()}
+        return self._begun(key, lambda key: made(key, whole))
 
     def _begun(
         self, key: PRNGKeyArray, made: Callable[[PRNGKeyArray], PyTree]

@@ -5,7 +5,7 @@ from typing import NamedTuple
 import jax
 from jaxtyping import PyTree
 
-from windlass.adapters import own
+from windlass.adapters import is_adapted, trained
 from windlass.devices.axes import annotate, is_trainable
 from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
@@ -23,19 +23,23 @@ class Chosen(NamedTuple):
 def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> Chosen:
     """The arrays whose name matches a pattern, as `blocks.mlp.*` does `blocks.mlp.gate.weight`.
 
-    Without patterns those of the adapter, and where there is none, all. Fixed arrays are left out,
-    and a pattern that matches nothing else is refused.
+    Without patterns those that adapters declare, and where there are none, all. Fixed arrays are
+    left out, and a pattern that matches nothing else is refused.
     """
     names, sizes = zip(*((one, x.size) for one, x in named(arrays)), strict=True)
     can = jax.tree.leaves(annotate(arrays, is_trainable))
     if patterns is None:
-        chosen = jax.tree.leaves(own(arrays))
-        chosen = chosen if any(chosen) else [True] * len(names)
+        chosen = jax.tree.leaves(trained(arrays)) if is_adapted(arrays) else [True] * len(names)
     else:
         refuse_idle("train.trainable", patterns, names, "weight")
         _refuse_fixed(patterns, dict(zip(names, can, strict=True)))
         chosen = [first_match(one, patterns) is not None for one in names]
     chosen = [a and b for a, b in zip(chosen, can, strict=True)]
+    if not any(chosen):
+        raise UserError(
+            "nothing would be trained: no adapter here trains an array of its own; a key of it may "
+            "change that, and train.trainable names what to train"
+        )
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
     return Chosen(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, can))
 

@@ -21,7 +21,6 @@ LOSSES = {
     "validation_ema_loss": "validation loss of the average",
     "validation_perplexity": "validation perplexity",
 }
-RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 TAKEN = {"last": "the last", "best": "the best", "ema": "the average of the"}
 
 
@@ -31,6 +30,7 @@ class Subject:
 
     run: Path
     recipe: dict[str, Any]  # resolved
+    adapters: tuple[Any, ...]  # its sections of them
     form: Form
     weights: str
     step: int
@@ -70,7 +70,8 @@ def _header(of: Subject) -> str:
     if of.base is not None:
         keys["base_model"] = of.base
         keys["base_model_relation"] = "adapter" if of.form == "adapter" else "finetune"
-    keys["tags"] = ["windlass", *(["lora"] if of.form == "adapter" else [])]
+    kinds = [type(one).__module__.rpartition(".")[2] for one in of.adapters]
+    keys["tags"] = ["windlass", *(kinds if of.form == "adapter" else [])]
     return f"---\n{yaml.safe_dump(keys, sort_keys=False)}---\n"
 
 
@@ -153,15 +154,12 @@ def _use(of: Subject) -> str:
 
 
 def _served_beside(of: Subject) -> list[str]:
-    adapter = of.recipe["adapter"]
-    if adapter.get("dora"):
-        return ["vLLM serves no adapters of DoRA; `windlass export --as merged` writes a model.\n"]
-    # The least that vLLM offers which is enough.
-    room = next((size for size in RANKS if size >= adapter["rank"]), RANKS[-1])
+    (adapter,) = of.adapters
+    if (flags := adapter.vllm_flags()) is None:
+        return ["vLLM serves no such adapter; `windlass export --as merged` writes a model.\n"]
     return [
         "```sh",
-        f"vllm serve '{of.based_on}' --enable-lora --max-lora-rank {room} "
-        f"--lora-modules '{of.title}={of.address}'",
+        f"vllm serve '{of.based_on}' {flags} --lora-modules '{of.title}={of.address}'",
         "```\n",
     ]
 

@@ -55,11 +55,11 @@ def whole(
 
 def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> Iterator[File]:
     """The two files of a PEFT adapter."""
-    settings: Any = source.run.adapter
+    (settings,) = source.run.adapter
     about = peft.described(model, settings, source.built.names, base)
     revision = source.start.get("revision")
     yield as_json(peft.CONFIG, about | ({"revision": revision} if revision else {}))
-    own = weights.tensors(peft.own(model), peft.names(model, source.built.names))
+    own = weights.tensors(peft.own(model), peft.names(model, settings, source.built.names))
     part = shards.Shard(peft.TENSORS, [tensor.typed(dtype) for tensor in own])
     yield File(part.file, part.size, part.write)
 

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.text import Text
 
 from windlass import adapters
-from windlass.config import read, section, tree
+from windlass.config import listing, read, section, tree
 from windlass.config.start import Weights
 from windlass.data.progress import progress
 from windlass.errors import UserError
@@ -114,7 +114,7 @@ class Export:
         if not self.asked.dry_run:
             needed = _total(planned)
             if self.form == "adapter" and self.asked.check:
-                needed += sum(4 * x.size for x in jax.tree.leaves(self.source.built.base))
+                needed += sum(4 * x.size for x in jax.tree.leaves(self.source.built.stages[0]))
             folder.check_room(self.to, needed, self.smaller())
 
     def files(self, model: Any, step: int, dtype: str | None = None) -> Iterator[File]:
@@ -143,6 +143,7 @@ class Export:
         return Subject(
             run=source.folder,
             recipe=tree(source.recipe),
+            adapters=source.run.adapter,
             form=self.form,
             weights=asked.weights,
             step=step,
@@ -198,7 +199,7 @@ class Export:
         elif self.dtype == "float32":
             total = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
             less.append(f"--dtype bfloat16 takes {size(total)}")
-        if self.form == "merged" and not _beside_the_adapter(self.source):
+        if self.form == "merged" and not _not_alone(self.source):
             less.append("--as adapter takes next to nothing")
         return "".join(f"; {one}" for one in less)
 
@@ -217,26 +218,38 @@ class Export:
 
 
 def _form(asked: Form | None, source: FinishedRun) -> Form:
-    if source.run.adapter is None:
+    chosen = source.run.adapter
+    if not chosen:
         if asked not in (None, "model"):
             raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
         return "model"
-    more, is_known = _beside_the_adapter(source), source.names is not None
-    form = asked or ("adapter" if is_known and not more else "merged")
+    why = _not_alone(source)
+    form = asked or ("merged" if why else "adapter")
     if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
             "model with it"
         )
-    if form == "adapter" and not is_known:
-        family = type(source.run.model).__module__.rpartition(".")[2]
-        raise UserError(f"PEFT has no adapters for models like {family}; --as merged has it all")
-    if form == "adapter" and more:
-        raise UserError(
-            f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "
-            "be missing; --as merged has it all"
-        )
+    if form == "adapter" and why:
+        raise UserError(f"{why}; --as merged has it all")
     return form
+
+
+def _not_alone(source: FinishedRun) -> str | None:
+    """Why a run's adapter cannot be a PEFT folder, beside the model that it started from."""
+    family, *others = (_kind(one) for one in (source.run.model, *source.run.adapter))
+    if len(others) > 1:
+        trained = listing(others, "and")
+        return f"{source.folder} trained {trained}, and PEFT has one adapter a folder"
+    if source.run.adapter[0].exports != "peft":
+        return f"PEFT has no adapters like {others[0]}"
+    if source.names is None:
+        return f"PEFT has no adapters for models like {family}"
+    if more := _beside_the_adapter(source):
+        return (
+            f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "
+            "be missing"
+        )
 
 
 def _beside_the_adapter(source: FinishedRun) -> list[str]:
@@ -244,6 +257,10 @@ def _beside_the_adapter(source: FinishedRun) -> list[str]:
     mask, own = source.built.trainable.mask, adapters.own(source.built.abstract)
     both = zip(named(mask), jax.tree.leaves(own), strict=True)
     return [name for (name, is_trained), is_own in both if is_trained and not is_own]
+
+
+def _kind(section: Any) -> str:
+    return type(section).__module__.rpartition(".")[2]
 
 
 def _total(files: Iterable[File]) -> int:

@@ -21,15 +21,21 @@ def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
     found = []
-    for array in arrays(eqx.filter_eval_shape(adapters.merged, model), names):
+    for array in arrays(eqx.filter_eval_shape(adapters.merged, _shapes(model)), names):
         owner, _, field = array.path.rpartition(".")
-        if not _is_adapted(nodes.get(owner)):
-            found += _plain(array._replace(value=nodes[array.path]))
-        elif field == "weight":
-            found += _merged(array, nodes[owner])
+        if _is_adapted(nodes.get(owner)):
+            found += _merged(array, nodes[owner], field)
         else:
-            found += _plain(array._replace(value=getattr(nodes[owner].base, field)))
+            found += _plain(array._replace(value=nodes[array.path]))
     return sorted(found, key=lambda one: in_order(one.name))
+
+
+def _shapes(model: Any) -> Any:
+    """The model without its arrays, and on no mesh."""
+    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # noqa: E731
+    return jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, model
+    )
 
 
 def _plain(array: Array) -> list[Tensor]:
@@ -37,10 +43,10 @@ def _plain(array: Array) -> list[Tensor]:
     return [Tensor(name, array.shape, dtype, bring) for name, bring in array.out()]
 
 
-def _merged(array: Array, node: Adapted) -> list[Tensor]:
+def _merged(array: Array, node: Adapted, field: str) -> list[Tensor]:
     def bring(number: int) -> np.ndarray:
         one = node if array.layers is None else _layer(node, jnp.int32(number))
-        return np.ascontiguousarray(array.layout.outward(np.asarray(_weight(one))))
+        return np.ascontiguousarray(array.layout.outward(np.asarray(_part(one, field))))
 
     dtype = np.dtype(array.value.dtype)
     return [
@@ -50,8 +56,8 @@ def _merged(array: Array, node: Adapted) -> list[Tensor]:
 
 
 @eqx.filter_jit
-def _weight(node: Adapted) -> jax.Array:
-    return node.merged().weight
+def _part(node: Adapted, field: str) -> jax.Array:
+    return getattr(node.merged(), field)
 
 
 @eqx.filter_jit

@@ -4,7 +4,7 @@ from dataclasses import field
 from typing import Annotated, Any, Literal
 
 from windlass.checkpoint import Checkpoint
-from windlass.config import Every, Open, section
+from windlass.config import Every, Open, Several, section
 from windlass.config.start import Start
 from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
@@ -126,9 +126,8 @@ class Run:
 
     model: Annotated[Any, FAMILIES]
     start: Start | None = None  # as model.hub, model.path or model.run was resolved
-    adapter: Annotated[Any, ADAPTERS] | None = (
-        None  # a parameter-efficient adapter to train; null: none
-    )
+    # adapters of the linear maps, several in a list, applied in order; null: none
+    adapter: Annotated[tuple[Any, ...], Several(ADAPTERS)] = ()
     tokenizer: Tokenizer = field(default_factory=Tokenizer)
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))

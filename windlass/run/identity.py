@@ -26,10 +26,16 @@ def essence(run: Run) -> dict[str, Any]:
 def essential(recipe: dict[str, Any]) -> dict[str, Any]:
     """The same of a recipe that is not read."""
     return {
-        name: {key: x for key, x in recipe[name].items() if key not in _NOT_OURS.get(name, ())}
+        name: _without(recipe[name], _NOT_OURS.get(name, ()))
         for name in _OURS
         if recipe.get(name) is not None
     }
+
+
+def _without(section: Any, keys: tuple[str, ...]) -> Any:
+    if isinstance(section, list):  # of adapters
+        return section
+    return {key: x for key, x in section.items() if key not in keys}
 
 
 def digest(run: Run) -> str:

@@ -1,58 +1,114 @@
-"""Initial weights of an adapter: a PEFT folder, or the run that it continues."""
+"""Initial weights of adapters: a PEFT folder, or the run that they continue."""
 
+import dataclasses
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import equinox as eqx
 from jaxtyping import Array
 
-from windlass.config import Layers, tree
+from windlass.adapters import Peft
+from windlass.config import Layers
 from windlass.config.reading import report, show
+from windlass.config.recipe import overlay
+from windlass.config.sections import fields, written
 from windlass.errors import UserError
 from windlass.hub import peft
+from windlass.run import ADAPTERS, Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 
-# What may be another in training that goes on: it changes nothing of what the arrays mean.
-FREE = ("kind", "path", "dropout", "init")
+
+def listed(section: Any) -> list[dict[str, Any]]:
+    """The adapters that a recipe's section names: none, one alone, or a list of them."""
+    return section if isinstance(section, list) else [] if section is None else [section]
+
+
+def lent(theirs: Any, layers: Layers) -> dict[str, Any]:
+    """The section of another run's adapters, for a recipe that may say another.
+
+    A path is where they once started from. One section here stands for all of a list there.
+    """
+    said = layers.merged(None).get("adapter")
+    is_one = isinstance(said, dict) and not all(key.isdigit() for key in said)
+    if theirs is None or (isinstance(theirs, list) and is_one):
+        return {}
+    items = [one | ({"path": None} if "path" in one else {}) for one in listed(theirs)]
+    return {"adapter": items if isinstance(theirs, list) else items[0]}
 
 
 def written_out(layers: Layers) -> Layers:
-    """A recipe with what the folder `adapter.path` says of its adapter under what is said here."""
+    """A recipe with what the folder `adapter.path` says of an adapter under what is said here."""
     said = layers.merged(None).get("adapter")
-    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
+    if isinstance(said, dict):
+        if (known := _known(layers, said, "adapter")) is None:
+            return layers
+        return layers.upon({"adapter": known}, instead_of={})
+    if not isinstance(said, list):
         return layers
-    known = _kept(layers, said["path"]) or peft.read(_folder(said["path"])).settings
+    items = [
+        overlay(_known(layers, one, f"adapter.{number}"), one) for number, one in enumerate(said)
+    ]
+    rest = {key: x for key, x in layers.command_line.items() if key != "adapter"}
+    recipe = layers.recipe | {"adapter": items}
+    return dataclasses.replace(layers, recipe=recipe, command_line=rest)
+
+
+def _known(layers: Layers, said: Any, key: str) -> dict[str, Any] | None:
+    """What the folder of an adapter says of it, which what is said here must not contradict."""
+    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
+        return None
+    known = _kept(layers, said["path"])
+    if known is None:
+        stored = peft.read(_folder(said["path"]))
+        known = {"kind": stored.kind, **stored.settings}
+    free = ADAPTERS.load(known["kind"]).free
     problems = [
-        (f"adapter.{key}", f"is {show(said[key])}; that of {said['path']} is {show(value)}")
-        for key, value in known.items()
-        if key not in FREE and said.get(key) is not None and _plain(said[key]) != value
+        (f"{key}.{name}", f"is {show(said[name])}; that of {said['path']} is {show(value)}")
+        for name, value in known.items()
+        if name not in free and said.get(name) is not None and _plain(said[name]) != value
     ]
     if problems:
         raise UserError(report(problems, layers.origin))
-    return layers.upon({"adapter": {"kind": "lora", **known}}, instead_of={})
+    return known
 
 
-def goes_on(theirs: dict[str, Any], ours: Any) -> bool:
-    """Whether an adapter of another run is trained further, and not merged into its model."""
-    if ours is None or getattr(ours, "path", None) is not None:
-        return False
-    one, other = ({k: x for k, x in each.items() if k not in FREE} for each in (theirs, tree(ours)))
-    return one == other
+def shared(theirs: Any, ours: tuple) -> int | None:
+    """How many adapters of another run are trained further here: all, or None of them.
+
+    `theirs` is the section of its recipe. What is not trained further is merged into its model.
+    """
+    known = [_essential(one) for one in listed(theirs)]
+    here = [_essential(one) for one in listed(written(fields(Run)["adapter"][1], ours))]
+    goes_on = known == here[: len(known)] and not any(
+        getattr(one, "path", None) for one in ours[: len(known)]
+    )
+    return len(known) if goes_on else None
 
 
-def take(built: Any, say: Callable[[str], None]) -> tuple[dict[str, Array], list[tuple[str, str]]]:
-    """The arrays of the adapter that a built model starts with, and what is to be said of them."""
-    path, start = getattr(built.run.adapter, "path", None), built.run.start
-    if path is None:
-        return {}, []
-    stored, whole = peft.read(_folder(path)), eqx.combine(built.abstract, built.static)
+def _essential(section: dict[str, Any]) -> dict[str, Any]:
+    """The keys of an adapter that decide what its arrays mean."""
+    free = ADAPTERS.load(section["kind"]).free
+    return {key: x for key, x in section.items() if key not in free}
+
+
+def take(
+    built: Any, say: Callable[[str], None]
+) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+    """The arrays of the adapters that start from a folder, after how many adapters, and facts."""
+    found, facts, start = {}, [], built.run.start
     base = start and (start.hub or start.path or start.run)
-    arrays = peft.load(stored, whole, built.names, base)
-    if stored.base and start and start.hub not in (None, stored.base):
-        say(f"the adapter in {path} was made for {stored.base}; this run puts it on {start.hub}")
-    return arrays, [("adapter", f"{sum(x.size for x in arrays.values()):,} parameters of {path}")]
+    for number, adapter in enumerate(built.run.adapter, start=1):
+        if not isinstance(adapter, Peft) or (path := adapter.path) is None:
+            continue
+        stored = peft.read(_folder(path))
+        found[number] = peft.load(stored, built.stages[number], adapter, built.names, base)
+        if stored.base and start and start.hub not in (None, stored.base):
+            made = f"the adapter in {path} was made for {stored.base}"
+            say(f"{made}; this run puts it on {start.hub}")
+        size = sum(x.size for x in found[number].values())
+        facts.append(("adapter", f"{size:,} parameters of {path}"))
+    return found, facts
 
 
 def _kept(layers: Layers, path: str) -> dict[str, Any] | None:
@@ -60,9 +116,10 @@ def _kept(layers: Layers, path: str) -> dict[str, Any] | None:
     is_named = "dir" in (layers.merged(None).get("run") or {})
     if not is_named and (_folder(path) / peft.CONFIG).is_file():
         return None
-    stored = (folders.stored(folder).get("adapter") or {} for folder in runs.of_recipe(layers))
+    recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
+    stored = [one for recipe in recipes for one in listed(recipe.get("adapter"))]
     found = next((one for one in stored if one.get("path") == path), None)
-    return found and {key: x for key, x in found.items() if key not in ("kind", "path", "init")}
+    return found and {key: x for key, x in found.items() if key not in ("path", "init")}
 
 
 def _folder(path: str) -> Path:

@@ -4,8 +4,6 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxtyping import Array
-
 from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
@@ -13,6 +11,7 @@ from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.hub import fetch
 from windlass.processes import shared_folders
+from windlass.program.built import Given
 from windlass.run import Run
 from windlass.starting import adapter, hugging_face, other_run
 
@@ -57,9 +56,9 @@ def _with_model(layers: Layers) -> Layers:
 
 
 class Taken(NamedTuple):
-    """The arrays that a run starts from, by path, and what is to be said of them all."""
+    """The arrays that a run starts from, and facts of them for people to read."""
 
-    arrays: dict[str, Array]
+    arrays: Given
     facts: list[tuple[str, str]]
 
 
@@ -75,11 +74,18 @@ def check(start: Start) -> None:
         hugging_face.weights(start)
 
 
-def take(start: Start, built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
-    """The arrays for a built model; `vocabulary` is what a checkpoint says of its tokenizer."""
+def take(built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
+    """What a built model starts from; `vocabulary` is what a checkpoint says of its tokenizer."""
+    start, (own, facts) = built.run.start, adapter.take(built, say)
+    if start is None:
+        return Taken(own, facts)
     if start.run is not None:
-        return Taken(*other_run.take(start, built, vocabulary, say))
-    return Taken(*hugging_face.take(start, built.base, built.names))
+        found, told = other_run.take(start, built, vocabulary, say)
+    else:
+        arrays, told = hugging_face.take(start, built.stages[0], built.names)
+        found = {0: arrays}
+    stages = {number: found.get(number, {}) | own.get(number, {}) for number in found | own}
+    return Taken(stages, told + facts)
 
 
 def keep(run: Run, folder: Path) -> None:

@@ -41,20 +41,18 @@ def lend(start: Start, layers: Layers) -> dict[str, Any]:
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}
     lent = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
-    if recipe.get("adapter") is not None:
-        lent["adapter"] = recipe["adapter"] | {"path": None}
-    return lent
+    return lent | adapter.lent(recipe.get("adapter"), layers)
 
 
-def keep(start: Start, folder: Path, ours: Any) -> None:
+def keep(start: Start, folder: Path, ours: tuple) -> None:
     """Keep what the other run kept of the published model that it began with, if it did.
 
-    Which model that was is kept too where `ours`, the adapter here, is trained beside the same one.
+    Which model that was is kept too where `ours`, the adapters here, are trained beside the same.
     """
     donor = runs.find(start.run)
     recipe, kept = folders.stored(donor), donor / folders.MODEL
     theirs, trained = recipe.get("adapter"), recipe["train"].get("trainable")
-    is_same = theirs is not None and trained is None and adapter.goes_on(theirs, ours)
+    is_same = bool(ours) and trained is None and adapter.shared(theirs, ours) == len(ours)
     if kept.is_dir():
         leave = None if is_same else shutil.ignore_patterns(hugging_face.START)
         shutil.copytree(kept, folder / folders.MODEL, ignore=leave, dirs_exist_ok=True)
@@ -89,11 +87,11 @@ def check(start: Start) -> tuple[Path, folders.Place]:
 
 def take(
     start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
-) -> tuple[dict[str, Array], list[tuple[str, str]]]:
-    """The weights of another run whose path and shape are those of a built model's.
+) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+    """The weights of another run whose path and shape are those of a built model's, and facts.
 
-    Each by its path, and what is to be said of them all. An adapter that this run has too goes on;
-    any other is merged into what it adapts.
+    Adapters that this run has too, in the same order, go on; any others are merged into what they
+    adapt.
 
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
@@ -104,10 +102,8 @@ def take(
     if (store.folder_of(folder) / store.FROZEN).exists():
         frozen = _below("model", store.contents(folder, store.FROZEN)["arrays"])
         stored = stored._replace(frozen=frozen)
-    theirs = folders.stored(folder).get("adapter")
-    goes_on = theirs is not None and adapter.goes_on(theirs, built.run.adapter)
-    merges = theirs is not None and not goes_on
-    model = built.abstract if goes_on else built.base
+    stage = adapter.shared(folders.stored(folder).get("adapter"), built.run.adapter)
+    merges, model = stage is None, built.stages[stage or 0]
     source = f"{folder} at step {{}}, {start.which} weights{', the adapter merged' * merges}"
     step, merged = _merged(stored, built.mesh, say) if merges else (None, {})
     here, known = named(model), merged or stored.arrays
@@ -119,7 +115,7 @@ def take(
         step, arrays = stored.read({path: here[path] for path in fits}, say)
     else:
         arrays = {path: merged[path] for path in fits}
-    return arrays, [("start", source.format(step)), *_listed(fits, here, known)]
+    return {stage or 0: arrays}, [("start", source.format(step)), *_listed(fits, here, known)]
 
 
 class _Stored(NamedTuple):

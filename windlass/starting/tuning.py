@@ -184,7 +184,7 @@ def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
     batch = -(-batch // devices) * devices
     steps = "1 step" if packed // batch == 1 else f"about {packed // batch} steps"
     yield Choice("train.batch", batch, f"{steps} per epoch")
-    if run.adapter is None:
+    if not run.adapter:
         yield Choice("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
 
 

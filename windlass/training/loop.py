@@ -23,6 +23,7 @@ from windlass.processes.clock import Clock
 from windlass.processes.clusters import Hosts, find
 from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
+from windlass.program.built import Given
 from windlass.program.described import Described, Divided
 from windlass.program.length import fate
 from windlass.program.step import Frozen, State
@@ -30,7 +31,7 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.plan_file import Forecast
 from windlass.run_folder.relocation import moved
-from windlass.starting import adapter, origin
+from windlass.starting import origin
 from windlass.starting.describe import describe
 from windlass.telemetry import about
 from windlass.telemetry.about import About
@@ -341,16 +342,13 @@ class Loop:
             self.note_another_length(restored.step)
         return restored.state, frozen
 
-    def taken(self) -> dict[str, Array]:
+    def taken(self) -> Given:
         """The weights that this run starts from, where it starts from any."""
-        session, start = self.session, self.session.run.start
-        arrays, facts = adapter.take(session.built, self.report.warning)
-        if start is not None:
-            vocabulary = str(session.identity["tokenizer"])
-            found = origin.take(start, session.built, vocabulary, self.report.warning)
-            arrays, facts = found.arrays | arrays, found.facts + facts
-        self.report.banner(facts)
-        return arrays
+        session = self.session
+        vocabulary = str(session.identity["tokenizer"])
+        taken = origin.take(session.built, vocabulary, self.report.warning)
+        self.report.banner(taken.facts)
+        return taken.arrays
 
     def note_another_place(self) -> None:
         starts = about.read(self.about.path) if processes.is_first() else []
