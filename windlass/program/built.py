@@ -24,6 +24,9 @@ from windlass.residuals import Architecture
 # Arrays that a run starts from: after how many adapters, and by which path of the model then.
 Given = Mapping[int, Mapping[str, Array]]
 
+# Arrays that a run starts from: after how many adapters, and by which path of the model then.
+Given = Mapping[int, Mapping[str, Array]]
+
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
 
