@@ -261,7 +261,8 @@ def evaluate(
         prepared = data.prepare(described.data, _tokenizer(folder, described), console=console)
         if split not in prepared.splits:
             has = listing(prepared.splits, "and")
-            raise UserError(f"{folder} holds out no {split} documents; it has {has} ones")
+            what = "rows" if described.data.has_blocks else "documents"
+            raise UserError(f"{folder} holds out no {split} {what}; it has {has} ones")
         prepared = reference.joined(prepared, folder)
         session = Session(built, prepared)
         splits = [split] if split != "test" else ["validation", "test"]
@@ -274,7 +275,7 @@ def evaluate(
         _warn_of_changed_documents(folder, described, prepared, reached, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
-        if "perplexity" in answer and any(one.weights is not None for one in prepared.corpora):
+        if "perplexity" in answer and prepared.is_weighted:
             answer["over"] = "the tokens that are trained on, each by its weight"
         if split == "test":
             answer["looks"] = _note_look(folder, described, console, step=reached, weights=weights)
@@ -538,7 +539,11 @@ def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) ->
 
 
 def _generator(opened: FinishedRun) -> Generator:
-    vocabulary = opened.vocabulary
+    if (vocabulary := opened.vocabulary) is None:
+        raise UserError(
+            f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "
+            f"to generate; `windlass evaluate {opened.folder}` measures its loss"
+        )
     return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
 
 

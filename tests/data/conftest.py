@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Prepared, prepare
+from windlass.data import Data, Tokenized, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import jsonl
 
@@ -18,15 +18,19 @@ def console() -> Console:
 
 
 @pytest.fixture
-def documents(tmp_path: Path, console: Console) -> Callable[..., Prepared]:
+def documents(tmp_path: Path, console: Console) -> Callable[..., Tokenized]:
     """Prepares documents given as a list, with a cache of their own."""
 
-    def prepare_texts(texts: list[str], tokenizer: Tokenizer | None = None, **how: Any) -> Prepared:
+    def prepare_texts(
+        texts: list[str], tokenizer: Tokenizer | None = None, **how: Any
+    ) -> Tokenized:
         file = tmp_path / "rows.jsonl"
         lines = [json.dumps({"text": text}) for text in texts]
         file.write_text("".join(f"{line}\n" for line in lines))
         how = {"length": 16, "cache": str(tmp_path / "cache"), **how}
         data = Data(source=jsonl.Source(path=str(file)), **how)
-        return prepare(data, tokenizer or Tokenizer(kind="byte"), console=console)
+        found = prepare(data, tokenizer or Tokenizer(kind="byte"), console=console)
+        assert isinstance(found, Tokenized)
+        return found
 
     return prepare_texts

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from windlass.data import Prepared
 from windlass.data.load import Loader, evaluation_batches, held
-from windlass.data.pack import Rows
+from windlass.data.pack import Sequences
 from windlass.errors import UserError
 
 Documents = Callable[..., Prepared]
@@ -26,28 +26,28 @@ def same(left: dict, right: dict) -> bool:
 
 
 @pytest.fixture
-def rows(documents: Documents) -> Rows:
+def rows(documents: Documents) -> Sequences:
     """Ten rows, each with a document of another length."""
     found = documents(["x" * n for n in range(1, 11)], packing="none").split("train")
-    assert isinstance(found, Rows)
+    assert isinstance(found, Sequences)
     return found
 
 
-def test_a_batch_is_the_same_iterated_or_by_number_and_from_any_start(rows: Rows):
+def test_a_batch_is_the_same_iterated_or_by_number_and_from_any_start(rows: Sequences):
     loader = Loader(rows, 3, seed=5, shuffle=True)
     for start in (0, 1, 7):
         for step, batch in enumerate(islice(loader.iterate(start, whole), 5), start=start):
             assert same(batch, loader.batch(step))
 
 
-def test_a_batch_follows_from_the_seed_and_its_number_alone(rows: Rows):
+def test_a_batch_follows_from_the_seed_and_its_number_alone(rows: Sequences):
     first, again, other = (Loader(rows, 3, seed=seed, shuffle=True) for seed in (5, 5, 6))
     far = 10**9 + 1
     assert first.row_numbers(far).tolist() == again.row_numbers(far).tolist()
     assert any((first.row_numbers(i) != other.row_numbers(i)).any() for i in range(5))
 
 
-def test_an_epoch_covers_every_row_once_but_those_dropped(rows: Rows):
+def test_an_epoch_covers_every_row_once_but_those_dropped(rows: Sequences):
     loader = Loader(rows, 3, seed=0, shuffle=True)
     assert (loader.batches_per_epoch, loader.dropped) == (3, 1)
     epochs = []
@@ -58,7 +58,7 @@ def test_an_epoch_covers_every_row_once_but_those_dropped(rows: Rows):
     assert len({tuple(epoch) for epoch in epochs}) == 4
 
 
-def test_without_shuffling_rows_come_in_their_order(rows: Rows):
+def test_without_shuffling_rows_come_in_their_order(rows: Sequences):
     loader = Loader(rows, 4, seed=0, shuffle=False)
     assert [loader.row_numbers(step).tolist() for step in range(3)] == [
         [0, 1, 2, 3],
@@ -69,7 +69,7 @@ def test_without_shuffling_rows_come_in_their_order(rows: Rows):
 
 
 @pytest.mark.parametrize("batch", [1, 3, 7, 10, 16])
-def test_evaluation_counts_every_row_once(rows: Rows, batch: int):
+def test_evaluation_counts_every_row_once(rows: Sequences, batch: int):
     batches = list(evaluation_batches(rows, batch, whole))
     assert len(batches) == -(-len(rows) // batch)
     assert all(one["tokens"].shape == (batch, rows.length) for one in batches)
@@ -79,17 +79,17 @@ def test_evaluation_counts_every_row_once(rows: Rows, batch: int):
 
 
 def test_devices_hold_their_part_and_rows_are_read_once(
-    rows: Rows, monkeypatch: pytest.MonkeyPatch
+    rows: Sequences, monkeypatch: pytest.MonkeyPatch
 ):
     mesh = jax.make_mesh((4, 2), ("data", "tensor"))
     read: list[list[int]] = []
-    plain = Rows.batch
+    plain = Sequences.batch
 
-    def watched(self, numbers):
+    def watched(self, numbers, *epochs):
         read.append(np.asarray(numbers).tolist())
-        return plain(self, numbers)
+        return plain(self, numbers, *epochs)
 
-    monkeypatch.setattr(Rows, "batch", watched)
+    monkeypatch.setattr(Sequences, "batch", watched)
     loader = Loader(rows, 8, seed=0, shuffle=False, prefetch=0)
     for spec in (P("data"), P("data", "tensor"), P(None, "tensor"), P()):
         place = NamedSharding(mesh, spec)
@@ -107,7 +107,7 @@ def test_a_process_reads_the_rows_of_its_own_devices_alone():
     assert held(parts.values(), 8).tolist() == list(range(8))
 
 
-def test_fewer_rows_than_a_batch_are_refused(rows: Rows):
+def test_fewer_rows_than_a_batch_are_refused(rows: Sequences):
     with pytest.raises(UserError) as refused:
         Loader(rows, 11, seed=0, shuffle=True)
     assert str(refused.value) == (

@@ -66,7 +66,7 @@ def test_every_batch_has_about_its_share(prepared: Prepared):
 def test_each_part_is_drawn_whole_before_any_of_it_comes_again_and_anew(prepared: Prepared):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
-    drawn = rows.drawn(np.arange(3000), 5, True)
+    drawn = rows.drawn(np.arange(3000), 5, True).numbers
     for begin, size in ((0, 300), (300, 90), (390, 30)):
         its = drawn[(drawn >= begin) & (drawn < begin + size)]
         epochs = [its[at : at + size].tolist() for at in range(0, len(its) - size, size)]
@@ -78,7 +78,7 @@ def test_each_part_is_drawn_whole_before_any_of_it_comes_again_and_anew(prepared
 def test_without_shuffling_each_part_comes_in_its_order(prepared: Prepared):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
-    drawn = rows.drawn(np.arange(200), 0, False)
+    drawn = rows.drawn(np.arange(200), 0, False).numbers
     its = drawn[drawn >= 390]
     assert its.tolist() == [390 + number % 30 for number in range(60)]
 
@@ -127,7 +127,7 @@ def test_the_entropy_is_that_of_the_mix(tmp_path: Path):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
     # What is predicted in as many batches as make every part come to its end.
-    drawn = rows.batch(rows.drawn(np.arange(800), 0, True))
+    drawn = rows.batch(*rows.drawn(np.arange(800), 0, True))
     counts = np.bincount(drawn["targets"][drawn["weight"] > 0])
     share = counts[counts > 0] / counts.sum()
     assert prepared.unigram_entropy == pytest.approx(-(share * np.log(share)).sum(), rel=1e-6)

@@ -9,7 +9,7 @@ from rich.console import Console
 
 from windlass.data import Data, Prepared, prepare
 from windlass.data.mix import Mixture
-from windlass.data.pack import COLUMNS, Rows, best_fit
+from windlass.data.pack import COLUMNS, Sequences, best_fit
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories
 
@@ -17,7 +17,7 @@ Documents = Callable[..., Prepared]
 TEXTS = ["a" * n + chr(98 + n % 20) for n in (3, 40, 1, 0, 16, 15, 14, 33, 7, 2, 9, 9, 9, 31, 64)]
 
 
-def examples(rows: Rows | Mixture) -> Counter:
+def examples(rows: Sequences | Mixture) -> Counter:
     """What is read, what is to be predicted and where, of every place that is trained on."""
     found = Counter()
     for number in range(len(rows)):
@@ -77,7 +77,9 @@ def test_padding_is_known_by_position_although_its_token_ends_documents(document
     assert row["weight"].tolist() == [1, 1, 1, 0, 0, 0]
     assert row["position"].tolist() == [0, 1, 2, 0, 0, 0]
     assert row["document"].tolist() == [0, 0, 0, -1, -1, -1]
-    assert {name: column.dtype for name, column in row.items()} == COLUMNS
+    assert {name: x.dtype for name, x in row.items()} == {
+        name: column.dtype for name, column in COLUMNS.items()
+    }
 
 
 def test_a_long_document_is_cut_without_losing_a_target(documents: Documents):

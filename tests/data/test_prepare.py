@@ -74,7 +74,7 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(documents: Documents)
 @pytest.mark.parametrize(
     ("fields", "message"),
     [
-        ({"length": 0}, "length is 0; a row holds at least 1 token"),
+        ({"length": -1}, "length is -1; a row holds at least 1 token"),
         (
             {"stride": 9},
             "stride is 9; it is 1 to length (8), beyond which tokens would be left out",

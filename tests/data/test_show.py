@@ -17,17 +17,17 @@ SHOWN = """\
 row 0
 document 0, tokens 0 to 5: <|endoftext|>ab[c<|endoftext|>
 document 2, tokens 0 to 2: <|endoftext|>z<|endoftext|>
-1 of 8 places left empty
+1 of 8 positions padded
 
 row 1
 document 1, tokens 0 to 8: <|endoftext|>A 世!x<|endoftext|>
-0 of 8 places left empty
+0 of 8 positions padded
 
-┏━━━━━━━┳━━━━━━━━━━━┳━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━┓
-┃ split ┃ documents ┃ rows ┃ tokens ┃ of all places ┃
-┡━━━━━━━╇━━━━━━━━━━━╇━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━┩
-│ train │         3 │    2 │     15 │         93.8% │
-└───────┴───────────┴──────┴────────┴───────────────┘
+┏━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━━━━┳━━━━━━━━┳━━━━━━━━━━━━━━━━━━┓
+┃ split ┃ documents ┃ sequences ┃ tokens ┃ of all positions ┃
+┡━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━━━━╇━━━━━━━━╇━━━━━━━━━━━━━━━━━━┩
+│ train │         3 │         2 │     15 │            93.8% │
+└───────┴───────────┴───────────┴────────┴──────────────────┘
 """
 
 

@@ -4,27 +4,27 @@ import numpy as np
 import pytest
 
 from windlass.data import Prepared
-from windlass.data.pack import Rows
+from windlass.data.pack import Sequences
 
 Documents = Callable[..., Prepared]
 LONG = "abcdefghijklmnopqrstuvwxyz"  # and a beginning and an end: 28 tokens, 27 to predict
 TEXTS = [LONG, "short", LONG[:7], LONG[:8], LONG[::-1] * 2]
 
 
-def pieces(rows: Rows) -> list[tuple[int, int]]:
+def pieces(rows: Sequences) -> list[tuple[int, int]]:
     found = [piece for number in range(len(rows)) for piece in rows.pieces(number)]
     return [(piece.start, piece.stop) for piece in sorted(found)]
 
 
 def test_rows_of_a_long_document_begin_a_stride_apart(documents: Documents):
     rows = documents([LONG], length=8, stride=5).split("train")
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, Sequences)
     assert pieces(rows) == [(0, 8), (5, 13), (10, 18), (15, 23), (20, 27)]
     whole = documents([LONG], length=8, stride=8).split("train")
-    assert isinstance(whole, Rows)
+    assert isinstance(whole, Sequences)
     assert pieces(whole) == [(0, 8), (8, 16), (16, 24), (24, 27)]
     alike = documents([LONG], length=8).split("train")
-    assert isinstance(alike, Rows) and pieces(alike) == pieces(whole)
+    assert isinstance(alike, Sequences) and pieces(alike) == pieces(whole)
 
 
 @pytest.mark.parametrize("readable", range(1, 30))
@@ -49,7 +49,7 @@ def test_evaluation_counts_every_token_once_where_the_most_stands_in_front(
     # Every other document by chance of its number, so all of them twice over.
     prepared = documents(TEXTS * 8, length=8, stride=stride, packing=packing, validation=0.4)
     rows, corpus = prepared.split("validation"), prepared.corpora[0]
-    assert isinstance(rows, Rows)
+    assert isinstance(rows, Sequences)
     context: dict[int, list[int]] = {}
     for number in range(len(rows)):
         row = rows[number]

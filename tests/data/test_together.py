@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from windlass.columns import Column, sized
 from windlass.data import Prepared
-from windlass.data.pack import COLUMNS, Packing, Rows, rows
+from windlass.data.pack import COLUMNS, Beside, Packing, Sequences, sequences
 
 LENGTH = 16
 # Of each pair the bytes of both texts; with a beginning and an end, one more is to be read of each.
@@ -21,10 +22,10 @@ def prepared(documents) -> Prepared:
     return documents(["x" * size for pair in SIZES for size in pair])
 
 
-def of(prepared: Prepared, console: Console, packing: Packing = "documents") -> Rows:
+def of(prepared: Prepared, console: Console, packing: Packing = "documents") -> Sequences:
     corpus = prepared.corpora[0]
     every = np.arange(corpus.documents)
-    return rows(
+    return sequences(
         corpus,
         every,
         length=LENGTH,
@@ -63,14 +64,16 @@ def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
 ):
     plain = of(prepared, console)
     file = tmp_path / "reference.npy"
-    beside = plain.with_beside({"reference": file})  # which is not there yet
-    assert plain.columns == COLUMNS
-    assert beside.columns == {**COLUMNS, "reference": np.float32}
-    values = np.arange(len(plain) * LENGTH, dtype=np.float32).reshape(len(plain), LENGTH)
+    column = Column(np.float16, (LENGTH, 2), padding=-1)
+    beside = plain.with_beside({"reference": Beside(column, file)})  # which is not there yet
+    assert plain.columns == sized(COLUMNS, LENGTH)
+    assert beside.columns == {**plain.columns, "reference": column}
+    values = np.arange(len(plain) * LENGTH * 2, dtype=np.float16).reshape(len(plain), LENGTH, 2)
     np.save(file, values)
     for rows_of in (beside, pickle.loads(pickle.dumps(beside))):
         found = rows_of.batch([2, -1, 0])
-        np.testing.assert_array_equal(found["reference"], [values[2], 0 * values[0], values[0]])
-        assert {name: column.dtype for name, column in found.items()} == beside.columns
+        np.testing.assert_array_equal(found["reference"], [values[2], 0 * values[0] - 1, values[0]])
+        for name, one in beside.columns.items():
+            assert (found[name].dtype, found[name].shape) == (one.dtype, one.shape(3))
     assert beside.fingerprint == plain.fingerprint
     assert beside.fingerprint != of(prepared, console, packing="none").fingerprint

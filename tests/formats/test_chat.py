@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from tests.formats.templates import DEEPSEEK, HARMONY, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
 from windlass.data import Data, Prepared, prepare
-from windlass.data.pack import Rows
+from windlass.data.pack import Sequences
 from windlass.data.show import COLORS, row, table
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import learn, load
@@ -232,7 +232,7 @@ def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
     assert corpus.owner is not None and corpus.owner.tolist() == [n // 2 for n in range(40)]
     parts = prepare(replace(found.data, validation=0.3), Tokenizer(kind="file", path=_files(found)))
     held_out = parts.split("validation")
-    assert isinstance(held_out, Rows)
+    assert isinstance(held_out, Sequences)
     assert held_out.documents == 2 * len(set(corpus.owner[held_out.index.document].tolist()))
 
 

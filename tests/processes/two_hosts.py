@@ -65,9 +65,9 @@ class Recording:
     def __len__(self):
         return len(self.rows)
 
-    def batch(self, numbers):
+    def batch(self, numbers, *epochs):
         self.read += numbers.tolist()
-        return self.rows.batch(numbers)
+        return self.rows.batch(numbers, *epochs)
 
 
 def reads() -> dict:

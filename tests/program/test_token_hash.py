@@ -12,7 +12,7 @@ BATCHES = np.random.default_rng(0).integers(1000, size=(3, 4, 6)).astype(np.int3
 def hashed(batches: np.ndarray) -> int:
     found = token_hash.none()
     for tokens in batches:
-        found = token_hash.with_batch(found, jnp.asarray(tokens))
+        found = token_hash.with_batch(found, {"tokens": jnp.asarray(tokens)}, ["tokens"])
     return int(found)
 
 
@@ -52,3 +52,24 @@ def test_the_hash_changes_with_every_token_and_every_order(what):
     else:
         others = others[:2]
     assert hashed(others) != hashed(BATCHES)
+
+
+def test_the_hash_is_over_the_columns_that_are_named_whatever_their_axes_and_types():
+    batch = {
+        "tokens": jnp.asarray(BATCHES[0]),
+        "puzzle": jnp.arange(4, dtype=jnp.int32),
+        "logits": jnp.arange(24, dtype=jnp.float16).reshape(4, 3, 2),
+    }
+
+    def after(batch: dict, *names: str) -> int:
+        return int(token_hash.with_batch(token_hash.none(), batch, names))
+
+    assert after(batch, "tokens") == hashed(BATCHES[:1])
+    found = after(batch, "tokens", "puzzle", "logits")
+    assert found != after(batch, "puzzle", "tokens", "logits")
+    for name in batch:
+        other = batch | {name: batch[name].at[3].set(batch[name][0])}
+        assert after(other, "tokens", "puzzle", "logits") != found
+        assert (after(other, "tokens", "puzzle") == after(batch, "tokens", "puzzle")) == (
+            name == "logits"
+        )

@@ -84,7 +84,7 @@ class Part(NamedTuple):
     """A source among others."""
 
     key: str  # in the recipe
-    source: Source
+    source: Any  # of documents (`Source`) or of blocks (`Blocks`)
     weight: float
     share: float  # of the rows that are drawn
 
@@ -97,15 +97,8 @@ def vocabulary_of(
     format: Format = PLAIN,
 ) -> Vocabulary:
     """The vocabulary of a recipe; one that is to be learned reads of each source by its share."""
-    if asked.kind == "byte":
-        return vocabularies.byte()
-    if asked.kind == "file":
-        assert asked.path is not None
-        return vocabularies.load(asked.path, asked.eos)
-    if asked.kind == "hub":
-        assert asked.hub is not None
-        fetched = fetch(asked.hub, asked.revision, TOKENIZER, key="tokenizer.hub")
-        return vocabularies.load(str(fetched.folder), asked.eos)
+    if (given := given_vocabulary(asked)) is not None:
+        return given
     is_text = format.reads == "text"
     for part in parts:
         if part.source.yields != "text":
@@ -125,6 +118,20 @@ def vocabulary_of(
                 with room(cache, len(learned.text)):
                     files.write_json(file, kept)
     return Vocabulary(**json.loads(file.read_text()))
+
+
+def given_vocabulary(asked: Tokenizer) -> Vocabulary | None:
+    """The vocabulary that a recipe names; None where it is to be learned."""
+    if asked.kind == "byte":
+        return vocabularies.byte()
+    if asked.kind == "file":
+        assert asked.path is not None
+        return vocabularies.load(asked.path, asked.eos)
+    if asked.kind == "hub":
+        assert asked.hub is not None
+        fetched = fetch(asked.hub, asked.revision, TOKENIZER, key="tokenizer.hub")
+        return vocabularies.load(str(fetched.folder), asked.eos)
+    return None
 
 
 def is_learned(parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format) -> bool:

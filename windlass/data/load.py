@@ -9,9 +9,10 @@ import jax
 import numpy as np
 from jax.sharding import Sharding
 
+from windlass.data.blocks import BlockRows
 from windlass.data.mix import Mixture
-from windlass.data.pack import Rows
 from windlass.data.shuffle import permuted
+from windlass.data.split import Drawn, Split
 from windlass.data.worker import Make, making
 from windlass.errors import UserError
 from windlass.processes.exclusive import ALONE
@@ -24,8 +25,8 @@ AHEAD = 4  # batches, unless a recipe says otherwise
 ENDLESS = 2**62  # steps
 
 
-def order(rows: Rows | Mixture, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
-    """The numbers of the rows of every step, without end: all of them, and again, anew each time.
+def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
+    """The rows of every step, without end: an epoch of all of them, and again, anew each time.
 
     What is left of an epoch after its last full batch is dropped; shuffled, it is another part of
     the rows in each epoch. A mixture drops nothing: its parts end at different times.
@@ -33,14 +34,15 @@ def order(rows: Rows | Mixture, batch: int, seed: int, shuffle: bool) -> grain.M
     count = len(rows)
     batches = count // batch
 
-    def numbers(step: int) -> np.ndarray:
+    def drawn(step: int) -> Drawn:
         if isinstance(rows, Mixture):
             return rows.drawn(int(step) * batch + np.arange(batch), seed, shuffle)
         epoch, number = divmod(int(step), batches)
         places = np.arange(number * batch, (number + 1) * batch)
-        return permuted(places, count, seed=seed, epoch=epoch) if shuffle else places
+        numbers = permuted(places, count, seed=seed, epoch=epoch) if shuffle else places
+        return Drawn(numbers, np.full(batch, epoch), seed)
 
-    return grain.MapDataset.range(ENDLESS).map(numbers)
+    return grain.MapDataset.range(ENDLESS).map(drawn)
 
 
 class Loader:
@@ -51,7 +53,7 @@ class Loader:
 
     def __init__(
         self,
-        rows: Rows | Mixture,
+        rows: Split,
         batch: int,
         seed: int,
         shuffle: bool,
@@ -60,11 +62,7 @@ class Loader:
         prefetch: int = AHEAD,
     ):
         if len(rows) < batch:
-            raise UserError(
-                f"train.batch is {batch} and there are {len(rows)} rows of {rows.length} tokens "
-                f"to train on; a batch of {len(rows)}, shorter rows (data.length) or more "
-                "documents would do"
-            )
+            raise UserError(_too_few(rows, batch))
         self.rows, self.size = rows, batch
         self.workers, self.prefetch = workers, prefetch
         self.batches_per_epoch, left = divmod(len(rows), batch)
@@ -72,66 +70,88 @@ class Loader:
         self._order = order(rows, batch, seed, shuffle)
 
     def row_numbers(self, step: int) -> np.ndarray:
-        return np.asarray(self._order[step])
+        return self._drawn(step).numbers
 
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The whole batch, on the host."""
-        return self.rows.batch(self.row_numbers(step))
+        return self.rows.batch(*self._drawn(step))
 
     def iterate(self, start: int, placement: Placement) -> Iterator[Batch]:
         """Batches from step `start` on, made ahead of their use."""
         with making(self.rows, self.workers) as make:
-            wanted = dict.fromkeys(self.rows.columns, (self.size, self.rows.length))
             threads = max(1, self.workers) if self.prefetch else 0
             ahead = max(self.prefetch, threads)  # a worker that makes nothing ahead would be idle
             options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
-            yield from _made(self._order[start:], wanted, make, placement, options)
+            shapes = shapes_of(self.rows, self.size)
+            yield from _made(self._order[start:], shapes, make, placement, options)
+
+    def _drawn(self, step: int) -> Drawn:
+        drawn = self._order[step]
+        assert isinstance(drawn, Drawn)
+        return drawn
+
+
+def _too_few(rows: Split, batch: int) -> str:
+    has = f"train.batch is {batch} and there are {len(rows)} rows"
+    would = f"to train on; a batch of {len(rows)}"
+    if isinstance(rows.parts[0] if isinstance(rows, Mixture) else rows, BlockRows):
+        return f"{has} {would} or more rows would do"
+    return (
+        f"{has} of {rows.length} tokens {would}, shorter rows (data.length) or more documents "
+        "would do"
+    )
+
+
+def shapes_of(rows: Split, batch: int) -> dict[str, tuple[int, ...]]:
+    """The shape of every column of a batch."""
+    return {name: column.shape(batch) for name, column in rows.columns.items()}
 
 
 def evaluation_batches(
-    rows: Rows | Mixture, batch: int, placement: Placement, *, prefetch: int = AHEAD
+    rows: Split, batch: int, placement: Placement, *, prefetch: int = AHEAD
 ) -> Iterator[Batch]:
-    """Every row once, in order; the last batch is filled up with rows of weight 0."""
+    """Every row once, in order and in no epoch; the last batch is filled up with padding."""
     numbers = np.arange(len(rows) + -len(rows) % batch).reshape(-1, batch)
     numbers[numbers >= len(rows)] = -1
     options = grain.ReadOptions(num_threads=int(prefetch > 0), prefetch_buffer_size=prefetch)
-    source = grain.MapDataset.source(list(numbers))
-    wanted = dict.fromkeys(rows.columns, (batch, rows.length))
-    return _made(source, wanted, rows.batch, placement, options)
+    source = grain.MapDataset.source(list(numbers)).map(Drawn)
+    return _made(source, shapes_of(rows, batch), rows.batch, placement, options)
 
 
 def _made(
-    numbers: grain.MapDataset,
-    wanted: dict[str, tuple[int, int]],
+    order: grain.MapDataset,
+    shapes: dict[str, tuple[int, ...]],
     make: Make,
     placement: Placement,
     options: grain.ReadOptions,
 ) -> Iterator[Batch]:
-    batches = numbers.map(lambda some: _placed(some, wanted, make, placement))
+    batches = order.map(lambda drawn: _placed(drawn, shapes, make, placement))
     return iter(batches.to_iter_dataset(options))
 
 
 def _placed(
-    numbers: np.ndarray, wanted: dict[str, tuple[int, int]], make: Make, placement: Placement
+    drawn: Drawn, shapes: dict[str, tuple[int, ...]], make: Make, placement: Placement
 ) -> Batch:
     """The rows that the devices of this process hold, made once for all columns and devices."""
-    places = {name: placement(shape, name) for name, shape in wanted.items()}
+    places = {name: placement(shape, name) for name, shape in shapes.items()}
     indices = [
         index
         for name, place in places.items()
-        for index in place.addressable_devices_indices_map(wanted[name]).values()
+        for index in place.addressable_devices_indices_map(shapes[name]).values()
     ]
-    mine = held(indices, len(numbers))
-    columns = make(numbers[mine])
+    count = len(drawn.numbers)
+    mine = held(indices, count)
+    epochs = None if drawn.epochs is None else drawn.epochs[mine]
+    columns = make(drawn.numbers[mine], epochs, drawn.seed)
 
     def part(name: str, index: Any) -> np.ndarray:
-        some, along = index
-        which = np.searchsorted(mine, np.arange(len(numbers))[some])
-        return columns[name][which, along]
+        some, *others = index
+        which = np.searchsorted(mine, np.arange(count)[some])
+        return columns[name][(which, *others)]
 
     with ALONE:
         placed = {
-            name: jax.make_array_from_callback(wanted[name], place, functools.partial(part, name))
+            name: jax.make_array_from_callback(shapes[name], place, functools.partial(part, name))
             for name, place in places.items()
         }
         return jax.block_until_ready(placed)
@@ -140,6 +160,6 @@ def _placed(
 def held(indices: Iterable[Any], count: int) -> np.ndarray:
     """Which of so many rows are in any of these parts of a batch."""
     rows = np.zeros(count, bool)
-    for some, _ in indices:
+    for some, *_ in indices:
         rows[some] = True
     return np.flatnonzero(rows)

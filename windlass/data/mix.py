@@ -1,11 +1,14 @@
-"""Several sources as one: rows of each in the shares that their weights ask for."""
+"""Mixtures: several sources as one, drawn in the shares that their weights ask for."""
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
-from windlass.data.pack import Piece, Rows
+from windlass.columns import Column
+from windlass.data.pack import Piece
 from windlass.data.shuffle import mix, permuted
+from windlass.data.split import Drawn
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE
 
@@ -17,8 +20,9 @@ class Mixture:
     size begins again within it, shuffled anew, and one with a smaller share is not finished.
     """
 
-    def __init__(self, parts: Sequence[Rows], shares: Sequence[float]):
-        self.parts, self.shares = tuple(parts), tuple(shares)
+    def __init__(self, parts: Sequence[Any], shares: Sequence[float]):
+        self.parts: tuple[Any, ...] = tuple(parts)  # packed sequences, or blocks
+        self.shares = tuple(shares)
         self.length = parts[0].length
         self._ends = np.cumsum([len(part) for part in parts])
         self._turns, self._given = _cycle(shares)
@@ -36,7 +40,7 @@ class Mixture:
         return {name: column[0] for name, column in self.batch([number]).items()}
 
     @property
-    def columns(self) -> dict[str, type[np.generic]]:
+    def columns(self) -> dict[str, Column]:
         return self.parts[0].columns
 
     @property
@@ -57,54 +61,74 @@ class Mixture:
 
     @property
     def efficiency(self) -> float:
-        """The share of all places that hold a target."""
+        """The share of all positions that hold a target."""
         return self.targets / (len(self) * self.length)
 
     @property
-    def tokens_per_row(self) -> float:
-        pairs = zip(self.parts, self.shares, strict=True)
-        return sum(share * part.tokens_per_row for part, share in pairs)
+    def tokens_per_row(self) -> float | None:
+        return self._averaged([part.tokens_per_row for part in self.parts])
 
     @property
-    def targets_per_row(self) -> float:
-        pairs = zip(self.parts, self.shares, strict=True)
-        return sum(share * part.targets_per_row for part, share in pairs)
+    def targets_per_row(self) -> float | None:
+        return self._averaged([part.targets_per_row for part in self.parts])
+
+    def part_of(self, number: int) -> int:
+        """Which part a row is of."""
+        return int(np.searchsorted(self._ends, number, side="right"))
 
     def pieces(self, number: int) -> list[Piece]:
-        which = int(np.searchsorted(self._ends, number, side="right"))
+        which = self.part_of(number)
         part = self.parts[which]
         return part.pieces(number - int(self._ends[which]) + len(part))
 
-    def batch(self, numbers: np.ndarray | Sequence[int]) -> dict[str, np.ndarray]:
-        """Several rows at once; the number -1 stands for a row of nothing."""
+    def batch(
+        self,
+        numbers: np.ndarray | Sequence[int],
+        epochs: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> dict[str, np.ndarray]:
+        """Several rows at once; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         whose = np.searchsorted(self._ends, numbers, side="right")
-        shape = (len(numbers), self.length)
-        found = {name: np.empty(shape, dtype) for name, dtype in self.columns.items()}
+        found = {name: column.padded(len(numbers)) for name, column in self.columns.items()}
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(whose == number)
             before = int(self._ends[number]) - len(part)
             its = np.where(numbers[here] < 0, -1, numbers[here] - before)
-            for name, column in part.batch(its).items():
+            some = None if epochs is None else epochs[here]
+            for name, column in part.batch(its, some, _seed_of(seed, number)).items():
                 found[name][here] = column
         return found
 
-    def drawn(self, places: np.ndarray, seed: int, shuffle: bool) -> np.ndarray:
-        """The numbers of the rows at some places of the endless order."""
+    def drawn(self, places: np.ndarray, seed: int, shuffle: bool) -> Drawn:
+        """The rows at some places of the endless order."""
         cycle, place = np.divmod(places, CYCLE)
         whose = self._turns[place]
-        found = np.empty(len(places), np.int64)
+        found, when = np.empty((2, len(places)), np.int64)
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(whose == number)
             its = cycle[here] * np.count_nonzero(self._turns == number) + self._given[place[here]]
             epochs, rows = np.divmod(its, len(part))
+            when[here] = epochs
             if shuffle:
-                own = int(mix(mix(np.array([seed])) + np.uint64(number + 1))[0] >> np.uint64(1))
+                own = _seed_of(seed, number)
                 for epoch in np.unique(epochs).tolist():
                     now = epochs == epoch
                     rows[now] = permuted(rows[now], len(part), seed=own, epoch=epoch)
             found[here] = rows + int(self._ends[number]) - len(part)
-        return found
+        return Drawn(found, when, seed)
+
+    def _averaged(self, each: list[float | None]) -> float | None:
+        """The mean over rows as they are drawn, where every part has a number."""
+        known = [value for value in each if value is not None]
+        if len(known) < len(each):
+            return None
+        return sum(share * value for share, value in zip(self.shares, known, strict=True))
+
+
+def _seed_of(seed: int, part: int) -> int:
+    """A seed for each part: two of the same source are not shuffled alike."""
+    return int(mix(mix(np.array([seed])) + np.uint64(part + 1))[0] >> np.uint64(1))
 
 
 def _cycle(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:

@@ -1,4 +1,4 @@
-"""Rows of equal length from documents that are not: an index, and rows read through it."""
+"""Sequences of equal length from documents that are not: an index, and rows read through it."""
 
 import hashlib
 from collections import defaultdict
@@ -11,6 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass import files
+from windlass.columns import LENGTH, Column, sized
 from windlass.data.corpus import Corpus, claimed, opened, room, save
 from windlass.formats import Longer
 
@@ -18,14 +19,21 @@ FORMAT = 3  # raised whenever the same documents would be packed differently
 
 Packing = Literal["documents", "none"]
 
-# What every row has, one entry for each of its places.
-COLUMNS: dict[str, type[np.generic]] = {
-    "tokens": np.int32,
-    "targets": np.int32,
-    "weight": np.float32,  # of the target, above 0 where it is trained on
-    "position": np.int32,  # from 0 in every piece
-    "document": np.int32,  # 0, 1, 2, ... within the row; -1 where there is none
+# What every packed sequence has, one entry for each position.
+COLUMNS = {
+    "tokens": Column(np.int32, (LENGTH,)),
+    "targets": Column(np.int32, (LENGTH,)),
+    "weight": Column(np.float32, (LENGTH,)),  # of the target, above 0 where it is trained on
+    "position": Column(np.int32, (LENGTH,)),  # from 0 in every piece
+    "document": Column(np.int32, (LENGTH,), padding=-1),  # 0, 1, 2, ... within the row
 }
+
+
+class Beside(NamedTuple):
+    """A column in a file of its own, a line for each row; it need not be there until it is read."""
+
+    column: Column
+    file: Path
 
 
 class Piece(NamedTuple):
@@ -45,15 +53,14 @@ class Index(NamedTuple):
     first: np.ndarray
 
 
-class Rows:
-    """Rows of tokens as a model is trained on them, by number.
+class Sequences:
+    """Sequences of tokens as a model is trained on them, by number.
 
     A row holds whole documents, or pieces of those longer than it; every token of a document but
     the first is a target. Where pieces overlap, what a piece has in common with the one before it
     counts again, unless the number of these places is given as `seen`: then each target counts
     once, in the first piece that has it. What is left of a row is known by `document` -1 and
-    `weight` 0, never by the token that stands there, which ends documents too. Columns `beside`
-    these are files of float32, a line for each row, which need not be there before they are read.
+    `weight` 0, never by the token that stands there, which ends documents too.
     """
 
     def __init__(
@@ -62,7 +69,7 @@ class Rows:
         folder: Path,
         length: int,
         seen: int = 0,
-        beside: Mapping[str, Path] | None = None,
+        beside: Mapping[str, Beside] | None = None,
     ):
         self.corpus, self.folder, self.length, self.seen = corpus, folder, length, seen
         self.beside = dict(beside or {})
@@ -82,12 +89,13 @@ class Rows:
         return {name: column[0] for name, column in self.batch([number]).items()}
 
     @property
-    def columns(self) -> dict[str, type[np.generic]]:
-        return COLUMNS | dict.fromkeys(self.beside, np.float32)
+    def columns(self) -> dict[str, Column]:
+        further = {name: one.column for name, one in self.beside.items()}
+        return sized(COLUMNS | further, self.length)
 
-    def with_beside(self, beside: Mapping[str, Path]) -> "Rows":
+    def with_beside(self, beside: Mapping[str, Beside]) -> "Sequences":
         """The same rows with further columns."""
-        return Rows(self.corpus, self.folder, self.length, self.seen, beside)
+        return Sequences(self.corpus, self.folder, self.length, self.seen, beside)
 
     @property
     def fingerprint(self) -> str:
@@ -147,8 +155,13 @@ class Rows:
         parts = zip(document.tolist(), start.tolist(), stop.tolist(), strict=True)
         return [Piece(*part) for part in parts]
 
-    def batch(self, numbers: np.ndarray | Sequence[int]) -> dict[str, np.ndarray]:
-        """Several rows at once; the number -1 stands for a row of nothing."""
+    def batch(
+        self,
+        numbers: np.ndarray | Sequence[int],
+        epochs: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> dict[str, np.ndarray]:
+        """Several rows at once, the same in every epoch; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         first = self.index.first
         is_row = numbers >= 0
@@ -171,18 +184,18 @@ class Rows:
         place = np.repeat(slot, size) + position
 
         def column(name: str, values: np.ndarray | int, otherwise: int) -> np.ndarray:
-            flat = np.full(len(numbers) * self.length, otherwise, COLUMNS[name])
+            flat = np.full(len(numbers) * self.length, otherwise, COLUMNS[name].dtype)
             flat[place] = values
             return flat.reshape(len(numbers), self.length)
 
-        padding = self.corpus.vocabulary.eos
-        further = {
-            name: np.where(is_row[:, None], values[numbers], np.float32(0))
-            for name, values in self._further.items()
-        }
+        eos = self.corpus.vocabulary.eos
+        further = {}
+        for name, values in self._further.items():
+            further[name] = self.columns[name].padded(len(numbers))
+            further[name][is_row] = values[numbers[is_row]]
         return further | {
-            "tokens": column("tokens", self.corpus.tokens[source], padding),
-            "targets": column("targets", self.corpus.tokens[source + 1], padding),
+            "tokens": column("tokens", self.corpus.tokens[source], eos),
+            "targets": column("targets", self.corpus.tokens[source + 1], eos),
             "weight": column("weight", weight, 0),
             "position": column("position", position, 0),
             "document": column("document", np.repeat(_count(pieces), size), -1),
@@ -190,7 +203,7 @@ class Rows:
 
     @cached_property
     def _further(self) -> dict[str, np.ndarray]:
-        mapped = {name: np.load(file, mmap_mode="r") for name, file in self.beside.items()}
+        mapped = {name: np.load(one.file, mmap_mode="r") for name, one in self.beside.items()}
         return {name: array.view(np.ndarray) for name, array in mapped.items()}
 
     def _trained(self, begin: np.ndarray, size: np.ndarray) -> int:
@@ -206,13 +219,15 @@ class Rows:
         return self.index.begin[which] > self.corpus.offsets[self.index.document[which]]
 
 
-def _reopened(corpus: Path, folder: Path, length: int, seen: int, beside: dict[str, Path]) -> Rows:
+def _reopened(
+    corpus: Path, folder: Path, length: int, seen: int, beside: dict[str, Beside]
+) -> Sequences:
     found = opened(corpus)
     assert found is not None
-    return Rows(found, folder, length, seen, beside)
+    return Sequences(found, folder, length, seen, beside)
 
 
-def rows(
+def sequences(
     corpus: Corpus,
     documents: np.ndarray,
     *,
@@ -223,7 +238,7 @@ def rows(
     console: Console,
     longer: Longer = "split",
     together: int = 1,
-) -> Rows:
+) -> Sequences:
     """The rows of some documents, by an index that is kept with the corpus.
 
     Of documents that belong `together` so many follow each other, and stay in one row.
@@ -244,7 +259,7 @@ def rows(
                         save(partial / f"{field}.npy", values)
                     save(partial / "longer.npy", np.array([too_long]))
                     files.publish(partial, folder)
-    return Rows(corpus, folder, length, length - stride if is_once else 0)
+    return Sequences(corpus, folder, length, length - stride if is_once else 0)
 
 
 def targets_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:

@@ -1,4 +1,4 @@
-"""The column of what a run's first weights gave every target, in files of its own.
+"""Reference log-probabilities: what a run's first weights gave every target, as a column.
 
 In a run it is `reference/SPLIT-PART.npy`, a line for each row, beside what says of which rows and
 weights it is, and what the files hold.
@@ -13,27 +13,37 @@ from typing import Any
 
 import numpy as np
 
-from windlass.data import Prepared
+from windlass.columns import Column
+from windlass.data import Data, Prepared
 from windlass.data.mix import Mixture
-from windlass.data.pack import Rows
+from windlass.data.pack import Beside, Sequences
+from windlass.data.split import Split
 from windlass.errors import UserError
 
 COLUMN = FOLDER = "reference"
 ABOUT = "about.json"
 
 
+def is_made(data: Data) -> bool:
+    """Whether a run makes the column itself: blocks may have one of that name already."""
+    return not data.has_blocks and COLUMN in data.format.columns
+
+
 def joined(prepared: Prepared, run: Path) -> Prepared:
     """The data of a run with the column, where it has one; its files need not be there yet."""
-    if COLUMN not in prepared.data.columns:
+    if not is_made(prepared.data):
         return prepared
-    splits: dict[str, Rows | Mixture] = {}
+    column, splits = prepared.data.columns[COLUMN], {}
     for split, rows in prepared.splits.items():
-        parts = [part.with_beside({COLUMN: _file(run, name)}) for name, part in _of(split, rows)]
+        parts = [
+            part.with_beside({COLUMN: Beside(column, _file(run, name))})
+            for name, part in _of(split, rows)
+        ]
         splits[split] = Mixture(parts, rows.shares) if isinstance(rows, Mixture) else parts[0]
     return replace(prepared, splits=splits)
 
 
-def files(prepared: Prepared, splits: Sequence[str] | None = None) -> dict[str, Rows]:
+def files(prepared: Prepared, splits: Sequence[str] | None = None) -> dict[str, Sequences]:
     """The rows of some splits, or of all, by the names of their files."""
     return {
         name: part
@@ -45,7 +55,7 @@ def files(prepared: Prepared, splits: Sequence[str] | None = None) -> dict[str, 
 
 def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) -> None:
     """Refuses rows of which a run has no column, or a damaged one."""
-    if COLUMN not in prepared.data.columns:
+    if not is_made(prepared.data):
         return
     place, written = run / FOLDER, read(run)
     if written is None:
@@ -77,13 +87,14 @@ def is_whole(run: Path, name: str, written: dict[str, Any]) -> bool:
     return content == written["rows"][name]["content"]
 
 
-def write(file: Path, rows: int, length: int, batches: Iterator[np.ndarray]) -> str:
+def write(file: Path, rows: int, column: Column, batches: Iterator[np.ndarray]) -> str:
     """Writes a file from arrays of some rows each, and gives its hash."""
-    header = {"descr": "<f4", "fortran_order": False, "shape": (rows, length)}
+    dtype = column.dtype.newbyteorder("<")
+    header = {"descr": dtype.str, "fortran_order": False, "shape": column.shape(rows)}
     with file.open("w+b") as out:
         np.lib.format.write_array_header_1_0(out, header)
         for some in batches:
-            out.write(some.astype("<f4").tobytes())
+            out.write(some.astype(dtype).tobytes())
         out.seek(0)
         return hashlib.file_digest(out, "sha256").hexdigest()
 
@@ -94,9 +105,9 @@ def read(run: Path) -> dict[str, Any] | None:
     return json.loads(about.read_bytes()) if about.is_file() else None
 
 
-def _of(split: str, rows: Rows | Mixture) -> Iterator[tuple[str, Rows]]:
-    parts = rows.parts if isinstance(rows, Mixture) else (rows,)
-    for number, part in enumerate(parts):
+def _of(split: str, rows: Split) -> Iterator[tuple[str, Sequences]]:
+    for number, part in enumerate(rows.parts if isinstance(rows, Mixture) else (rows,)):
+        assert isinstance(part, Sequences)
         yield f"{split}-{number}", part
 
 

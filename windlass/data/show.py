@@ -1,25 +1,30 @@
 """Rows as the model sees them, on a terminal."""
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from windlass.data import Prepared
+from windlass.data import Prepared, Tokenized
+from windlass.data.blocks import BlockRows
 from windlass.data.mix import Mixture
-from windlass.data.pack import Rows
+from windlass.data.split import Split
 from windlass.data.vocabulary import Vocabulary
 
 LONGER = {"split": "split over several", "cut": "cut", "drop": "dropped"}
 COLORS = ("cyan", "yellow", "green", "magenta")  # neighbouring documents in a row differ
 
 
-def show(prepared: Prepared, rows: Rows | Mixture, console: Console, count: int) -> None:
+def show(prepared: Prepared, rows: Split, console: Console, count: int) -> None:
     """The first rows: documents in colours, what is not trained on dimmed; then the counts."""
     for number in range(min(count, len(rows))):
-        console.print(row(rows, number, prepared.vocabulary))
+        if isinstance(prepared, Tokenized):
+            console.print(row(rows, number, prepared.vocabulary))
+        else:
+            console.print(block(prepared, rows, number))
         console.print()
     if told := list(facts(prepared)):
         checked = Table(show_header=False)
@@ -31,11 +36,33 @@ def show(prepared: Prepared, rows: Rows | Mixture, console: Console, count: int)
         console.print(parts(prepared, trained))
 
 
+def summary(rows: Split) -> str:
+    """The rows that are trained on, in a line."""
+    if isinstance(_first(rows), BlockRows):
+        return f"{len(rows):,} rows of {', '.join(rows.columns)}"
+    packed: Any = rows
+    masked = f" of {packed.targets:,} trained on" if packed.tokens < packed.targets else ""
+    full = f"{packed.efficiency:.1%} full"
+    return f"{packed.tokens:,} tokens{masked} in {len(rows):,} rows ({full})"
+
+
+def block(prepared: Prepared, rows: Split, number: int) -> Text:
+    """A row of blocks, as evaluation reads it and as its source prints it."""
+    columns = {name: values[0] for name, values in rows.batch([number]).items()}
+    shown = Text().append(f"row {number}\n", "bold")
+    if prepared.vocabulary is not None and "tokens" in columns:
+        shown.append(prepared.vocabulary.decode(columns["tokens"]) + "\n", COLORS[0])
+    source = prepared.data.parts[0].source
+    if isinstance(rows, Mixture):
+        source = prepared.data.parts[rows.part_of(number)].source
+    return shown.append(source.shown(columns))
+
+
 def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
-    """What became of the rows of each source that were checked, by name."""
-    trained = prepared.split("train")
-    parts = trained.parts if isinstance(trained, Mixture) else (trained,)
-    for part, rows in zip(prepared.data.parts, parts, strict=True):
+    """What became of the examples of each source that were checked, by name."""
+    if not isinstance(prepared, Tokenized):
+        return
+    for part, rows in zip(prepared.data.parts, prepared.parts("train"), strict=True):
         checked = rows.corpus.checked
         if checked is None:
             continue
@@ -50,7 +77,8 @@ def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
         yield "longest", f"{several}{told}"
 
 
-def row(rows: Rows | Mixture, number: int, vocabulary: Vocabulary) -> Text:
+def row(rows: Any, number: int, vocabulary: Vocabulary) -> Text:
+    """A packed sequence, piece by piece."""
     columns = rows[number]
     shown = Text().append(f"row {number}\n", "bold")
     for place, piece in enumerate(rows.pieces(number)):
@@ -64,21 +92,33 @@ def row(rows: Rows | Mixture, number: int, vocabulary: Vocabulary) -> Text:
             shown.append(text, color if trained else "dim")
         shown.append("\n")
     padding = int((columns["document"] < 0).sum())
-    shown.append(f"{padding} of {rows.length} places left empty", "dim")
+    shown.append(f"{padding} of {rows.length} positions padded", "dim")
     return shown
 
 
 def table(prepared: Prepared) -> Table:
-    shown = Table("split", "documents", "rows", "tokens", "of all places")
-    is_masked = any(rows.tokens < rows.targets for rows in prepared.splits.values())
-    is_short = any(rows.longer for rows in prepared.splits.values())
+    """What each split has."""
+    if isinstance(prepared, Tokenized):
+        return _packed(prepared)
+    shown = Table("split", "rows")
+    shown.columns[1].justify = "right"
+    for name, rows in prepared.splits.items():
+        shown.add_row(name, f"{len(rows):,}")
+    return shown
+
+
+def _packed(prepared: Tokenized) -> Table:
+    shown = Table("split", "documents", "sequences", "tokens", "of all positions")
+    splits: dict[str, Any] = dict(prepared.splits)
+    is_masked = any(rows.tokens < rows.targets for rows in splits.values())
+    is_short = any(rows.longer for rows in splits.values())
     if is_masked:
         shown.add_column("trained on")
     if is_short:
         shown.add_column(f"longer, {LONGER[prepared.data.lengthy]}")
     for column in shown.columns[1:]:
         column.justify = "right"
-    for name, rows in prepared.splits.items():
+    for name, rows in splits.items():
         numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.targets)]
         masked = [f"{rows.tokens / rows.targets:.1%}"] if is_masked else []
         longer = [f"{rows.longer:,}"] if is_short else []
@@ -88,18 +128,26 @@ def table(prepared: Prepared) -> Table:
 
 def parts(prepared: Prepared, trained: Mixture) -> Table:
     """What a mixture is trained on, and how often a run comes to it."""
-    shown = Table("part", "kind", "share", "documents", "rows", "tokens", "epochs")
+    counts = {"rows": len}
+    if isinstance(prepared, Tokenized):
+        of = {"documents": lambda rows: rows.documents, "sequences": len}
+        counts = of | {"tokens": lambda rows: rows.tokens}
+    shown = Table("part", "kind", "share", *counts, "epochs")
     shown.columns[0].overflow = "fold"  # a path is of use when it is whole
     for column in shown.columns[2:]:
         column.justify = "right"
     for number, (part, rows) in enumerate(zip(prepared.data.parts, trained.parts, strict=True)):
         kind, path = part.source.described()["kind"], getattr(part.source, "path", "")
-        numbers = [f"{value:,}" for value in (rows.documents, len(rows), rows.tokens)]
+        numbers = [f"{count(rows):,}" for count in counts.values()]
         epochs = ""
         if prepared.drawn is not None:
             epochs = f"{prepared.drawn * part.share / len(rows):.2f}"
         shown.add_row(f"{number} {path}".rstrip(), kind, f"{part.share:.1%}", *numbers, epochs)
     return shown
+
+
+def _first(rows: Split) -> Split:
+    return rows.parts[0] if isinstance(rows, Mixture) else rows
 
 
 def _runs(tokens: list, is_trained: list, vocabulary: Vocabulary) -> list[tuple[str, bool]]:

@@ -1,10 +1,48 @@
-"""Which documents are trained on and which are held out."""
+"""Splits: what is trained on and what is held out, and the rows of each by number."""
+
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from windlass.columns import Column
 from windlass.data.shuffle import mix
 
 SPLITS = ("train", "validation", "test")
+
+
+class Drawn(NamedTuple):
+    """The rows of a batch by number, -1 for padding; of training, in which epoch, by which seed."""
+
+    numbers: np.ndarray
+    epochs: np.ndarray | None = None
+    seed: int = 0
+
+
+@runtime_checkable
+class Split(Protocol):
+    """The rows of a split: packed sequences, blocks, or a mixture of either."""
+
+    @property
+    def columns(self) -> dict[str, Column]: ...
+
+    @property
+    def length(self) -> int: ...  # positions of a row
+
+    @property
+    def tokens_per_row(self) -> float | None: ...  # that are trained on; None: there are none
+
+    @property
+    def targets_per_row(self) -> float | None: ...  # those included that are only read
+
+    def __len__(self) -> int: ...
+
+    def batch(
+        self,
+        numbers: np.ndarray | Sequence[int],
+        epochs: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> dict[str, np.ndarray]: ...
 
 
 def split(

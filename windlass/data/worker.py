@@ -14,7 +14,7 @@ import numpy as np
 
 from windlass.errors import UserError
 
-Make = Callable[[np.ndarray], dict[str, np.ndarray]]
+Make = Callable[..., dict[str, np.ndarray]]  # of row numbers, their epochs and a seed
 
 _rows: Any = None  # in a worker: what it makes batches of
 
@@ -31,10 +31,10 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
         return
     pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (rows,))
 
-    def make(numbers: np.ndarray) -> dict[str, np.ndarray]:
+    def make(*drawn: Any) -> dict[str, np.ndarray]:
         try:
             with _deaf():  # it may start a worker
-                made = pool.submit(_batch, numbers)
+                made = pool.submit(_batch, *drawn)
             return made.result()
         except BrokenProcessPool:
             raise UserError(
@@ -75,5 +75,5 @@ def _end_with_parent() -> None:
     os._exit(1)
 
 
-def _batch(numbers: np.ndarray) -> dict[str, np.ndarray]:
-    return _rows.batch(numbers)
+def _batch(*drawn: Any) -> dict[str, np.ndarray]:
+    return _rows.batch(*drawn)

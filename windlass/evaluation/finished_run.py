@@ -71,8 +71,12 @@ class FinishedRun:
         return folders.stored(self.folder)
 
     @cached_property
-    def vocabulary(self) -> Vocabulary:
-        return vocabularies.load(str(self.folder / folders.TOKENIZER), self.run.tokenizer.eos)
+    def vocabulary(self) -> Vocabulary | None:
+        """What the tokens are of; None where the run was trained on blocks without one."""
+        own = self.folder / folders.TOKENIZER
+        if self.run.data.has_blocks and not own.is_dir():
+            return None
+        return vocabularies.load(str(own), self.run.tokenizer.eos)
 
     @property
     def names(self) -> Mapping[str, str] | None:

@@ -1,7 +1,9 @@
 """Formats: from examples to text, and the loss mask over it. A file here is a `data.format`."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
 
+from windlass.columns import Column
 from windlass.hub.chat_template import Template
 
 # What becomes of a document that is longer than a row.
@@ -43,7 +45,7 @@ class Format(Protocol):
     speaks: ClassVar[bool]
     longer: ClassVar[Longer]  # what is usual
     together: ClassVar[int]  # how many documents of a row stay in one row of tokens
-    columns: ClassVar[tuple[str, ...]]  # what a batch has beside what every batch has
+    columns: ClassVar[Mapping[str, Column]]  # of a batch, beside those of every packed sequence
 
     def settled(self, row: dict[str, Any], where: str) -> "tuple[Format, str | None]": ...
 
@@ -58,7 +60,7 @@ class Contract:
     reads: ClassVar[str] = "rows"
     longer: ClassVar[Longer] = "drop"
     together: ClassVar[int] = 1
-    columns: ClassVar[tuple[str, ...]] = ()
+    columns: ClassVar[Mapping[str, Column]] = {}
     speaks: ClassVar[bool] = False  # with a template, whether one can talk to what it trains
     template: str | None = None  # what is asked for in place of the tokenizer's own
 

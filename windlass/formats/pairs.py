@@ -1,7 +1,11 @@
 """Two answers to one prompt, of which one was chosen: what preferences are learned from."""
 
+from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
 
+import numpy as np
+
+from windlass.columns import LENGTH, Column
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.formats import Contract, Rendered, Span, chat
@@ -20,7 +24,7 @@ class Format(Contract):
 
     speaks: ClassVar[bool] = True
     together: ClassVar[int] = 2
-    columns: ClassVar[tuple[str, ...]] = ("reference",)
+    columns: ClassVar[Mapping[str, Column]] = {"reference": Column(np.float32, (LENGTH,))}
 
     # the columns; that of the prompt is not needed where answers are whole conversations
     prompt: str = "prompt"

@@ -70,10 +70,10 @@ class Programs:
         return jax.tree.map(placed, shapes)
 
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
-        shape = (self.batches.rows, self.run.data.length)
         return {
-            name: jax.ShapeDtypeStruct(shape, dtype, sharding=self.place(shape, name))
-            for name, dtype in self.run.data.columns.items()
+            name: jax.ShapeDtypeStruct(shape, column.dtype, sharding=self.place(shape, name))
+            for name, column in self.run.data.columns.items()
+            for shape in [column.shape(self.batches.rows)]
         }
 
     def place(self, shape: Sequence[int], name: str) -> NamedSharding:
@@ -96,6 +96,7 @@ class Programs:
             microbatches=self.batches.accumulation,
             skips=self.run.train.allowed,
             ema=self.run.train.ema,
+            hashed=self.run.data.hashed,
         )
         options = self.built.described.compiler_options
         return Program(step, "step", donate_argnums=0, compiler_options=options)

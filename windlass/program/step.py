@@ -1,6 +1,6 @@
 """One training step: gradient, update, report."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import equinox as eqx
@@ -118,13 +118,15 @@ def make_step(
     microbatches: int,
     skips: int,
     ema: float | None = None,
+    hashed: Sequence[str] = ("tokens",),
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
     A step whose loss or gradient is not finite changes nothing but the count of such steps. After
     more than `skips` of them in a row no step changes anything, so that the loop may find out late.
     With a loss scale such a step is first taken for an overflow, which only halves the scale.
-    `ema` is how much of the average of the weights is kept at each step.
+    `ema` is how much of the average of the weights is kept at each step, and `hashed` the columns
+    of a batch that the token hash is over.
     """
     call = make_training_call(model, objective, steps)
 
@@ -166,7 +168,7 @@ def make_step(
         progress = state.progress._replace(
             not_finite=jnp.where(is_finite & ~stopped, 0, not_finite),
             skipped=state.progress.skipped + failed,
-            stream=jnp.where(stopped, consumed, stream.with_batch(consumed, batch["tokens"])),
+            stream=jnp.where(stopped, consumed, stream.with_batch(consumed, batch, hashed)),
         )
         keep = is_finite & ~stopped
         average = None if ema is None else averaged(state.ema, weights, state.step, ema)

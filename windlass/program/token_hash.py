@@ -1,7 +1,9 @@
-"""One number for all tokens that a run has consumed, in their order."""
+"""The token hash: one number for all that a run has consumed, in its order."""
+
+from collections.abc import Mapping, Sequence
 
 import jax.numpy as jnp
-from jaxtyping import Array, Int, UInt32
+from jaxtyping import Array, UInt32
 
 from windlass.checkpoint.fingerprint import fingerprints
 
@@ -11,14 +13,17 @@ def none() -> UInt32[Array, ""]:
     return jnp.uint32(0)
 
 
-def with_batch(stream: UInt32[Array, ""], tokens: Int[Array, "batch seq"]) -> UInt32[Array, ""]:
-    """The hash once the tokens of one more batch are in it.
+def with_batch(
+    stream: UInt32[Array, ""], batch: Mapping[str, Array], hashed: Sequence[str]
+) -> UInt32[Array, ""]:
+    """The hash once these columns of one more batch are in it, one behind the other.
 
     It depends on the rows and their order alone, and not on where they live: any mesh, any number
     of microbatches and any number of processes give the same one.
     """
-    batch = fingerprints({"tokens": tokens})["tokens"]
-    # One to one in what was before for a given batch, so that no later batch hides a difference.
-    mixed = (stream * jnp.uint32(0x9E3779B1) + jnp.uint32(0x7F4A7C15)) ^ batch
-    mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
-    return mixed ^ (mixed >> 13)
+    for column in fingerprints([batch[name] for name in hashed]).values():
+        # One to one in what was before for a given batch, so that no later one hides a difference.
+        mixed = (stream * jnp.uint32(0x9E3779B1) + jnp.uint32(0x7F4A7C15)) ^ column
+        mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
+        stream = mixed ^ (mixed >> 13)
+    return stream

@@ -94,7 +94,11 @@ def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
 
 
 def compare(
-    folder: Path, base: Path | None, tokens: np.ndarray, ours: np.ndarray, vocabulary: Vocabulary
+    folder: Path,
+    base: Path | None,
+    tokens: np.ndarray,
+    ours: np.ndarray,
+    vocabulary: Vocabulary | None,
 ) -> Comparison:
     """Load an export as others do; `base` is the model that an adapter belongs to."""
     theirs = _their_logits(folder, base, tokens)
@@ -103,7 +107,7 @@ def compare(
         difference=float(np.abs(ours - theirs).max()),
         scale=float(np.abs(ours).max()),
         made_with=listing((f"{name} {metadata.version(name)}" for name in names), "and"),
-        problems=_other_tokens(folder, vocabulary),
+        problems=[] if vocabulary is None else _other_tokens(folder, vocabulary),
     )
 
 

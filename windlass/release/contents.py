@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.config import tree
+from windlass.data.vocabulary import Vocabulary
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config, peft, shards, weights
 from windlass.hub.shards import Tensor
@@ -46,7 +47,8 @@ def whole(
 ) -> Iterator[File]:
     """A model in sharded safetensors, with what says how it computes and how it writes."""
     yield as_json("config.json", _config(source, dtype))
-    yield as_json(GENERATION, _generation(source))
+    if source.vocabulary is not None:
+        yield as_json(GENERATION, _generation(source, source.vocabulary))
     parts = shards.divided((tensor.typed(dtype) for tensor in tensors), shard_size)
     yield from (File(part.file, part.size, part.write) for part in parts)
     if len(parts) > 1:
@@ -82,15 +84,16 @@ def _config(source: FinishedRun, dtype: str) -> dict[str, Any]:
         return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
     like = source.came_with("config.json")
     found = config.written(model, length=source.run.data.length, dtype=dtype, like=like)
-    ends = {"bos_token_id": source.vocabulary.bos, "eos_token_id": source.vocabulary.eos}
-    return found if like else found | ends
+    if like or (vocabulary := source.vocabulary) is None:
+        return found
+    return found | {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
 
 
-def _generation(source: FinishedRun) -> dict[str, Any]:
+def _generation(source: FinishedRun, vocabulary: Vocabulary) -> dict[str, Any]:
     """As it came, with every token that ends an answer."""
     said = source.came_with(GENERATION) or {}
-    came, stops = said.get("eos_token_id"), sorted(source.vocabulary.stops)
+    came, stops = said.get("eos_token_id"), sorted(vocabulary.stops)
     first = came if isinstance(came, list) else [] if came is None else [came]
     ends = list(dict.fromkeys([*first, *stops]))
     own = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
-    return {"bos_token_id": source.vocabulary.bos, **said, **own}
+    return {"bos_token_id": vocabulary.bos, **said, **own}

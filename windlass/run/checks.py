@@ -85,7 +85,12 @@ def _columns(run: Run) -> list[Problem]:
     objective = type(run.objective).__module__.rpartition(".")[2]
     format = type(run.data.format).__module__.rpartition(".")[2]
     has, reads = run.data.columns, run.objective.columns
-    if missing := [name for name in reads if name not in has]:
+    missing = [name for name in reads if name not in has]
+    if run.data.has_blocks:
+        # What the objective does not read a model may: no column is idle.
+        what = f"is {objective}, which reads {_named(missing)}; {run.data.parts[0].key} has "
+        return [("objective", f"{what}{listing(has, 'and')}")] if missing else []
+    if missing:
         what = f"is {objective}, which reads {_named(missing)}; "
         what += f"data.format {format} gives {', '.join(has)}"
         able = [one for one in FORMATS.names() if set(missing) <= set(FORMATS.load(one).columns)]

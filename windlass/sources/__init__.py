@@ -1,4 +1,8 @@
-"""Where documents come from: a file here is a kind of source, and `kind:` in a recipe names it."""
+"""Sources of data: a file here is a kind of source, and `kind:` in a recipe names it.
+
+A source has documents, of text or of token ids, or it has blocks: rows of arrays, ready to be
+trained on.
+"""
 
 import glob
 import hashlib
@@ -11,6 +15,9 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
+import numpy as np
+
+from windlass.columns import Column
 from windlass.config import section, tree
 from windlass.config.reading import closest
 from windlass.errors import UserError
@@ -58,10 +65,10 @@ class Source(Protocol):
 
 
 @section
-class Documents:
+class Numbered:
     """The keys of every kind of source, whatever it reads."""
 
-    has_rows: ClassVar[bool] = False
+    yields: ClassVar[str]
 
     limit: int | None = None  # at most so many documents, the first ones; null: all
     weight: float | None = None  # in data.mixture: its rows, relative to those of others; null: 1
@@ -73,6 +80,22 @@ class Documents:
     def total(self) -> int:
         """The number of documents; a count above the limit may stop there."""
         raise NotImplementedError
+
+    def fingerprint(self) -> str:
+        raise NotImplementedError
+
+    def described(self) -> dict[str, Any]:
+        """The identity of the request, the same before and after the documents change."""
+        told = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
+        del told["weight"]
+        return told
+
+
+@section
+class Documents(Numbered):
+    """The keys of every source of documents."""
+
+    has_rows: ClassVar[bool] = False
 
     def together(self) -> int:
         """The number of neighboring documents that are best read together, when sampling."""
@@ -86,11 +109,48 @@ class Documents:
         """The place of a row in words, such as `chats.jsonl line 12`."""
         raise NotImplementedError
 
-    def described(self) -> dict[str, Any]:
-        """The identity of the request, the same before and after the documents change."""
-        told = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
-        del told["weight"]
-        return told
+
+@section
+class Blocks(Numbered):
+    """Rows of arrays by number, past tokenizer, format, checks and packing.
+
+    Puzzles, the cache of a teacher, arrays made elsewhere. `columns` is known without reading a
+    row. `fingerprint` is of what the rows hold, wherever they are kept: a run that goes on, and
+    every host of it, must have the same.
+    """
+
+    yields: ClassVar[str] = "blocks"
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        """What a row has, with a number for every axis."""
+        raise NotImplementedError
+
+    @property
+    def hashed(self) -> tuple[str, ...]:
+        """The columns that the token hash of a run is over; usual: tokens, or else all."""
+        return ("tokens",) if "tokens" in self.columns else tuple(self.columns)
+
+    @property
+    def vocab(self) -> int | None:
+        """One above the largest id of `tokens` and `targets`; None: there is no such limit."""
+        return None
+
+    def rows(
+        self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
+    ) -> dict[str, np.ndarray]:
+        """Some rows, each a pure function of its number, its epoch and the seed of the run.
+
+        So augmentation stores nothing, and a run that goes on sees what it would have seen.
+        `epochs` is None in evaluation, where rows are the same each time: as they are, without
+        augmentation.
+        """
+        raise NotImplementedError
+
+    def shown(self, row: dict[str, np.ndarray]) -> str:
+        """A row as `windlass data` prints it."""
+        lines = (f"{name}: {np.array2string(x, threshold=64)}" for name, x in row.items())
+        return "\n".join(lines)
 
 
 @section

@@ -11,6 +11,7 @@ from jaxtyping import Array, PyTree
 
 from windlass.config import Layers
 from windlass.config.start import Start
+from windlass.data import Data
 from windlass.errors import UserError
 from windlass.files import write_json
 from windlass.hub import config as configs
@@ -47,7 +48,12 @@ def lend(
     origin = f"{folder / configs.FILE}"
     model = configs.read(configs.load(folder), origin, given)
     is_kept = (folder / START).is_file()
-    if not (has_tokenizer or is_kept or (folder / TOKENIZER).is_file()):
+    has_own = (folder / TOKENIZER).is_file()
+    data = layers.peek("data", Data)
+    if data is not None and data.has_blocks and not has_own:  # which need no tokenizer
+        is_stored = is_kept and (folder.parent / folders.TOKENIZER).is_dir()
+        return {"model": model, "start": named} | ({"tokenizer": tokenizer} if is_stored else {})
+    if not (has_tokenizer or is_kept or has_own):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"

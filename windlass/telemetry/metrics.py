@@ -136,7 +136,7 @@ class Meter:
         self,
         *,
         rows_per_step: int,
-        tokens_per_step: int | float,
+        tokens_per_step: int | float | None,  # None: rows have no tokens
         read_per_step: int | float | None = None,  # where not all are trained on; None: they are
         flops_per_step: int | None = None,
         peak_flops: float | None = None,  # in a second, of all devices together; None: not known
@@ -180,8 +180,8 @@ class Meter:
             return {}
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         self._readings.append((seconds / steps, steps))
-        speeds = {
-            "tokens_per_second": self._read * steps / seconds,
+        read = {} if self._read is None else {"tokens_per_second": self._read * steps / seconds}
+        speeds = read | {
             "samples_per_second": self._rows * steps / seconds,
             "step_ms": 1000 * seconds / steps,
             "data_wait_ms": 1000 * waited / steps,
@@ -204,11 +204,11 @@ class Meter:
     @property
     def tokens_per_second(self) -> float | None:
         """That are read in such a step."""
-        return self.median and self._read / self.median
+        return self._read and self.median and self._read / self.median
 
-    def tokens(self, steps: int) -> int:
-        """How many tokens so many steps train on."""
-        return round(self._tokens * steps)
+    def tokens(self, steps: int) -> int | None:
+        """How many tokens so many steps train on; None where rows have no tokens."""
+        return None if self._tokens is None else round(self._tokens * steps)
 
 
 def _record(line: bytes, where: str | Path) -> dict[str, Any]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 from windlass.config.sections import flat
 from windlass.data.load import Loader
-from windlass.data.show import facts
+from windlass.data.show import facts, summary
 from windlass.devices.axes import undivided
 from windlass.processes import hosts
 from windlass.program.trainable import Chosen
@@ -40,7 +40,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         "batch",
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
         f"× {batches.shards} shard{'s' * (batches.shards != 1)}, "
-        f"of {session.run.data.length} tokens",
+        f"of {session.run.data.length} {_positions(session)}",
     )
     if described.divided is not None:
         yield "microbatch", f"auto: {described.divided.why}"
@@ -53,18 +53,18 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     yield "precision", f"{described.compute} compute, {stored}"
     if described.attention is not None:
         yield "attention", described.attention.why
-    rows = loader.rows
     some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
     dropped = f", {some} left out of each" if loader.dropped else ""
-    masked = f" of {rows.targets:,} trained on" if rows.tokens < rows.targets else ""
-    yield (
-        "data",
-        f"{rows.tokens:,} tokens{masked} in {len(rows):,} rows ({rows.efficiency:.1%} full), "
-        f"{loader.batches_per_epoch} steps an epoch{dropped}",
-    )
+    per_epoch = f"{loader.batches_per_epoch} steps an epoch{dropped}"
+    yield "data", f"{summary(loader.rows)}, {per_epoch}"
     yield from facts(session.prepared)
-    yield "unigram", f"{session.prepared.unigram_entropy:.4f} nats a token"
+    if (entropy := session.prepared.unigram_entropy) is not None:
+        yield "unigram", f"{entropy:.4f} nats a token"
     yield "run", str(folder)
+
+
+def _positions(session: Session) -> str:
+    return "tokens" if "tokens" in session.prepared.columns else "positions"
 
 
 def _share(chosen: Chosen) -> str:

@@ -193,7 +193,8 @@ class Loop:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
         if processes.is_first():
             folders.store(self.folder, self.session.run)
-            self.session.prepared.vocabulary.save(self.folder / folders.TOKENIZER)
+            if (vocabulary := self.session.prepared.vocabulary) is not None:
+                vocabulary.save(self.folder / folders.TOKENIZER)
         self.records.truncate(first)
         self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
         if self.writer is not None:
@@ -389,8 +390,8 @@ class Loop:
         flops = None if peak is None else step_flops(session.programs, *self.abstract)
         return Meter(
             rows_per_step=session.batches.rows,
-            tokens_per_step=session.batches.rows * rows.tokens_per_row,
-            read_per_step=session.batches.rows * rows.targets_per_row,
+            tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
+            read_per_step=_times(session.batches.rows, rows.targets_per_row),
             flops_per_step=flops,
             peak_flops=peak and peak * len(described.devices),
         )
@@ -402,7 +403,8 @@ class Loop:
         found = {name: value.item() for name, value in metrics.items()}
         self.check_finite(state)
         found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
-        found["tokens"] = meter.tokens(done)
+        if (tokens := meter.tokens(done)) is not None:
+            found["tokens"] = tokens
         found |= meter.read() | memory(self.session.built.described.devices)
         self.records.write(done, found)
         self.report.step(done, found)
@@ -505,8 +507,10 @@ class Loop:
             summary.append(("plan", planned))
         if is_finished:
             how = f'windlass generate {self.folder} "Once upon a time"'
-            has_template = self.session.prepared.vocabulary.template is not None
-            if self.session.run.data.format.speaks and has_template:
+            vocabulary = self.session.prepared.vocabulary
+            if vocabulary is None:
+                how = f"windlass evaluate {self.folder}"
+            elif self.session.run.data.format.speaks and vocabulary.template is not None:
                 how = f"windlass chat {self.folder}"
             summary.append(("next", how))
             summary.append(("next", f"windlass export {self.folder} --to FOLDER"))
@@ -522,4 +526,10 @@ class Loop:
         if steps:
             whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
         yield "time", whole
-        yield "tokens", f"{self.meter.tokens(done):,} trained on, in {done / epoch:.2f} epochs"
+        rows, tokens = self.session.batches.rows * done, self.meter.tokens(done)
+        what, count = ("rows", rows) if tokens is None else ("tokens", tokens)
+        yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
+
+
+def _times(rows: int, each: float | None) -> float | None:
+    return None if each is None else rows * each

@@ -20,8 +20,8 @@ def outcome(
     where = "" if int(progress.best_step) == done else f" at step {progress.best_step}"
     measured = f"{latest[run.train.watched]:.4f} nats a {unit} on validation rows{which}"
     yield "loss", f"{measured}, at best {float(progress.best):.4f}{where}"
-    if unit == "token":
-        entropy = session.prepared.unigram_entropy
+    entropy = session.prepared.unigram_entropy
+    if unit == "token" and entropy is not None:
         yield "unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"
     loss = latest.get("validation_cross_entropy", latest.get("validation_loss", math.nan))
     trained = training_loss(metrics.read(records), done, per_epoch)

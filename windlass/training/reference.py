@@ -19,7 +19,7 @@ from windlass import files
 from windlass.checkpoint.fingerprint import measure
 from windlass.data import Prepared, reference
 from windlass.data.load import evaluation_batches
-from windlass.data.pack import Rows
+from windlass.data.pack import Sequences
 from windlass.data.progress import progress
 from windlass.processes import hosts
 from windlass.program.step import Frozen, State
@@ -33,7 +33,7 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
     The files are there all at once or not at all: a run that was killed meanwhile makes them anew.
     """
     prepared = session.prepared
-    if reference.COLUMN not in prepared.data.columns:
+    if not reference.is_made(prepared.data):
         return
     if int(state.step):
         if hosts.is_first():
@@ -79,7 +79,7 @@ def _computed(
     rows, about, done = reference.files(session.prepared), {}, 0
     with progress(console, "asking the first weights", sum(map(len, rows.values()))) as tell:
 
-        def found(part: Rows) -> Iterator[np.ndarray]:
+        def found(part: Sequences) -> Iterator[np.ndarray]:
             nonlocal done
             ahead, left = session.run.data.prefetch, len(part)
             plain = part.with_beside({})
@@ -94,7 +94,8 @@ def _computed(
             if not hosts.is_first():  # every process has a part in asking, and one writes
                 deque(found(part), maxlen=0)
                 continue
-            content = reference.write(file, len(part), part.length, found(part))
+            column = part.columns[reference.COLUMN]
+            content = reference.write(file, len(part), column, found(part))
             about[name] = {"rows": part.fingerprint, "content": content}
     return about
 

@@ -7,6 +7,7 @@ from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference
 from windlass.data.load import evaluation_batches
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.objectives import Carry
@@ -20,6 +21,7 @@ from windlass.run_folder import folder as folders
 from windlass.telemetry.compiles import Program
 
 # What decides, of given documents, which rows a step has.
+NO_TEXT = "the data has blocks without a vocabulary, so that there is no text"
 ROWS = ("stride", "packing", "shuffle", "validation", "test", "split_seed")
 
 
@@ -28,10 +30,18 @@ class Session:
 
     def __init__(self, built: Built, prepared: Prepared):
         run = built.run
-        if prepared.vocabulary.size > run.model.vocab:
+        if (vocab := prepared.vocab) is not None and vocab > run.model.vocab:
+            whose = (
+                "tokenizer has" if prepared.vocabulary is not None else "rows of data.source have"
+            )
             raise UserError(
-                f"model.vocab is {run.model.vocab}; the tokenizer has {prepared.vocabulary.size} "
-                f"tokens, so it must be {prepared.vocabulary.size} or more"
+                f"model.vocab is {run.model.vocab}; the {whose} {vocab} tokens, so it must be "
+                f"{vocab} or more"
+            )
+        if run.train.sample is not None and prepared.vocabulary is None:
+            raise UserError(
+                f'train.sample is "{run.train.sample}", and {NO_TEXT}; train.sample=null leaves '
+                "samples out"
             )
         self.built, self.run, self.prepared = built, run, prepared
         self.batches = built.described.batches
@@ -41,9 +51,8 @@ class Session:
     @property
     def identity(self) -> dict[str, str | int | float]:
         """What a checkpoint must agree on with the run that goes on from it."""
-        vocabulary = self.prepared.vocabulary
         return self.built.identity | {
-            "tokenizer": f"of {vocabulary.size} tokens ({vocabulary.fingerprint[:12]})",
+            "tokenizer": _described(self.prepared.vocabulary),
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
             "optim": type(self.run.optim).__module__.rpartition(".")[2],
@@ -67,7 +76,9 @@ def open_session(described: Described, console: Console) -> Session:
 
 def check_same(prepared: Prepared) -> None:
     """Each process reads its own rows of what must be the same data on all of them."""
-    own = f"documents {prepared.fingerprint[:12]}, tokenizer {prepared.vocabulary.fingerprint[:12]}"
+    vocabulary = prepared.vocabulary
+    own = f"documents {prepared.fingerprint[:12]}"
+    own += "" if vocabulary is None else f", tokenizer {vocabulary.fingerprint[:12]}"
     every = hosts.each("data", own)
     others = [number for number, theirs in enumerate(every) if theirs != every[0]]
     if others:
@@ -95,6 +106,12 @@ class Evaluator:
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.programs.place, prefetch=ahead)
         return average(self.function(weights, frozen, batch, carry, step) for batch in batches)
+
+
+def _described(vocabulary: Vocabulary | None) -> str:
+    if vocabulary is None:
+        return "none"
+    return f"of {vocabulary.size} tokens ({vocabulary.fingerprint[:12]})"
 
 
 def _shown(value: Any) -> str:

@@ -1,0 +1,35 @@
+"""Fill in the blanks of a grid: every column of a puzzle is read."""
+
+from typing import ClassVar
+
+import jax.numpy as jnp
+
+from windlass.config import section
+from windlass.layers.head import log_z, pick
+from windlass.objectives import Contract, Tally
+
+
+@section
+class Objective(Contract):
+    """Cross-entropy of the blank cells, each worth 1 / the digits that its row leaves open."""
+
+    columns: ClassVar[tuple[str, ...]] = (
+        *("tokens", "targets", "weight", "position", "document", "puzzle", "candidates"),
+    )
+
+    def __call__(self, model, batch, *, key, carry, helpers, step, steps):
+        hidden, _, _ = model(batch)
+        free = jnp.sum(batch["candidates"].astype(jnp.float32), axis=-1)
+        is_puzzle = (batch["puzzle"] >= 0)[:, None]
+        weight = jnp.where(is_puzzle, batch["weight"] / jnp.maximum(free, 1.0), 0.0)
+        total, sums = model.head.reduce(_tile, hidden, {"targets": batch["targets"], "w": weight})
+        whole = jnp.sum(weight)
+        means = {name: (value, whole) for name, value in sums.items()}
+        puzzles = jnp.sum((batch["puzzle"] >= 0).astype(jnp.float32))
+        means["open"] = (jnp.sum(free * is_puzzle), puzzles)
+        return Tally(total, whole, means, {}), carry
+
+
+def _tile(logits, columns):
+    cross_entropy = (log_z(logits) - pick(logits, columns["targets"])) * columns["w"]
+    return cross_entropy, {"cross_entropy": cross_entropy}

@@ -1,0 +1,80 @@
+"""Blocks: rows that a source has ready as arrays, by number."""
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+
+from windlass.columns import Column, length_of, listed
+from windlass.data.split import split
+from windlass.errors import UserError
+from windlass.sources import Blocks
+
+
+class BlockRows:
+    """The rows of a split of a source of blocks.
+
+    Which they are follows from the shares that are held out; a row is its number in the source.
+    """
+
+    def __init__(self, source: Blocks, name: str, validation: float, test: float, seed: int):
+        self.source, self.name = source, name
+        self.shares = {"validation": validation, "test": test, "seed": seed}
+        self.columns: dict[str, Column] = dict(source.columns)
+
+    def __reduce__(self):
+        # Another process opens the source anew; nothing of what it holds is sent.
+        return BlockRows, (replace(self.source), self.name, *self.shares.values())
+
+    def __len__(self) -> int:
+        return len(self.numbers)
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """The number that each row has in the source."""
+        return split(len(self.source), **self.shares)[self.name]
+
+    @property
+    def length(self) -> int:
+        return length_of(self.columns)
+
+    @property
+    def tokens_per_row(self) -> float | None:
+        """Positions of a row that has tokens; which of them weigh anything is not known."""
+        return float(self.length) if "tokens" in self.columns else None
+
+    targets_per_row = tokens_per_row
+
+    def batch(
+        self,
+        numbers: np.ndarray | Sequence[int],
+        epochs: np.ndarray | None = None,
+        seed: int = 0,
+    ) -> dict[str, np.ndarray]:
+        """Several rows at once; the number -1 is a row of padding."""
+        numbers = np.asarray(numbers, np.int64)
+        is_row = numbers >= 0
+        if is_row.all():
+            return self._read(self.numbers[numbers], epochs, seed)
+        padded = {name: column.padded(len(numbers)) for name, column in self.columns.items()}
+        if is_row.any():
+            some = None if epochs is None else epochs[is_row]
+            for name, values in self._read(self.numbers[numbers[is_row]], some, seed).items():
+                padded[name][is_row] = values
+        return padded
+
+    def _read(
+        self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
+    ) -> dict[str, np.ndarray]:
+        """Rows of the source, as it says they are: the step is compiled for that."""
+        found = self.source.rows(numbers, epochs, seed)
+        given = {name: Column(x.dtype, x.shape[1:]) for name, x in found.items()}
+        declared = {name: replace(column, padding=0) for name, column in self.columns.items()}
+        if given != declared or any(len(x) != len(numbers) for x in found.values()):
+            kind = self.source.described()["kind"]
+            raise UserError(
+                f"data.source.kind is {kind}, which declares {listed(declared)}; "
+                f"{len(numbers)} of its rows came as {listed(given)}"
+            )
+        return found

@@ -1,0 +1,136 @@
+"""Prepared data: the rows of every split, ready to be read by number."""
+
+import hashlib
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from windlass.columns import Column
+from windlass.data.corpus import Corpus
+from windlass.data.mix import Mixture
+from windlass.data.pack import Sequences
+from windlass.data.section import Data
+from windlass.data.split import Split
+from windlass.data.vocabulary import Vocabulary
+from windlass.errors import UserError
+
+
+@dataclass(frozen=True, eq=False)
+class Prepared:
+    """What a run asks of its data, whatever it was made of."""
+
+    data: Data
+    splits: dict[str, Split] = field(repr=False)
+    drawn: int | None = None  # rows that are trained on in the whole run, where that is known
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        """What the tokens are of; None: there is no text behind the rows."""
+        raise NotImplementedError
+
+    @property
+    def vocab(self) -> int | None:
+        """Ids that a model must have an embedding for; None: not known."""
+        raise NotImplementedError
+
+    @property
+    def fingerprint(self) -> str:
+        """Of the content: the same data gives the same one, wherever it is kept."""
+        raise NotImplementedError
+
+    @property
+    def unigram_entropy(self) -> float | None:
+        """Nats per token: the loss of a model that knows how common each token is and no more."""
+        return None
+
+    @property
+    def is_weighted(self) -> bool:
+        """Whether some tokens are read and not trained on, or weigh less than others."""
+        return False
+
+    @property
+    def columns(self) -> dict[str, Column]:
+        return self.splits["train"].columns
+
+    def split(self, name: str) -> Split:
+        if name not in self.splits:
+            what = "rows" if self.data.has_blocks else "documents"
+            raise UserError(f"there are no {name} {what}; data.{name}=0.05 holds out one in twenty")
+        return self.splits[name]
+
+    def _joined(self, parts: list[str]) -> str:
+        """The fingerprint of all parts, in the shares that they are drawn in."""
+        if self.data.mixture is None:
+            return parts[0]
+        shares = [part.share for part in self.data.parts]
+        return hashlib.sha256(repr([parts, shares]).encode()).hexdigest()
+
+
+@dataclass(frozen=True, eq=False)
+class Tokenized(Prepared):
+    """Documents as tokens in the cache, split and packed into sequences."""
+
+    corpora: tuple[Corpus, ...] = ()  # of each source
+
+    @property
+    def vocabulary(self) -> Vocabulary:
+        return self.corpora[0].vocabulary
+
+    @property
+    def vocab(self) -> int:
+        return self.vocabulary.size
+
+    @property
+    def fingerprint(self) -> str:
+        return self._joined([corpus.fingerprint for corpus in self.corpora])
+
+    @property
+    def unigram_entropy(self) -> float:
+        share = self.frequencies[self.frequencies > 0]
+        return float(-(share * np.log(share)).sum())
+
+    @property
+    def is_weighted(self) -> bool:
+        return any(corpus.weights is not None for corpus in self.corpora)
+
+    @cached_property
+    def frequencies(self) -> np.ndarray:
+        """The share of each token among all that are to be predicted, as sources are mixed."""
+        pairs = zip(self.data.parts, self.parts("train"), strict=True)
+        drawn = [part.share * rows.tokens_per_row for part, rows in pairs]
+        counts = [corpus.counts / corpus.counts.sum() for corpus in self.corpora]
+        return np.average(counts, axis=0, weights=drawn)
+
+    def split(self, name: str) -> Sequences | Mixture:
+        rows = super().split(name)
+        assert isinstance(rows, Sequences | Mixture)
+        return rows
+
+    def parts(self, name: str) -> tuple[Sequences, ...]:
+        """The packed sequences of each source."""
+        rows = self.split(name)
+        parts = rows.parts if isinstance(rows, Mixture) else (rows,)
+        return tuple(part for part in parts if isinstance(part, Sequences))
+
+
+@dataclass(frozen=True, eq=False)
+class Untokenized(Prepared):
+    """Blocks: rows as their sources have them. A vocabulary is for whoever turns them into text."""
+
+    text: Vocabulary | None = None
+
+    @property
+    def vocabulary(self) -> Vocabulary | None:
+        return self.text
+
+    @property
+    def vocab(self) -> int | None:
+        sizes = [part.source.vocab for part in self.data.parts]
+        sizes += [] if self.text is None else [self.text.size]
+        return max((size for size in sizes if size is not None), default=None)
+
+    @property
+    def fingerprint(self) -> str:
+        each = [(part.source.fingerprint(), str(self.columns)) for part in self.data.parts]
+        return self._joined([hashlib.sha256(repr(one).encode()).hexdigest() for one in each])
