@@ -18,7 +18,7 @@ class Objective(Contract):
     )
 
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
-        hidden, _, _ = model(batch)
+        hidden, auxiliary, _ = model(batch)
         free = jnp.sum(batch["candidates"].astype(jnp.float32), axis=-1)
         is_puzzle = (batch["puzzle"] >= 0)[:, None]
         weight = jnp.where(is_puzzle, batch["weight"] / jnp.maximum(free, 1.0), 0.0)
@@ -26,8 +26,8 @@ class Objective(Contract):
         whole = jnp.sum(weight)
         means = {name: (value, whole) for name, value in sums.items()}
         puzzles = jnp.sum((batch["puzzle"] >= 0).astype(jnp.float32))
-        means["open"] = (jnp.sum(free * is_puzzle), puzzles)
-        return Tally(total, whole, means, {}), carry
+        means["open"] = (jnp.sum(jnp.where(is_puzzle, free, 0.0)), puzzles)
+        return Tally(total, whole, means, {}, auxiliary), carry
 
 
 def _tile(logits, columns):
