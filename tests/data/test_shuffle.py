@@ -1,6 +1,7 @@
 import numpy as np
 import pytest
 
+from windlass.chance import keys, permutations
 from windlass.data.shuffle import permuted
 
 
@@ -42,3 +43,15 @@ def test_every_number_comes_to_every_place_equally_often(count: int):
 
 def test_the_order_is_this_one_on_every_machine():
     assert permuted(np.arange(8), 8, seed=0, epoch=0).tolist() == [1, 0, 4, 3, 7, 6, 2, 5]
+
+
+def test_a_key_follows_from_the_seed_and_each_number_and_from_no_neighbour():
+    rows, epochs = np.arange(50).repeat(20), np.tile(np.arange(20), 50)
+    together = keys(3, epochs, rows)
+    assert len(set(together.tolist())) == 1000
+    assert keys(3, epochs[[7]], rows[[7]]) == together[7]
+    assert not set(keys(4, epochs, rows).tolist()) & set(together.tolist())
+    found = permutations(together, 4)
+    assert (np.sort(found, axis=1) == np.arange(4)).all()
+    counts = [np.bincount(column, minlength=4) for column in found.T]
+    assert abs(np.array(counts) - 250).max() < 5 * np.sqrt(250 * 0.75)

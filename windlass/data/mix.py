@@ -5,9 +5,10 @@ from typing import Any
 
 import numpy as np
 
+from windlass.chance import mix
 from windlass.columns import Column
 from windlass.data.pack import Piece
-from windlass.data.shuffle import mix, permuted
+from windlass.data.shuffle import permuted
 from windlass.data.split import Drawn
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE

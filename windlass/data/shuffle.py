@@ -1,16 +1,10 @@
-"""Chance without memory: numbers and permutations that follow from a seed alone."""
+"""Permutations that follow from a seed alone, without making the whole of them."""
 
 import numpy as np
 
+from windlass.chance import mix
+
 ROUNDS = 8  # even: the two parts of a number, which differ in width, change places in each
-
-
-def mix(numbers: np.ndarray) -> np.ndarray:
-    """SplitMix64: 64 bits for each number that look drawn at random."""
-    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ mixed >> np.uint64(31)
 
 
 def permuted(places: np.ndarray, count: int, *, seed: int, epoch: int) -> np.ndarray:

@@ -5,8 +5,8 @@ from typing import NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 
+from windlass.chance import mix
 from windlass.columns import Column
-from windlass.data.shuffle import mix
 
 SPLITS = ("train", "validation", "test")
 

@@ -2,6 +2,7 @@
 
 import numpy as np
 
+from windlass.chance import keys, mix, permutations
 from windlass.columns import Column
 from windlass.config import section
 from windlass.sources import Blocks
@@ -53,17 +54,15 @@ class Source(Blocks):
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        made = [self._row(int(number)) for number in numbers]
+        solution, is_blank = self._squares(numbers)
         if self.augment and epochs is not None:
-            pairs = zip(made, numbers, epochs, strict=True)
-            made = [self._relabelled(*one, seed) for one in pairs]
-        cells = self.size**2
-        solution = np.array([one[0] for one in made], np.int32).reshape(-1, cells)
-        is_blank = np.array([one[1] for one in made], bool).reshape(-1, cells)
-        tokens = np.where(is_blank, BLANK, solution).astype(np.int32)
+            # Other digits for the same square: which follows from seed, epoch and row alone.
+            digits = permutations(keys(seed, epochs, numbers), self.size)
+            solution = np.take_along_axis(digits, solution - 1, axis=1) + 1
+        tokens, cells = np.where(is_blank, BLANK, solution).astype(np.int32), self.size**2
         return {
             "tokens": tokens,
-            "targets": solution,
+            "targets": solution.astype(np.int32),
             "weight": is_blank.astype(np.float32),
             "position": np.tile(np.arange(cells, dtype=np.int32), (len(numbers), 1)),
             "document": np.zeros((len(numbers), cells), np.int32),
@@ -76,19 +75,12 @@ class Source(Blocks):
         lines = [" ".join(digits[at : at + self.size]) for at in range(0, len(digits), self.size)]
         return "\n".join([f"puzzle {row['puzzle']}", *lines])
 
-    def _row(self, number: int) -> tuple[np.ndarray, np.ndarray]:
-        """The solution of a puzzle, and which of its cells are blank."""
-        random = np.random.default_rng([self.seed, number])
-        shift, cells = int(random.integers(self.size)), np.arange(self.size)
-        solution = 1 + (cells[:, None] + shift + cells[None, :]) % self.size
-        return solution.ravel(), random.random(self.size**2) < 0.5
-
-    def _relabelled(
-        self, one: tuple[np.ndarray, np.ndarray], number: int, epoch: int, seed: int
-    ) -> tuple[np.ndarray, np.ndarray]:
-        """The same puzzle with other digits."""
-        digits = np.random.default_rng([seed, int(epoch), int(number)]).permutation(self.size)
-        return 1 + digits[one[0] - 1], one[1]
+    def _squares(self, numbers: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The solutions of some puzzles, and which of their cells are blank."""
+        of_row, cells = keys(self.seed, numbers), np.arange(self.size**2)
+        shift = (of_row % np.uint64(self.size)).astype(np.int64)[:, None]
+        solution = 1 + (cells // self.size + shift + cells) % self.size
+        return solution, mix(of_row[:, None] + cells.astype(np.uint64)) % np.uint64(2) == 1
 
     def _candidates(self, tokens: np.ndarray) -> np.ndarray:
         digits = 1 + np.arange(self.size)

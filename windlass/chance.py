@@ -1,0 +1,24 @@
+"""Counter-based random numbers: each follows from a seed and numbers alone, in any order."""
+
+import numpy as np
+
+
+def mix(numbers: np.ndarray) -> np.ndarray:
+    """SplitMix64: 64 bits for each number that look drawn at random."""
+    mixed = (numbers.astype(np.uint64) + np.uint64(1)) * np.uint64(0x9E3779B97F4A7C15)
+    mixed = (mixed ^ mixed >> np.uint64(30)) * np.uint64(0xBF58476D1CE4E5B9)
+    mixed = (mixed ^ mixed >> np.uint64(27)) * np.uint64(0x94D049BB133111EB)
+    return mixed ^ mixed >> np.uint64(31)
+
+
+def keys(seed: int, *numbers: np.ndarray) -> np.ndarray:
+    """64 bits for each row of some numbers, such as its epoch and its place."""
+    found = mix(np.full(np.shape(numbers[0]), seed))
+    for some in numbers:
+        found = mix(found + some.astype(np.uint64))
+    return found
+
+
+def permutations(keys: np.ndarray, count: int) -> np.ndarray:
+    """A permutation of 0 to `count` for each key."""
+    return np.argsort(mix(keys[:, None] + np.arange(count, dtype=np.uint64)), axis=1)
