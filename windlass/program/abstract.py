@@ -13,7 +13,7 @@ from windlass.residuals import Architecture
 
 
 @lru_cache(maxsize=8)  # a plan asks for the same model on each target, and with every setting
-def blank(architecture: Architecture, adapters: tuple[Contract, ...] = ()) -> Any:
+def blank(architecture: Architecture, adapters: tuple[Contract, ...]) -> Any:
     """The model of an architecture with these adapters, in their order; on no mesh."""
 
     def made() -> Any:

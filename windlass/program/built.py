@@ -24,9 +24,6 @@ from windlass.residuals import Architecture
 # Arrays that a run starts from: after how many adapters, and by which path of the model then.
 Given = Mapping[int, Mapping[str, Array]]
 
-# Arrays that a run starts from: after how many adapters, and by which path of the model then.
-Given = Mapping[int, Mapping[str, Array]]
-
 ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
 
 
@@ -99,7 +96,7 @@ class Built:
         return annotate(arrays, lambda x, about: compute if is_cast(x, about) else x.dtype)
 
     def _helper(self, config: models.Config) -> Helper:
-        arrays, static = eqx.partition(self._arranged(blank(Architecture(config))), is_shape)
+        arrays, static = eqx.partition(self._arranged(blank(Architecture(config), ())), is_shape)
         placed = jax.tree.map(
             lambda x, low, place: jax.ShapeDtypeStruct(x.shape, low, sharding=place),
             arrays,

@@ -38,10 +38,12 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     moments = jax.eval_shape(optimizer.init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
-    helpers = [eqx.filter(blank(Architecture(one.model)), is_shape) for one in run.helpers.values()]
+    helpers = [
+        eqx.filter(blank(Architecture(one.model), ()), is_shape) for one in run.helpers.values()
+    ]
     held = annotate((frozen, helpers), lambda x, about: _held(x, about, width))
     state += sum(jax.tree.leaves(held))
-    plain = eqx.filter(blank(run.architecture), is_shape)
+    plain = eqx.filter(blank(run.architecture, ()), is_shape)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
         state=state,

@@ -123,7 +123,7 @@ def identity(run: Run) -> dict[str, str]:
 
 
 def take(
-    built: Built, vocabulary: Vocabulary, say: Callable[[str], None]
+    built: Built, vocabulary: Vocabulary | None, say: Callable[[str], None]
 ) -> tuple[dict[str, PyTree], list[tuple[str, str]]]:
     """The arrays of each helper where they live, in the precision they compute in, and facts.
 
@@ -199,10 +199,10 @@ def _tokenizer(start: Start, key: str) -> Path:
     return hugging_face.weights(start, key)
 
 
-def _check_vocabulary(folder: Path, key: str, ours: Vocabulary) -> None:
+def _check_vocabulary(folder: Path, key: str, ours: Vocabulary | None) -> None:
     """Refuse a helper to which the numbers of this run are other tokens."""
-    if not (folder / hugging_face.TOKENIZER).is_file():
-        return
+    if ours is None or not (folder / hugging_face.TOKENIZER).is_file():
+        return  # of blocks nothing is known but their numbers
     theirs = vocabularies.load(str(folder))
     for number in range(ours.size):
         if theirs.name(number) != ours.name(number):

@@ -47,19 +47,22 @@ def lend(
         tokenizer = {"kind": "file", "path": start.path}
     _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
-    model = configs.read(configs.load(folder), origin, given)
+    config = configs.load(folder)
+    lent = {"model": configs.read(config, origin, given), "start": named}
+    if (residual := configs.residual(config, origin)) is not None:
+        lent["residual"] = residual
     is_kept = (folder / START).is_file()
     has_own = (folder / TOKENIZER).is_file()
     data = layers.peek("data", Data)
     if data is not None and data.has_blocks and not has_own:  # which need no tokenizer
         is_stored = is_kept and (folder.parent / folders.TOKENIZER).is_dir()
-        return {"model": model, "start": named} | ({"tokenizer": tokenizer} if is_stored else {})
+        return lent | ({"tokenizer": tokenizer} if is_stored else {})
     if not (has_tokenizer or is_kept or has_own):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"
         )
-    return {"model": model, "start": named, "tokenizer": tokenizer}
+    return lent | {"tokenizer": tokenizer}
 
 
 def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
@@ -96,7 +99,8 @@ def take(
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of an abstract model, by path, and what is to be said of them."""
     folder = weights(start, key)
-    arrays = files.load(folder, model, names)
+    is_own = configs.is_own(configs.load(folder))
+    arrays = files.load(folder, model, None if is_own else names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
     facts = [("start", str(where)), ("loaded", f"all {size:,} parameters")]
