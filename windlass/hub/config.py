@@ -15,7 +15,6 @@ from windlass.hub import rope
 from windlass.models import HuggingFace
 
 FILE = "config.json"
-OWN = "windlass"  # the model_type, and the key, of models that Hugging Face has none like
 # Keys that change what is computed, whatever the family, unless they have one of these values.
 # Where a family has a field or a value of its own for one, that counts.
 NEUTRAL: dict[str, tuple] = {
@@ -67,8 +66,6 @@ def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) ->
 
     What would change the model and cannot be computed here is refused, all in one error.
     """
-    if is_own(config):
-        return _own(config, origin)["model"]
     name, table = _family(config, origin)
     section = importlib.import_module(f"{models.__name__}.{name}").Config
     own = {field.name for field in fields(section)}
@@ -101,31 +98,6 @@ def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) ->
     if problems:
         raise UserError(report(problems, origin))
     return {"family": name, **found}
-
-
-def is_own(config: Mapping[str, Any]) -> bool:
-    """True for a config.json in our form, whose tensors have the names of our arrays."""
-    return config.get("model_type") == OWN
-
-
-def residual(config: Mapping[str, Any], origin: str) -> dict[str, Any] | None:
-    """The `residual` section that a config.json of ours stands for, where it has one."""
-    return _own(config, origin).get("residual") if is_own(config) else None
-
-
-def own(sections: Mapping[str, Any], *, dtype: str) -> dict[str, Any]:
-    """The config.json of a model that Hugging Face has none like: its sections of a recipe."""
-    return {"model_type": OWN, OWN: dict(sections), "dtype": dtype}
-
-
-def _own(config: Mapping[str, Any], origin: str) -> Mapping[str, Any]:
-    sections = config.get(OWN)
-    if not isinstance(sections, Mapping) or not isinstance(sections.get("model"), Mapping):
-        raise UserError(
-            f"{origin} has model_type {OWN}, and no {OWN}.model, the keys of a recipe's model; "
-            "`windlass export` writes both"
-        )
-    return sections
 
 
 def written(

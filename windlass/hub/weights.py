@@ -23,10 +23,8 @@ ROWS = 4096  # of two heads that are compared, at a time
 DERIVED = ".rotary_emb.inv_freq"
 
 
-def load(folder: Path, model: Any, names: Mapping[str, str] | None) -> dict[str, jax.Array]:
+def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Array]:
     """Every array of an abstract model, by its path in it, from the files of a folder.
-
-    Without a table of names, tensors have those of our arrays, and may hold integers.
 
     Each is made where it lives: a device reads its own part of each tensor, one layer after the
     other. What is missing, too much or of another shape is named in one error.
@@ -36,7 +34,7 @@ def load(folder: Path, model: Any, names: Mapping[str, str] | None) -> dict[str,
         odd = [
             (name, f"is of {one.type}; weights are of {', '.join(TYPES)} here")
             for name, one in held.items()
-            if one.type not in TYPES and names is not None and not name.endswith(DERIVED)
+            if one.type not in TYPES and not name.endswith(DERIVED)
         ]
         if odd:
             raise UserError(report(odd, origin))
@@ -47,7 +45,7 @@ def load(folder: Path, model: Any, names: Mapping[str, str] | None) -> dict[str,
             if not name.endswith(DERIVED) and not _is_tied(name, wanted, names)
         }
         for name in held.keys() - kept.keys():
-            if names is not None and not name.endswith(DERIVED):
+            if not name.endswith(DERIVED):
                 _check_tied(name, names[EMBEDDING], held, origin)
         return placed(model, names, kept, origin)
 
@@ -106,8 +104,8 @@ def _opened(folder: Path) -> Iterator[dict[str, Stored]]:
         yield found
 
 
-def _is_tied(name: str, wanted: set[str], names: Mapping[str, str] | None) -> bool:
-    return names is not None and name == names.get(HEAD) and name not in wanted
+def _is_tied(name: str, wanted: set[str], names: Mapping[str, str]) -> bool:
+    return name == names.get(HEAD) and name not in wanted
 
 
 def _check_tied(head: str, embedding: str, held: Mapping[str, Stored], origin: str) -> None:

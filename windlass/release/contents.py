@@ -81,8 +81,7 @@ def beside(source: FinishedRun, subject: Subject) -> Iterator[File]:
 def _config(source: FinishedRun, dtype: str) -> dict[str, Any]:
     model = source.run.model
     if source.names is None:  # nobody else has such models: the keys of a recipe say all
-        sections = {name: tree(source.run)[name] for name in ("model", "residual")}
-        return config.own(sections, dtype=dtype)
+        return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
     like = source.came_with("config.json")
     found = config.written(model, length=source.run.data.length, dtype=dtype, like=like)
     if like or (vocabulary := source.vocabulary) is None:

@@ -47,22 +47,19 @@ def lend(
         tokenizer = {"kind": "file", "path": start.path}
     _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
-    config = configs.load(folder)
-    lent = {"model": configs.read(config, origin, given), "start": named}
-    if (residual := configs.residual(config, origin)) is not None:
-        lent["residual"] = residual
+    model = configs.read(configs.load(folder), origin, given)
     is_kept = (folder / START).is_file()
     has_own = (folder / TOKENIZER).is_file()
     data = layers.peek("data", Data)
     if data is not None and data.has_blocks and not has_own:  # which need no tokenizer
         is_stored = is_kept and (folder.parent / folders.TOKENIZER).is_dir()
-        return lent | ({"tokenizer": tokenizer} if is_stored else {})
+        return {"model": model, "start": named} | ({"tokenizer": tokenizer} if is_stored else {})
     if not (has_tokenizer or is_kept or has_own):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"
         )
-    return lent | {"tokenizer": tokenizer}
+    return {"model": model, "start": named, "tokenizer": tokenizer}
 
 
 def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
@@ -99,8 +96,7 @@ def take(
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of an abstract model, by path, and what is to be said of them."""
     folder = weights(start, key)
-    is_own = configs.is_own(configs.load(folder))
-    arrays = files.load(folder, model, None if is_own else names)
+    arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
     facts = [("start", str(where)), ("loaded", f"all {size:,} parameters")]
