@@ -47,10 +47,10 @@ TOKENS = ROWS * LENGTH
 
 
 def work_parts(*given, **options) -> dict[str, float]:
-    done = work_of(*given, **options).products
+    done = work_of(*given, **options).matmuls
     return {
         part: sum(one.flops * one.times for one in done if one.part == part)
-        for part in ("products", "head")
+        for part in ("matmuls", "head")
     }
 
 
@@ -59,7 +59,7 @@ def memory_parts(*given, **options) -> dict[str, float]:
 
 
 def products(work: Work) -> float:
-    return sum(one.flops * one.times for one in work.products)
+    return sum(one.flops * one.times for one in work.matmuls)
 
 
 def test_products_are_those_that_a_model_needs_and_what_is_computed_twice():
@@ -101,12 +101,12 @@ def test_random_numbers_are_drawn_for_the_rows_that_a_device_has():
 
 def test_weights_in_pieces_are_gathered_for_each_pass_and_their_gradients_summed_by_pieces():
     said = work_of("v5e-8", (1, 8, 1)).collectives
-    gathered = sum(one.moved * one.times for one in said if one.kind == "gather")
+    gathered = sum(one.moved * one.times for one in said if one.kind == "all-gather")
     table, norms = 2 * VOCAB * EMBED, 4 * EMBED
     layers = 2 * LAYERS * (2 * LAYER + 2 * norms)  # forward and backward, bfloat16 and float32
     # Two tables, of words and of the head, and the norm before the head.
     assert gathered == layers + 2 * table + norms
-    scattered = [one for one in said if one.kind == "scatter" and one.times == LAYERS]
+    scattered = [one for one in said if one.kind == "reduce-scatter" and one.times == LAYERS]
     assert sum(one.moved * one.times for one in scattered) == LAYERS * 2 * LAYER
     assert {one.axes for one in said} == {("fsdp",)}
 
@@ -121,13 +121,13 @@ def test_halves_of_a_layer_are_summed_along_the_tensor_axis_twice_each_way():
 
 def test_an_adapter_moves_less_state_and_trains_as_many_products_as_reach_it():
     whole, adapted = work_of("h200"), work_of("h200", rank=4)
-    assert adapted.moved["optimiser"] < whole.moved["optimiser"] / 10
-    small = [one for one in adapted.products if 4 in (one.m, one.n, one.k)]
+    assert adapted.traffic["optimiser"] < whole.traffic["optimiser"] / 10
+    small = [one for one in adapted.matmuls if 4 in (one.m, one.n, one.k)]
     assert products(adapted) - sum(one.flops * one.times for one in small) < products(whole)
 
 
 def test_adam_reads_and_writes_three_numbers_of_every_weight_and_the_gradient():
-    state = work_of("h200").moved["optimiser"]
+    state = work_of("h200").traffic["optimiser"]
     weights = LAYERS * (LAYER + 2 * EMBED) + 2 * VOCAB * EMBED + EMBED
     # Weights and two moments in and out, the gradient twice: for its norm, and to be used.
     assert state == pytest.approx(weights * (6 * 4 + 2 * 2), rel=0.2)
@@ -149,14 +149,14 @@ def test_attention_is_a_call_each_way_and_a_third_where_nothing_is_kept():
 
 def read(function, *shapes) -> Work:
     program = jax.make_jaxpr(function)(*shapes).jaxpr
-    return cost_model.read(program, {}, vocab=None, fuses_products=False)
+    return cost_model.read(program, {}, vocab=None, fuses_epilogues=False)
 
 
 @pytest.mark.parametrize("groups", [1, 4])
 def test_a_convolution_is_a_matmul_in_each_of_its_groups(groups):
     x = jax.ShapeDtypeStruct((8, 64, 100), jnp.bfloat16)
     kernel = jax.ShapeDtypeStruct((32, 64 // groups, 5), jnp.bfloat16)
-    (found,) = read(_convolve(groups), x, kernel).products
+    (found,) = read(_convolve(groups), x, kernel).matmuls
     assert (found.m, found.n, found.k, found.batch) == (
         *(8 * 100, 32 // groups, 5 * 64 // groups, groups),
     )
@@ -167,9 +167,9 @@ def test_a_depthwise_convolution_is_work_of_vector_units_from_and_to_memory():
     x = jax.ShapeDtypeStruct((8, 64, 100), jnp.bfloat16)
     kernel = jax.ShapeDtypeStruct((64, 1, 5), jnp.bfloat16)
     found = read(_convolve(64), x, kernel)
-    assert found.products == []
+    assert found.matmuls == []
     assert sum(found.operations.values()) == 8 * 64 * 100 * 5
-    assert sum(found.moved.values()) == 2 * (2 * 8 * 64 * 100 + 64 * 5)
+    assert sum(found.traffic.values()) == 2 * (2 * 8 * 64 * 100 + 64 * 5)
 
 
 def _convolve(groups):

@@ -4,24 +4,24 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from windlass.analysis.liveness import Habits, largest
+from windlass.analysis.liveness import CompilerModel, peak_buffers
 
 SIDE = 64
 ONE = SIDE * SIDE * 4  # bytes of a matrix
 
 
-def held(function, *shapes, **habits) -> int:
+def held(function, *shapes, **compiler) -> int:
     """Bytes that a function's own arrays take at most, the result not counted."""
-    usual = Habits(
-        adds_to_products=False,
-        reuses=True,
-        shares=False,
-        draws_apart=False,
-        lingers=False,
+    usual = CompilerModel(
+        fuses_epilogues=False,
+        reuses_buffers=True,
+        materializes_shared=False,
+        has_random_kernel=False,
+        keeps_gathered=False,
         bytes_of=lambda shape, itemsize: itemsize * jnp.zeros(shape, jnp.int8).size,
-    )._replace(**habits)
+    )._replace(**compiler)
     program = jax.make_jaxpr(function)(*shapes).jaxpr
-    return sum(array.bytes for array in largest(program, usual))
+    return sum(array.bytes for array in peak_buffers(program, usual))
 
 
 def matrix(rows: int = SIDE) -> jax.ShapeDtypeStruct:
@@ -45,14 +45,16 @@ def test_a_result_lies_where_what_it_was_made_of_is_no_longer_needed():
         return jnp.tanh(y) @ x
 
     assert held(chain, matrix()) == ONE
-    assert held(chain, matrix(), reuses=False) == ONE  # what was read itself may be written over
+    assert (
+        held(chain, matrix(), reuses_buffers=False) == ONE
+    )  # what was read itself may be written over
 
     def far(x):
         y = x @ x
         return (jnp.exp(y) - jnp.tanh(y)) @ x
 
     assert held(far, matrix()) == ONE
-    assert held(far, matrix(), reuses=False) == 2 * ONE
+    assert held(far, matrix(), reuses_buffers=False) == 2 * ONE
 
 
 def test_random_bits_are_held_where_a_kernel_of_its_own_draws_them():
@@ -61,7 +63,7 @@ def test_random_bits_are_held_where_a_kernel_of_its_own_draws_them():
 
     half, key = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16), 8
     assert held(dropped, half) == ONE // 2 + key
-    assert held(dropped, half, draws_apart=True) == ONE + ONE // 2  # its key is gone
+    assert held(dropped, half, has_random_kernel=True) == ONE + ONE // 2  # its key is gone
 
 
 def test_what_several_operations_want_may_be_computed_once_and_held():
@@ -70,7 +72,7 @@ def test_what_several_operations_want_may_be_computed_once_and_held():
         return jnp.sum(y) * (y + 1)
 
     assert held(shared, matrix()) == 4
-    assert held(shared, matrix(), shares=True) == ONE + 4
+    assert held(shared, matrix(), materializes_shared=True) == ONE + 4
 
 
 def test_a_loop_holds_what_all_its_rounds_leave_and_what_one_round_needs():
@@ -96,13 +98,13 @@ def test_what_is_added_to_a_product_may_be_added_while_it_is_made():
     def added(x, y):
         return jnp.tanh((x @ x) + y) @ x
 
-    assert held(added, matrix(), matrix(), adds_to_products=True) == ONE
+    assert held(added, matrix(), matrix(), fuses_epilogues=True) == ONE
     assert held(added, matrix(), matrix()) == ONE
 
     def narrower(x):
         return (x @ x).astype(jnp.bfloat16) @ x.astype(jnp.bfloat16)
 
-    assert held(narrower, matrix(), adds_to_products=True) == ONE  # two halves
+    assert held(narrower, matrix(), fuses_epilogues=True) == ONE  # two halves
     assert held(narrower, matrix()) == ONE + ONE // 2
 
 

@@ -28,7 +28,7 @@ v5e-8  8 × TPU v5e
            other           2.0 GiB  █████▏
            free            7.8 GiB  ░░░░░░░░░░░░░░░░░░░
   step     500 ±100 ms, compute-bound
-           products         400 ms  ████████████████████████████████
+           matmuls          400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $10.24 ±1.92 on demand; $2.56 ±0.48 spot
   epoch    6.0 ±1.2 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
@@ -44,7 +44,7 @@ h100  1 × H100
            activations    40.0 GiB  ████████████████████
            other          20.0 GiB  ██████████
   step     500 ±100 ms, compute-bound
-           products         400 ms  ████████████████████████████████
+           matmuls          400 ms  ████████████████████████████████
            attention        100 ms  ████████
   run      64 ±12 min; $2.13 ±0.40 on demand; ? spot
   epoch    6.0 ±1.2 min; $0.20 ±0.04 on demand; ? spot

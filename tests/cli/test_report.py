@@ -36,7 +36,7 @@ def copies(place, tmp_path_factory) -> Path:
                 "limit_bytes": 4 * 2**30,
                 "parts_bytes": {"weights": 2**30, "activations": 2 * 2**30, "logits": 10},
             },
-            "time": {"step_seconds": 0.15, "parts_seconds": {"products": 0.1, "optimiser": 0.05}},
+            "time": {"step_seconds": 0.15, "parts_seconds": {"matmuls": 0.1, "optimiser": 0.05}},
             "notes": [],
         },
         "measured": {
@@ -104,7 +104,7 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
         ("by the compiler", "state", "1.0 GiB"),
         ("by the compiler", "temporaries", "3.0 GiB"),
         ("by the device", "peak", "5.0 GiB"),
-        ("planned", "products", "100 ms"),
+        ("planned", "matmuls", "100 ms"),
         ("planned", "optimiser", "50.0 ms"),
         ("measured", "step time", "100 ms"),
     ]

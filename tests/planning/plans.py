@@ -40,7 +40,7 @@ def made(
     devices = target.devices
     held = {"weights": gib / 4 * GIB, "activations": gib / 2 * GIB, "other": gib / 4 * GIB}
     memory = Memory(held, target.chip.memory_bytes, 0.1)
-    spent = {"products": 0.8 * seconds, "attention": 0.2 * seconds}
+    spent = {"matmuls": 0.8 * seconds, "attention": 0.2 * seconds}
     flops = 0.4 * seconds * devices * target.chip.peak["bfloat16"]
     time = Time(spent, 0.2, "compute", flops)
     extent = Extent(64 * 1024, steps, 720)

@@ -23,7 +23,7 @@ def run(folder, compute, memory, *, chip="H200", factors=None, measured=None):
     folder.mkdir(parents=True)
     (folder / "recipe.yaml").write_text("train: {steps: 1}\n")
     by = factors or {}
-    parts = {"products": compute * 0.7, "attention": compute * 0.2, "head": compute * 0.1}
+    parts = {"matmuls": compute * 0.7, "attention": compute * 0.2, "head": compute * 0.1}
     parts = {name: value * by.get("compute", 1) for name, value in parts.items()}
     parts["elementwise"] = memory * by.get("memory", 1)
     took = TRUE["compute"] * compute + TRUE["memory"] * memory
@@ -40,7 +40,7 @@ def test_factors_that_made_the_times_are_found_and_plans_come_nearer(tmp_path):
     assert found.before > 0.1 and found.after < 0.05
     assert calibration.find("H200") == found
     assert calibration.find("H100") is None
-    told = calibration.scaled({"products": 1.0, "optimiser": 1.0, "host": 1.0}, found.factors)
+    told = calibration.scaled({"matmuls": 1.0, "optimiser": 1.0, "host": 1.0}, found.factors)
     assert list(told.values()) == [found.factors["compute"], found.factors["memory"], 1.0]
 
 

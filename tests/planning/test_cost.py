@@ -29,7 +29,7 @@ PRICES = Prices(
     file=Path("prices.yaml"),
     chips=["v5e", "v3", "h100"],
 )
-STEP = Time({"products": 0.5}, error=0.1, bound="compute", flops=1e15)
+STEP = Time({"matmuls": 0.5}, error=0.1, bound="compute", flops=1e15)
 LONG = Extent(tokens=32768, steps=72_000, epoch_steps=7200)  # ten hours of steps
 AT_ONCE = Assumed(boot=0, compile=0)
 NEVER = Every(10**9)

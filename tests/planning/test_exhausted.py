@@ -81,7 +81,7 @@ def by_rows(monkeypatch) -> None:
     def time(one: Traced) -> times.Time:
         share = {"none": 1.0, "saved": 1.1, "full": 1.3}[one.described.run.train.remat]
         seconds = share * (1 + one.batches.accumulation / 10) * 4 / one.target.devices
-        return times.Time({"products": seconds}, 0.1, "compute", 1e12)
+        return times.Time({"matmuls": seconds}, 0.1, "compute", 1e12)
 
     monkeypatch.setattr(changes, "trace", laid_out)
     monkeypatch.setattr(trials, "trace", laid_out)

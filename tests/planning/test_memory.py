@@ -10,7 +10,7 @@ import pytest
 
 from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
 from tests.trained import recipe
-from windlass.analysis.per_device import shape_there
+from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import sub_jaxprs
 from windlass.planning import memory, targets, traced
 from windlass.starting.describe import describe
@@ -89,7 +89,7 @@ def _loops(program):
 def test_no_loop_over_layers_leaves_the_weights_that_each_had_gathered(remat):
     one, target = case(HALF, "v5e-8", 32, mesh=(1, 8, 1), remat=remat), targets.find("v5e-8")
     found = traced.trace(traced.described(one.recipe, target), target)
-    left = [shape_there(made) for loop in _loops(found.program) for made in loop.outvars]
+    left = [device_shape(made) for loop in _loops(found.program) for made in loop.outvars]
     model = found.described.run.model
     pieces = [math.prod(shape) for shape in left if shape[:1] == (model.layers,)]
     assert pieces and model.layers * model.embed * model.mlp not in pieces

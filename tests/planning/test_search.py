@@ -36,7 +36,7 @@ class MadeUp(Trials):
         seconds = TAKEN[setting.remat] * rows + 0.5 + 0.02 * split["fsdp"] + 0.4 * split["tensor"]
         seconds = setting.accumulation * seconds * WORTH[setting.layers_per_loop]
         memory = Memory({"weights": held}, self.limit, 0.1)
-        return Trial(setting, memory, Time({"products": seconds}, 0.1, "compute", 1.0))
+        return Trial(setting, memory, Time({"matmuls": seconds}, 0.1, "compute", 1.0))
 
 
 @pytest.fixture(scope="module")

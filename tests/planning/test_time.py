@@ -4,18 +4,18 @@ import math
 
 import pytest
 
-from windlass.analysis.work import Attention, Collective, Product
+from windlass.analysis.work import AttentionCall, Collective, Matmul
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
 from windlass.layers.pattern import Pattern
 from windlass.planning import efficiency, targets, traced
-from windlass.planning.efficiency import attention_seconds, product_seconds, rates
+from windlass.planning.efficiency import attention_seconds, matmul_seconds, rates
 from windlass.planning.time import by_table, collective_seconds
 from windlass.planning.topology import Reach
 
 
-def product(m, n, k, dtype="bfloat16") -> Product:
-    return Product(m, n, k, 1, dtype, 2 * (m * k + k * n + m * n), 1, "products")
+def product(m, n, k, dtype="bfloat16") -> Matmul:
+    return Matmul(m, n, k, 1, dtype, 2 * (m * k + k * n + m * n), 1, "matmuls")
 
 
 def of(name):
@@ -25,7 +25,7 @@ def of(name):
 def share(name, *shape) -> float:
     """Of the peak."""
     one = product(*shape)
-    return one.flops / product_seconds(one, of(name)) / of(name).peak["bfloat16"]
+    return one.flops / matmul_seconds(one, of(name)) / of(name).peak["bfloat16"]
 
 
 # By a microbenchmark on one H200, in the best of three layouts of the factors.
@@ -55,12 +55,12 @@ def test_products_on_a_tpu_lose_what_fills_up_its_matrix_units():
 def test_a_product_with_a_thin_matrix_takes_as_long_as_memory_does():
     thin = product(32768, 16, 2048)
     stream = of("h200").bandwidth * efficiency.find(targets.find("h200").chip).memory
-    assert product_seconds(thin, of("h200")) == pytest.approx(thin.moved / stream, rel=0.2)
+    assert matmul_seconds(thin, of("h200")) == pytest.approx(thin.moved / stream, rel=0.2)
 
 
 def test_float32_takes_six_products_of_bfloat16_where_it_has_no_units():
     slow, fast = (
-        product_seconds(product(8192, 8192, 8192, dtype), of("v5e-1"))
+        matmul_seconds(product(8192, 8192, 8192, dtype), of("v5e-1"))
         for dtype in ("float32", "bfloat16")
     )
     assert slow / fast == pytest.approx(6, rel=0.01)
@@ -70,7 +70,7 @@ def test_float32_takes_six_products_of_bfloat16_where_it_has_no_units():
     ("heads", "forward", "both"), [(40, 3.2e-3, 15.2e-3), (72, 5.5e-3, 26.2e-3)]
 )
 def test_attention_on_a_v5p_takes_what_axlearn_measured(heads, forward, both):
-    call = Attention(2, 8192, 8192, heads, heads, 128, Pattern(window=4096), "bfloat16", 1)
+    call = AttentionCall(2, 8192, 8192, heads, heads, 128, Pattern(window=4096), "bfloat16", 1)
     there = attention_seconds(call, of("v5p-8"))
     backward = call._replace(pattern=call.pattern._replace(is_backward=True))
     back = attention_seconds(backward, of("v5p-8"))
@@ -79,7 +79,7 @@ def test_attention_on_a_v5p_takes_what_axlearn_measured(heads, forward, both):
 
 
 def test_heads_of_half_the_width_of_the_matrix_units_use_half_of_them():
-    wide = Attention(8, 4096, 4096, 16, 16, 128, Pattern(), "bfloat16", 1)
+    wide = AttentionCall(8, 4096, 4096, 16, 16, 128, Pattern(), "bfloat16", 1)
     narrow = wide._replace(dim=64)
     vector = wide.pairs * 5 / efficiency.find(targets.find("v5e-1").chip).vector
     times = [attention_seconds(call, of("v5e-1")) - vector for call in (wide, narrow)]
@@ -89,10 +89,10 @@ def test_heads_of_half_the_width_of_the_matrix_units_use_half_of_them():
 def test_a_sum_goes_round_twice_and_between_groups_only_their_pieces():
     links = Reach(8, 1, 100e9, False, None)
     table = efficiency.find(targets.find("v5e-8").chip)
-    gathered = Collective("gather", ("fsdp",), 8e9, 1, "elementwise")
+    gathered = Collective("all-gather", ("fsdp",), 8e9, 1, "elementwise")
     seconds = collective_seconds(gathered, links, table)
     assert seconds == pytest.approx(7e9 / (100e9 * table.links))
-    summed = gathered._replace(kind="sum")
+    summed = gathered._replace(kind="all-reduce")
     assert collective_seconds(summed, links, table) == pytest.approx(2 * seconds)
     far = links._replace(groups=2, network=10e9)
     network = 2 * 1e9 * (1 / 2) / (10e9 * table.links)
@@ -119,7 +119,7 @@ def test_a_step_takes_on_an_h200_what_it_was_measured_to():
     assert abs(found.seconds * 1e3 / 247.5 - 1) < found.error  # the median of three runs
     assert found.bound == "compute"
     assert math.isclose(sum(found.parts.values()), found.seconds)
-    assert list(found.parts) == ["products", "attention", "head", "elementwise", "optimiser"]
+    assert list(found.parts) == ["matmuls", "attention", "head", "elementwise", "optimiser"]
 
 
 def test_a_chip_without_a_peak_has_no_time():
@@ -163,9 +163,9 @@ def test_a_loop_over_time_takes_a_latency_a_round(on):
 )
 def test_a_round_of_a_gru_takes_on_an_h200_what_it_was_measured_to(units, rows, forward, both):
     table = of("h200")
-    step = product_seconds(product(rows, 3 * units, units), table)
-    back = product_seconds(product(rows, units, 3 * units), table)
-    gradient = product_seconds(product(units, 3 * units, rows), table)
+    step = matmul_seconds(product(rows, 3 * units, units), table)
+    back = matmul_seconds(product(rows, units, 3 * units), table)
+    gradient = matmul_seconds(product(units, 3 * units, rows), table)
     latency = table.efficiency.loop_round
     assert 1e6 * (step + latency) == pytest.approx(forward, rel=0.4)
     assert 1e6 * (step + back + gradient + 2 * latency) == pytest.approx(both, rel=0.4)

@@ -1,4 +1,4 @@
-"""Bytes that cross memory between matrix products, once a compiler has fused what lies between."""
+"""Fusion: the memory traffic between matmuls, once a compiler has fused what lies between them."""
 
 import dataclasses
 from collections import Counter, defaultdict
@@ -9,11 +9,11 @@ Amount = int | float
 
 @dataclasses.dataclass(eq=False)
 class Value:
-    """An array of a program, as one device holds it."""
+    """A per-device array of a program."""
 
     elements: Amount
     itemsize: int
-    axes: frozenset[str] = frozenset()  # of the mesh, that it is split over
+    axes: frozenset[str] = frozenset()  # of the mesh, that it is sharded over
 
     @property
     def bytes(self) -> Amount:
@@ -22,26 +22,26 @@ class Value:
 
 @dataclasses.dataclass(eq=False)
 class Node:
-    """An operation of a program, or a call of something that is a kernel of its own."""
+    """An operation of a region, or a kernel of its own."""
 
     name: str
     reads: list[Value]
     writes: list[Value]
     part: str  # of the step
-    is_apart: bool = False  # fused with nothing around it
-    is_reduced: bool = False  # whoever wants its result waits until all of it is there
-    is_cut: bool = False  # reads only as much as it writes
-    is_product: bool = False
+    is_unfused: bool = False  # fused with nothing around it
+    is_reduced: bool = False  # its readers wait for all of its result
+    is_slice: bool = False  # reads only as much as it writes
+    is_matmul: bool = False
     is_scaling: bool = False
-    own: Amount = 0.0  # bytes that it moves as a kernel of its own
-    operations: Amount = 0.0  # on single numbers
-    is_free: bool = False  # the compiler chooses which device computes which piece of it
-    record: object = None  # what else is to be told of it
-    summed: Sequence[str] = ()  # axes of the mesh over which devices have a part of its result
+    own: Amount = 0.0  # bytes of traffic, as a kernel of its own
+    operations: Amount = 0.0  # of vector units
+    is_auto: bool = False  # the compiler chooses its sharding
+    record: object = None  # a matmul, an attention call or a collective of the cost model
+    partial_axes: Sequence[str] = ()  # of the mesh, over which its result is a partial sum
 
 
 def live(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
-    """The nodes that something depends on."""
+    """Dead code elimination: the nodes that an output depends on."""
     wanted, kept = set(map(id, outputs)), []
     for node in reversed(nodes):
         if any(id(value) in wanted for value in node.writes):
@@ -57,36 +57,35 @@ def traffic(
     *,
     sliced: Sequence[Value] = (),
     stacked: Sequence[Value] = (),
-    fuses_products: bool,
+    fuses_epilogues: bool,
 ) -> dict[str, Amount]:
-    """Bytes that the nodes of a straight program move, by part of the step.
+    """Memory traffic of the nodes of a region in bytes, by part of the step.
 
-    In memory are what goes in and out, what kernels of their own read and write, and what is
-    reduced. All else is computed on the way: everything in memory is read once by the kernels that
-    can run at the same time, and written once.
+    In memory are inputs and outputs, what unfused kernels read and write, and what reductions give.
+    All else is fused: everything in memory is read once by the kernels that can run at the same
+    time, and written once.
 
-    `fuses_products`: a compiler that computes what follows a product in the same kernel. One that
-    does not also copies what a loop cuts for a product (`sliced`), or puts together from products
-    (`stacked`).
+    `fuses_epilogues`: the compiler computes what follows a matmul in the same kernel. One that does
+    not also copies what a loop slices for a matmul (`sliced`), or stacks from matmuls (`stacked`).
     """
     nodes = _accumulated(nodes, outputs)
     in_memory = {id(value) for value in (*inputs, *outputs)}
     for node in nodes:
-        if node.is_apart:
+        if node.is_unfused:
             in_memory.update(map(id, node.reads))
-        if node.is_reduced or node.is_apart and not (node.is_product and fuses_products):
+        if node.is_reduced or node.is_unfused and not (node.is_matmul and fuses_epilogues):
             in_memory.update(map(id, node.writes))
-    # What several kernels want is kept where that is cheaper than to compute it again.
+    # What several kernels read is materialised where that is cheaper than to recompute it.
     first = _Kernels(nodes, in_memory)
-    moved = dict(_Kernels(nodes, in_memory | first.dear()).moved())
-    if not fuses_products:
+    moved = dict(_Kernels(nodes, in_memory | first.worth_keeping()).moved())
+    if not fuses_epilogues:
         for part, size in _copies(nodes, inputs, sliced, stacked).items():
             moved[part] = moved.get(part, 0.0) + size
     return moved
 
 
 class _Kernels:
-    """The kernels of a straight program, given what is in memory between them.
+    """The kernels of a region, given what is in memory between them.
 
     A kernel has a level, one more than those whose results it reads.
     """
@@ -102,12 +101,12 @@ class _Kernels:
         most = max((value.elements for value in node.writes), default=0.0)
         for value in node.reads:
             for key, (source, elements) in self.behind(value).items():
-                elements = min(elements, most) if node.is_cut else elements
+                elements = min(elements, most) if node.is_slice else elements
                 if key not in found or found[key][1] < elements:
                     found[key] = (source, elements)
         level = 1 + max((self.level[key] for key in found), default=0)
         for value in node.writes:
-            self.sources[id(value)] = {} if node.is_apart else found
+            self.sources[id(value)] = {} if node.is_unfused else found
             self.level[id(value)] = level
         return level
 
@@ -117,11 +116,11 @@ class _Kernels:
             return {id(value): (value, value.elements)}
         return self.sources.get(id(value), {})
 
-    def dear(self) -> set[int]:
+    def worth_keeping(self) -> set[int]:
         """Values that kernels of several levels compute, each from more than the value's bytes."""
         wanted: dict[int, set[int]] = defaultdict(set)
         for node, level in reversed(list(zip(self.nodes, self.levels, strict=True))):
-            own = {level} if node.is_apart else set[int]()
+            own = {level} if node.is_unfused else set[int]()
             for value in node.writes:
                 own |= {level} if id(value) in self.in_memory else wanted[id(value)]
             for value in node.reads:
@@ -137,7 +136,7 @@ class _Kernels:
         moved: dict[str, Amount] = defaultdict(float)
         reads: dict[tuple[int, int], tuple[Amount, str]] = {}
         for node, level in zip(self.nodes, self.levels, strict=True):
-            if node.is_apart:
+            if node.is_unfused:
                 moved[node.part] += node.own
                 continue
             for value in node.writes:
@@ -154,13 +153,13 @@ class _Kernels:
 
 
 def _accumulated(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
-    """The nodes, with a sum of a product and something else in the kernel of the product."""
+    """The nodes, with the sum of a matmul and another array as the epilogue of the matmul."""
     readers = Counter(id(value) for node in nodes for value in node.reads)
     readers.update(map(id, outputs))
     alone = {
         id(value)
         for node in nodes
-        if node.is_product
+        if node.is_matmul
         for value in node.writes
         if readers[id(value)] == 1
     }
@@ -171,7 +170,7 @@ def _accumulated(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
             alone.update(id(value) for value in node.writes if readers[id(value)] == 1)
         terms = [value for value in node.reads if id(value) not in alone]
         if node.name in ("add", "add_any") and len(terms) == 1 and terms[0].elements > 1:
-            node = dataclasses.replace(node, is_apart=True, is_product=True, own=terms[0].bytes)
+            node = dataclasses.replace(node, is_unfused=True, is_matmul=True, own=terms[0].bytes)
         found.append(node)
     return found
 
@@ -181,10 +180,10 @@ def _size(sources: dict[int, tuple[Value, Amount]]) -> Amount:
 
 
 def _copies(nodes, inputs, sliced, stacked) -> dict[str, Amount]:
-    """What kernels that are not the compiler's own cannot read or write in place."""
+    """Copies for library kernels, which cannot read a slice or write into a stack in place."""
     out = {id(value) for value in inputs}
-    out.update(id(value) for node in nodes if node.is_product for value in node.writes)
-    into = {id(value) for node in nodes if node.is_product for value in node.reads}
+    out.update(id(value) for node in nodes if node.is_matmul for value in node.writes)
+    into = {id(value) for node in nodes if node.is_matmul for value in node.reads}
     copied = [value for value in stacked if id(value) in out]
     copied += [value for value in sliced if id(value) in into]
     return {nodes[0].part: 2 * sum(value.bytes for value in copied)} if copied else {}

@@ -30,7 +30,7 @@ _NAMES = frozenset(
 )
 
 
-class Operation(NamedTuple):
+class Instruction(NamedTuple):
     """A line of a computation."""
 
     name: str
@@ -44,7 +44,7 @@ class Text:
     """The computations of a compiled program, and how often each runs."""
 
     def __init__(self, text: str):
-        self.computations: dict[str, list[Operation]] = {}
+        self.computations: dict[str, list[Instruction]] = {}
         self.entry = here = ""
         for line in text.splitlines():
             if opened := _COMPUTATION.match(line):
@@ -105,13 +105,13 @@ class Text:
             for called, _ in self._calls(operation)
         }
 
-    def _all(self) -> Iterator[tuple[str, dict[str, str], Operation]]:
+    def _all(self) -> Iterator[tuple[str, dict[str, str], Instruction]]:
         for name, operations in self.computations.items():
             shapes = {operation.name: operation.shape for operation in operations}
             for operation in operations if self.times[name] else ():
                 yield name, shapes, operation
 
-    def _calls(self, operation: Operation) -> Iterator[tuple[str, int]]:
+    def _calls(self, operation: Instruction) -> Iterator[tuple[str, int]]:
         if operation.kind.endswith(("-done", "-update")):
             return  # it was called where it began
         trips = self._trips(operation) if operation.kind == "while" else 1
@@ -119,7 +119,7 @@ class Text:
             for name in names.split(", "):
                 yield name.lstrip("%"), trips
 
-    def _trips(self, operation: Operation) -> int:
+    def _trips(self, operation: Instruction) -> int:
         """How often a loop runs: as it says, or else the only number in its condition."""
         if known := _TRIPS.search(operation.text):
             return int(known[1])
@@ -128,7 +128,7 @@ class Text:
         numbers = re.findall(r" constant\((\d+)\)", "\n".join(one.text for one in held))
         return int(numbers[0]) if len(numbers) == 1 else 1
 
-    def _moved(self, operation: Operation, shapes: Mapping[str, str]) -> int:
+    def _moved(self, operation: Instruction, shapes: Mapping[str, str]) -> int:
         if operation.kind in _NAMES or operation.kind.endswith("-done"):
             return 0
         if operation.kind == "dynamic-update-slice":
@@ -149,12 +149,12 @@ class Text:
         """Of what a fusion only takes a slice of, or only writes a slice to, that slice alone."""
         operations = self.computations.get(name, [])
         shapes = {operation.name: operation.shape for operation in operations}
-        users: dict[str, list[Operation]] = defaultdict(list)
+        users: dict[str, list[Instruction]] = defaultdict(list)
         for operation in operations:
             for operand in operation.operands:
                 users[operand].append(operation)
 
-        def readers(name: str) -> Iterator[tuple[str, Operation]]:
+        def readers(name: str) -> Iterator[tuple[str, Instruction]]:
             for user in users[name]:
                 if user.kind == "bitcast":
                     yield from readers(user.name)
@@ -191,7 +191,7 @@ def width(of: str) -> int:
     return WIDTHS[of] if of in WIDTHS else max(1, int(bits[0] if bits else 8) // 8)
 
 
-def _operation(name: str, text: str) -> Operation:
+def _operation(name: str, text: str) -> Instruction:
     if text.startswith("("):  # a tuple, which may hold tuples
         depth = itertools.accumulate({"(": 1, ")": -1}.get(letter, 0) for letter in text)
         end = next(i for i, level in enumerate(depth) if level == 0)
@@ -200,10 +200,10 @@ def _operation(name: str, text: str) -> Operation:
         shape, _, rest = text.partition(" ")
     kind, _, arguments = rest.partition("(")
     operands = re.findall(r"%([\w.\-]+)", arguments.partition(")")[0])
-    return Operation(name, shape, kind, operands, text)
+    return Instruction(name, shape, kind, operands, text)
 
 
-def _flops(operation: Operation, shapes: Mapping[str, str]) -> int:
+def _flops(operation: Instruction, shapes: Mapping[str, str]) -> int:
     if operation.kind == "dot":
         return _product(operation, shapes, r"lhs_contracting_dims=\{([\d,]*)\}")
     if operation.kind == "convolution":
@@ -213,14 +213,14 @@ def _flops(operation: Operation, shapes: Mapping[str, str]) -> int:
     return 0
 
 
-def _product(operation: Operation, shapes: Mapping[str, str], contracted: str) -> int:
+def _product(operation: Instruction, shapes: Mapping[str, str], contracted: str) -> int:
     left = _sides(shapes.get(operation.operands[0], ""))
     said = re.search(contracted, operation.text)
     axes = [int(axis) for axis in re.findall(r"\d+", said[1] if said else "")]
     return 2 * math.prod(_sides(operation.shape)) * math.prod(left[axis] for axis in axes)
 
 
-def _convolution(operation: Operation, shapes: Mapping[str, str]) -> int:
+def _convolution(operation: Instruction, shapes: Mapping[str, str]) -> int:
     """A TPU's product: axes that are no batch, feature or output are slid along each other."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)
     assert labels is not None

@@ -1,4 +1,4 @@
-"""An array of a program as one device holds it: its shape there, and the axes that split it."""
+"""Per-device arrays: the shape of one shard, and the mesh axes that an array is sharded over."""
 
 import math
 from collections.abc import Sequence
@@ -10,7 +10,7 @@ from windlass.analysis.fusion import Value
 
 
 def axes_at(variable: Any, dimensions: Sequence[int]) -> tuple[str, ...]:
-    """The axes of the mesh over which some dimensions of an array are split."""
+    """The mesh axes that some dimensions of an array are sharded over."""
     spec = variable.aval.sharding.spec
     return tuple(name for i in dimensions if i < len(spec) for name in names(spec[i]))
 
@@ -24,16 +24,16 @@ def names(entry: Any) -> tuple[str, ...]:
 
 
 def is_automatic(variable: Any) -> bool:
-    """Whether the compiler chooses how an array is split."""
+    """Whether the compiler chooses the sharding of an array (axes of type Auto)."""
     return AxisType.Auto in variable.aval.sharding.mesh.axis_types
 
 
 def value(variable: Any) -> Value:
-    return Value(math.prod(shape_there(variable)), itemsize(variable), axes(variable))
+    return Value(math.prod(device_shape(variable)), itemsize(variable), axes(variable))
 
 
-def shape_there(variable: Any) -> tuple[int, ...]:
-    """The shape of an array on one device."""
+def device_shape(variable: Any) -> tuple[int, ...]:
+    """The shape of a shard, on one device."""
     sharding = variable.aval.sharding
     if not any(sharding.spec):
         return shape(variable)
@@ -43,10 +43,10 @@ def shape_there(variable: Any) -> tuple[int, ...]:
     return tuple(-(-size // way) for size, way in zip(shape(variable), ways, strict=True))
 
 
-def is_of_words(shape: Sequence[int], vocab: int | None) -> bool:
-    """Whether an array is logits, or a table with a row for each word.
+def has_vocab_axis(shape: Sequence[int], vocab: int | None) -> bool:
+    """Whether a shape has the vocabulary axis of logits, or of an embedding table.
 
-    Where a vocabulary stands in a shape counts: rows may have as many places as there are words.
+    Where it stands in the shape counts: a sequence may be as long as the vocabulary is large.
     """
     return vocab in shape[-1:] or len(shape) == 2 and shape[0] == vocab
 

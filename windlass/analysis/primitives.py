@@ -100,11 +100,11 @@ _TABLE: dict[str, Primitive] = {
         "dynamic_update_slice scatter scatter-add scatter-max scatter-min scatter-mul scatter_add",
     ),
     **_rows(Kind.RESHARD, "mesh_cast reshard sharding_constraint"),
-    **_rows(Kind.COLLECTIVE, "pmax pmin psum psum_invariant", collective="sum"),
-    **_rows(Kind.COLLECTIVE, "all_gather", collective="gather"),
-    **_rows(Kind.COLLECTIVE, "reduce_scatter", collective="scatter"),
-    **_rows(Kind.COLLECTIVE, "all_to_all", collective="exchange"),
-    **_rows(Kind.COLLECTIVE, "ppermute", collective="shift"),
+    **_rows(Kind.COLLECTIVE, "pmax pmin psum psum_invariant", collective="all-reduce"),
+    **_rows(Kind.COLLECTIVE, "all_gather", collective="all-gather"),
+    **_rows(Kind.COLLECTIVE, "reduce_scatter", collective="reduce-scatter"),
+    **_rows(Kind.COLLECTIVE, "all_to_all", collective="all-to-all"),
+    **_rows(Kind.COLLECTIVE, "ppermute", collective="collective-permute"),
 }
 _OPAQUE = Primitive(Kind.OPAQUE)
 # Functions with a derivative of their own, whatever their bodies compute.

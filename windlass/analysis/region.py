@@ -1,4 +1,4 @@
-"""A region of a program: its flattened operations, as what one device does of each."""
+"""A region of a program: the per-device work of its flattened operations."""
 
 import math
 from collections.abc import Callable, Sequence
@@ -16,7 +16,7 @@ from windlass.analysis.primitives import (
     primitive,
     sub_jaxprs,
 )
-from windlass.analysis.work import Attention, Collective, Product
+from windlass.analysis.work import AttentionCall, Collective, Matmul
 from windlass.layers.pattern import Pattern
 from windlass.program.step import MICROBATCH
 
@@ -65,30 +65,30 @@ class Region:
             case Kind.LOOP:
                 return self.loop(equation, reads, part)
             case Kind.MATMUL:
-                return self.product(equation, reads, part)
+                return self.matmul(equation, reads, part)
             case Kind.CONVOLUTION:
                 return self.convolution(equation, reads, part)
             case Kind.RESHARD:
                 return self.reshard(equation, reads, part)
             case Kind.COLLECTIVE:
-                return self.together(equation, reads, part)
+                return self.collective(equation, reads, part)
             case Kind.KERNEL if operation.attention is not None:
-                flash = self.flash(equation, operation.attention)
-                return self.add(equation, reads, part, is_apart=True, record=flash, is_product=True)
+                call = self.attention(equation, operation.attention)
+                return self.add(equation, reads, part, is_unfused=True, record=call, is_matmul=True)
             case Kind.UPDATE:
                 return self.update(equation, reads, part)
             case Kind.KERNEL | Kind.CUMULATIVE | Kind.OPAQUE | Kind.CALL:
-                return self.apart(equation, reads, part)
+                return self.unfused(equation, reads, part)
         is_reduced = operation.kind is Kind.REDUCTION
         return self.add(
             equation,
             reads,
             part,
             is_reduced=is_reduced,
-            is_cut=operation.kind is Kind.INDEXING,
+            is_slice=operation.kind is Kind.INDEXING,
             is_scaling=operation.primitive.is_scaling,
             operations=_operations(equation, reads),
-            summed=_over(equation) if is_reduced else (),
+            partial_axes=_over(equation) if is_reduced else (),
         )
 
     def add(self, equation: JaxprEqn, reads: list[Value], part: str, **about: Any) -> list[Value]:
@@ -97,22 +97,24 @@ class Region:
             if per_device.is_automatic(variable) and (ways := _ways(equation, reads)) > 1:
                 given.elements /= ways
                 given.axes = max((value.axes for value in reads), key=len)
-        if part == "elementwise" and self.has_words(equation.outvars):
+        if part == "elementwise" and self.has_vocab_axis(equation.outvars):
             part = "head"
-        is_free = any(map(per_device.is_automatic, equation.outvars))
-        node = Node(equation.primitive.name, reads, writes, part, is_free=is_free, **about)
+        is_auto = any(map(per_device.is_automatic, equation.outvars))
+        node = Node(equation.primitive.name, reads, writes, part, is_auto=is_auto, **about)
         self.nodes.append(node)
         return writes
 
-    def has_words(self, variables: Sequence[Any]) -> bool:
-        return any(per_device.is_of_words(per_device.shape(one), self.vocab) for one in variables)
+    def has_vocab_axis(self, variables: Sequence[Any]) -> bool:
+        return any(
+            per_device.has_vocab_axis(per_device.shape(one), self.vocab) for one in variables
+        )
 
-    def flash(self, equation: JaxprEqn, pattern: Pattern) -> Attention:
-        """Attention by a kernel that the program only sketches."""
+    def attention(self, equation: JaxprEqn, pattern: Pattern) -> AttentionCall:
+        """A flash kernel, which the program only sketches."""
         shapes = [per_device.shape(variable) for variable in equation.invars]
         heads = [shape for shape in shapes if len(shape) == 4]
         rows, length, most, dim = max(heads, key=lambda shape: shape[2])
-        return Attention(
+        return AttentionCall(
             rows,
             length,
             min(shape[1] for shape in heads),
@@ -125,23 +127,23 @@ class Region:
         )
 
     def convolution(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        found = contraction(equation, per_device.shape_there)
+        found = contraction(equation, per_device.device_shape)
         if not found.is_depthwise:
-            return self.product(equation, reads, part)
+            return self.matmul(equation, reads, part)
         # By vector units, for which a multiplication and a sum are one operation.
-        return self.apart(equation, reads, part, operations=found.flops / 2)
+        return self.unfused(equation, reads, part, operations=found.flops / 2)
 
-    def product(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        m, n, k, batch, contracted = contraction(equation, per_device.shape_there)
+    def matmul(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+        m, n, k, batch, contracted = contraction(equation, per_device.device_shape)
         written = per_device.value(equation.outvars[0])
         dtype = per_device.dtype(max(equation.invars, key=per_device.itemsize))
-        here = {"elementwise": "products"}.get(part, part)
-        if here == "products" and self.has_words([*equation.invars, *equation.outvars]):
+        here = {"elementwise": "matmuls"}.get(part, part)
+        if here == "matmuls" and self.has_vocab_axis([*equation.invars, *equation.outvars]):
             here = "head"
         moved = reads[0].bytes + reads[1].bytes + written.bytes
-        record = Product(m, n, k, batch, dtype, moved, self.times, here)
-        summed = per_device.axes_at(equation.invars[0], contracted)
-        about = dict(is_apart=True, is_product=True, record=record, summed=summed)
+        record = Matmul(m, n, k, batch, dtype, moved, self.times, here)
+        partial_axes = per_device.axes_at(equation.invars[0], contracted)
+        about = dict(is_unfused=True, is_matmul=True, record=record, partial_axes=partial_axes)
         return self.add(equation, reads, part, **about)
 
     def reshard(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
@@ -153,12 +155,12 @@ class Region:
         )
         lost = tuple(sorted(before - after))
         if not lost:
-            return self.add(equation, reads, part, is_cut=True)
+            return self.add(equation, reads, part, is_slice=True)
         moved = per_device.value(equation.outvars[0]).bytes
-        record = Collective("gather", lost, moved, self.times, part)
-        return self.add(equation, reads, part, is_apart=True, record=record)
+        record = Collective("all-gather", lost, moved, self.times, part)
+        return self.add(equation, reads, part, is_unfused=True, record=record)
 
-    def together(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+    def collective(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         names = equation.params.get("axes") or equation.params.get("axis_name") or ()
         axes = tuple(names) if isinstance(names, tuple | list) else (names,)
         whole = max(
@@ -167,22 +169,22 @@ class Region:
         kind = primitive(equation).collective
         assert kind is not None
         record = Collective(kind, axes, whole, self.times, part)
-        return self.add(equation, reads, part, is_apart=True, record=record)
+        return self.add(equation, reads, part, is_unfused=True, record=record)
 
     def update(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        # What is added is read, with the places that it is added to, which are written again.
+        # The update is read, and the slice that it goes to is read and written.
         added = reads[1] if equation.primitive.name == "dynamic_update_slice" else reads[2]
         is_automatic = per_device.is_automatic(equation.outvars[0])
-        summed = tuple(sorted(added.axes)) if is_automatic else ()
-        about = dict(is_apart=True, own=3 * added.bytes, summed=summed)
+        partial_axes = tuple(sorted(added.axes)) if is_automatic else ()
+        about = dict(is_unfused=True, own=3 * added.bytes, partial_axes=partial_axes)
         return self.add(equation, reads, part, **about)
 
-    def apart(
+    def unfused(
         self, equation: JaxprEqn, reads: list[Value], part: str, operations: Amount = 0.0
     ) -> list[Value]:
         writes = map(per_device.value, equation.outvars)
         own = sum(value.bytes for value in (*reads, *writes))
-        return self.add(equation, reads, part, is_apart=True, own=own, operations=operations)
+        return self.add(equation, reads, part, is_unfused=True, own=own, operations=operations)
 
     def loop(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         if equation.primitive.name != "scan":  # of unknown length, or branches
@@ -190,7 +192,7 @@ class Region:
             inside = [per_device.value(variable) for variable in body.invars]
             is_round = equation.primitive.name == "while"
             self.inner(body, inside, self.times, part, is_round=is_round)
-            return self.add(equation, reads, part, is_apart=True)
+            return self.add(equation, reads, part, is_unfused=True)
         (body,) = sub_jaxprs(equation)
         constants, carried = constants_and_carry(body, equation)
         inner = "elementwise" if part == "optimiser" else part
@@ -203,13 +205,13 @@ class Region:
             sliced=range(constants + carried, len(body.invars)),
             stacked=range(carried, len(body.outvars)),
         )
-        return self.add(equation, reads, inner, is_apart=True)
+        return self.add(equation, reads, inner, is_unfused=True)
 
 
 def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
-    """Operations on single numbers, each as long as a sum takes."""
+    """Operations of vector units, in sums that would take as long."""
     row = primitive(equation)
-    given = max((math.prod(per_device.shape_there(v)) for v in equation.outvars), default=0)
+    given = max((math.prod(per_device.device_shape(v)) for v in equation.outvars), default=0)
     if row.kind is Kind.REDUCTION:
         given = max((value.elements for value in reads), default=0)
     return float(given * row.operations)
@@ -220,14 +222,14 @@ def _over(equation: JaxprEqn) -> tuple[str, ...]:
 
 
 def _enters(equation: JaxprEqn) -> bool:
-    """Whether a reshard only hands an array over to the compiler's choice, or takes it back."""
+    """Whether a reshard only leaves the sharding of an array to the compiler."""
     return per_device.is_automatic(equation.outvars[0]) and not per_device.is_automatic(
         equation.invars[0]
     )
 
 
 def _ways(equation: JaxprEqn, reads: list[Value]) -> Amount:
-    """Over how many devices the compiler splits what it chooses for: as its arguments are."""
+    """Over how many devices the compiler shards a result: as its arguments are."""
     if equation.primitive.name.startswith("scatter"):
         return 1.0
     pairs = zip(equation.invars, reads, strict=True)

@@ -1,4 +1,4 @@
-"""What one device does in a step: the words in which a plan of time is made."""
+"""The work of a step on one device: matmuls, attention calls, collectives and memory traffic."""
 
 from typing import NamedTuple
 
@@ -8,8 +8,8 @@ from windlass.analysis.fusion import Amount
 from windlass.layers.pattern import Pattern
 
 
-class Product(NamedTuple):
-    """A matrix product as one device computes it: [m, k] by [k, n], so many at once."""
+class Matmul(NamedTuple):
+    """A per-device matmul, or a convolution as one: [m, k] by [k, n], `batch` of them."""
 
     m: int
     n: int
@@ -18,14 +18,14 @@ class Product(NamedTuple):
     dtype: str  # of the factors, the wider of the two
     moved: Amount  # bytes, each factor and the result once
     times: Amount
-    part: str  # of the step: products, head or optimiser
+    part: str  # of the step: matmuls, head or optimiser
 
     @property
     def flops(self) -> Amount:
         return 2.0 * self.m * self.n * self.k * self.batch
 
 
-class Attention(NamedTuple):
+class AttentionCall(NamedTuple):
     """A call of a flash kernel on one device, or of its backward pass."""
 
     rows: int
@@ -49,7 +49,7 @@ class Attention(NamedTuple):
 
     @property
     def flops(self) -> Amount:
-        """Two products for each pair; backwards five, one of them for the scores once more."""
+        """Two matmuls forward; five backward, one of which recomputes the scores."""
         return 2 * self.dim * self.pairs * (5 if self.is_backward else 2)
 
     @property
@@ -59,9 +59,9 @@ class Attention(NamedTuple):
 
 
 class Collective(NamedTuple):
-    """What devices along axes of the mesh do together; the bytes are of the whole, on each."""
+    """A collective among the devices along some mesh axes; its bytes are of the unsharded array."""
 
-    kind: str  # gather, scatter (of a sum), sum, exchange or shift
+    kind: str  # all-gather, reduce-scatter, all-reduce, all-to-all or collective-permute
     axes: tuple[str, ...]
     moved: Amount
     times: Amount
@@ -69,16 +69,16 @@ class Collective(NamedTuple):
 
 
 class Work(NamedTuple):
-    """What one device does in an optimiser step."""
+    """The work of an optimiser step on one device."""
 
-    products: list[Product]
-    attention: list[Attention]
+    matmuls: list[Matmul]
+    attention: list[AttentionCall]
     collectives: list[Collective]
-    moved: dict[str, Amount]  # bytes that everything else reads and writes, by part
-    operations: dict[str, Amount]  # on single numbers, outside of matrix products, by part
-    rounds: dict[str, Amount]  # of loops, by part: each waits for the one before it
+    traffic: dict[str, Amount]  # bytes that everything else reads and writes, by part
+    operations: dict[str, Amount]  # of vector units, by part
+    rounds: dict[str, Amount]  # of loops, by part, one after the other
 
     @property
     def flops(self) -> Amount:
-        """Operations that one device does, recomputation and all."""
-        return sum(one.flops * one.times for one in (*self.products, *self.attention))
+        """FLOPs of matmuls and attention, with recomputation."""
+        return sum(one.flops * one.times for one in (*self.matmuls, *self.attention))

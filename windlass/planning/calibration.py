@@ -18,7 +18,7 @@ from windlass.run_folder import plan_file
 
 # Parts of a step that are as fast as one thing of a chip is.
 GROUPS = {
-    "compute": ("products", "attention", "head"),
+    "compute": ("matmuls", "attention", "head"),
     "memory": ("elementwise", "optimiser"),
     "communication": ("communication",),
 }

@@ -5,7 +5,7 @@ import math
 from typing import NamedTuple
 
 from windlass.analysis.fusion import Amount
-from windlass.analysis.work import Attention, Product
+from windlass.analysis.work import AttentionCall, Matmul
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
 
@@ -14,7 +14,7 @@ from windlass.errors import UserError
 class Efficiency:
     """What a chip reaches of its peaks: shares are of the numbers in the catalogue."""
 
-    products: Amount  # of the peak, by matrix products of the best shape
+    matmuls: Amount  # of the peak, by matmuls of the best shape
     memory: Amount  # of the bandwidth, by whatever reads and writes in order
     links: Amount  # of their bandwidth, by collectives
     overlap: Amount  # of the time of products, in which other devices' pieces can be on their way
@@ -45,7 +45,7 @@ class Flash:
 # rounds of a loop by GRUs of 64 to 1024 units in batches of 8 to 64: 6 to 9 µs a round forward, 21
 # to 33 with the gradient, in which there are three matmuls; the rest starts other kernels.
 _GPU = Efficiency(
-    products=0.80,
+    matmuls=0.80,
     memory=0.83,
     links=0.8,
     overlap=0.9,
@@ -63,7 +63,7 @@ _GPU = Efficiency(
 # units do for each score. No speed of a whole training step is in any of these. Nor was a loop
 # measured: a TPU runs its rounds by itself, and 1 µs is what a few small operations take it.
 _TPU = Efficiency(
-    products=0.90,
+    matmuls=0.90,
     memory=0.83,
     links=0.8,
     overlap=0.9,
@@ -80,13 +80,13 @@ _CHIPS = {
     "TPU v4": {"vector": 8.6e12},
     "TPU v5e": {"vector": 6.1e12},
     "TPU v5p": {"vector": 14.3e12},
-    "TPU 7x": {"products": 0.83},
+    "TPU 7x": {"matmuls": 0.83},
     "H200": {"error": 0.12, "source": "measured on an H200"},
     "H100": {"error": 0.2, "source": "measured on an H200"},
-    "A100 40GB": {"products": 0.87, "units": 108},
-    "A100 80GB": {"products": 0.87, "units": 108},
-    "B200": {"products": 0.78, "units": 148},
-    "GB200": {"products": 0.73, "units": 152},
+    "A100 40GB": {"matmuls": 0.87, "units": 108},
+    "A100 80GB": {"matmuls": 0.87, "units": 108},
+    "B200": {"matmuls": 0.78, "units": 148},
+    "GB200": {"matmuls": 0.73, "units": 152},
     "T4": {"units": 40},
     "V100 16GB": {"units": 80},
     "V100 32GB": {"units": 80},
@@ -127,18 +127,18 @@ def rates(chip: Chip) -> Rates:
     return Rates(chip.peak, chip.bandwidth, chip.tile, found)
 
 
-def product_seconds(product: Product, rates: Rates) -> Amount:
+def matmul_seconds(product: Matmul, rates: Rates) -> Amount:
     """One matrix product: what the matrix units take for it, or memory if that is longer."""
     efficiency, shape = rates.efficiency, (product.m, product.n, product.k)
     if efficiency.units is not None:
         share = _by_waves(*shape, product.batch, efficiency.units)
     else:
         share = _by_padding(*shape, rates.tile or 128)
-    compute = product.flops / (_peak(rates, product.dtype) * efficiency.products * share)
+    compute = product.flops / (_peak(rates, product.dtype) * efficiency.matmuls * share)
     return max(compute, memory_seconds(product.moved, rates)) + efficiency.start
 
 
-def attention_seconds(call: Attention, rates: Rates) -> Amount:
+def attention_seconds(call: AttentionCall, rates: Rates) -> Amount:
     """One call of a flash kernel."""
     flash, full = rates.efficiency.attention, rates.tile or 128
     share = flash.backward if call.is_backward else flash.forward

@@ -9,8 +9,8 @@ import jax
 from jaxtyping import PyTree
 
 from windlass.analysis import liveness
-from windlass.analysis.liveness import Array, Habits
-from windlass.analysis.per_device import is_of_words
+from windlass.analysis.liveness import Buffer, CompilerModel
+from windlass.analysis.per_device import has_vocab_axis
 from windlass.devices.axes import About, annotate
 from windlass.devices.chips import Chip, usable
 from windlass.planning.traced import Traced
@@ -61,8 +61,8 @@ def memory(traced: Traced) -> Memory:
     chip = traced.described.chip or traced.target.chip
     parts = {part: 0.0 for part in PARTS} | stored(traced)
     kinds = _Kinds(traced)
-    for array in liveness.largest(traced.program, _habits(traced, chip)):
-        parts[kinds.part(array)] += array.bytes
+    for buffer in liveness.peak_buffers(traced.program, _compiler_model(traced, chip)):
+        parts[kinds.part(buffer)] += buffer.bytes
     for part, size in _besides(traced, chip, parts["activations"]):
         parts[part] += size
     told = TRIFLE * sum(parts.values())
@@ -110,7 +110,7 @@ def _is_map_to_heads(x: Any, about: About) -> bool:
     return about.reads == 1 and len(about.axes) == 3
 
 
-def _habits(traced: Traced, chip: Chip) -> Habits:
+def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
     is_tpu = chip.kind == "tpu"
     head = traced.described.run.model.sizes.get("head_dim")
 
@@ -120,12 +120,12 @@ def _habits(traced: Traced, chip: Chip) -> Habits:
             shape = (*shape[:-1], -(-shape[-1] // LANES) * LANES)
         return math.prod(shape) * itemsize
 
-    return Habits(
-        adds_to_products=is_tpu,
-        reuses=is_tpu,
-        shares=chip.kind == "cpu",
-        draws_apart=chip.kind == "gpu",
-        lingers=is_tpu and chip.slug != "v6e",
+    return CompilerModel(
+        fuses_epilogues=is_tpu,
+        reuses_buffers=is_tpu,
+        materializes_shared=chip.kind == "cpu",
+        has_random_kernel=chip.kind == "gpu",
+        keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
     )
 
@@ -139,18 +139,18 @@ class _Kinds:
         self.depth = int(traced.batches.accumulation > 1)  # of what is whole in a microbatch
         self.weights = {_there(x) for x in jax.tree.leaves(traced.state.weights)}
 
-    def part(self, array: Array) -> str:
+    def part(self, buffer: Buffer) -> str:
         # Sums of gradients have an axis in front, of the devices that have rows of their own.
-        if array.whole[-2:] == self.table and math.prod(array.shape[:-2]) == 1:
+        if buffer.whole[-2:] == self.table and math.prod(buffer.shape[:-2]) == 1:
             return "vocabulary"
-        if is_of_words(array.whole, self.vocab):
+        if has_vocab_axis(buffer.whole, self.vocab):
             return "logits"
-        if array.maker == "reshard":
+        if buffer.maker == "reshard":
             return "gathered"
-        if array.depth > self.depth:
+        if buffer.depth > self.depth:
             return "layer"
-        if array.shape in self.weights:
-            return "copies" if array.maker == "convert_element_type" else "gradients"
+        if buffer.shape in self.weights:
+            return "copies" if buffer.maker == "convert_element_type" else "gradients"
         return "activations"
 
 

@@ -122,7 +122,7 @@ class Plan:
                 "step_seconds": time.seconds,
                 "error_share": time.error,
                 "parts_seconds": time.parts,
-                "waits_for": time.bound,
+                "bound": time.bound,
                 "model_flops": time.flops,
                 "steps_per_second": 1 / time.seconds,
                 "tokens_per_second": self.tokens_per_second,

@@ -1,4 +1,4 @@
-"""How long a step takes, by what it waits for."""
+"""Step time by part: a roofline of matmuls, attention, memory traffic, collectives and latency."""
 
 from typing import NamedTuple
 
@@ -12,8 +12,8 @@ from windlass.planning.efficiency import (
     Efficiency,
     Rates,
     attention_seconds,
+    matmul_seconds,
     memory_seconds,
-    product_seconds,
 )
 from windlass.planning.topology import Reach, reaches
 from windlass.planning.traced import STEPS, Traced
@@ -21,7 +21,7 @@ from windlass.program.built import Built
 from windlass.program.described import Described
 from windlass.program.programs import Programs
 
-PARTS = ("products", "attention", "head", "elementwise", "optimiser", "communication", "host")
+PARTS = ("matmuls", "attention", "head", "elementwise", "optimiser", "communication", "host")
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
 DISPATCH = 1e-3  # seconds a host takes to start a step; the device waits for no less
 
@@ -31,7 +31,7 @@ class Time(NamedTuple):
 
     parts: dict[str, Amount]
     error: Amount  # the share by which `seconds` may be wrong, either way
-    bound: str  # compute, memory, latency (of loops), communication or the host
+    bound: str  # compute, memory, latency (of loops), communication or host
     flops: Amount  # that the model needs for the step, on all devices together
     source: str = ""  # of the table of the chip
     fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
@@ -62,31 +62,31 @@ def by_table(traced: Traced) -> Time:
 
 def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     parts: dict[str, Amount] = dict.fromkeys(PARTS, 0.0)
-    waits = {"compute": 0.0, "memory": 0.0, "latency": 0.0}
-    for product in work.products:
-        seconds = product.times * product_seconds(product, rates)
-        parts[product.part] += seconds
-        is_floor = product.times * memory_seconds(product.moved, rates) > seconds / 2
-        waits["memory" if is_floor else "compute"] += seconds
+    bounds = {"compute": 0.0, "memory": 0.0, "latency": 0.0}
+    for matmul in work.matmuls:
+        seconds = matmul.times * matmul_seconds(matmul, rates)
+        parts[matmul.part] += seconds
+        is_floor = matmul.times * memory_seconds(matmul.moved, rates) > seconds / 2
+        bounds["memory" if is_floor else "compute"] += seconds
     for call in work.attention:
         parts["attention"] += call.times * attention_seconds(call, rates)
-    waits["compute"] += parts["attention"]
-    for part, moved in work.moved.items():
+    bounds["compute"] += parts["attention"]
+    for part, moved in work.traffic.items():
         memory = memory_seconds(moved, rates)
         vector = work.operations.get(part, 0.0) / rates.efficiency.vector
         parts[part] += max(memory, vector)
-        waits["memory" if memory > vector else "compute"] += max(memory, vector)
+        bounds["memory" if memory > vector else "compute"] += max(memory, vector)
     for part, rounds in work.rounds.items():
         parts[part] += rounds * rates.efficiency.loop_round
-        waits["latency"] += rounds * rates.efficiency.loop_round
-    computed = parts["products"] + parts["attention"] + parts["head"]
+        bounds["latency"] += rounds * rates.efficiency.loop_round
+    computed = parts["matmuls"] + parts["attention"] + parts["head"]
     parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
-    waits["communication"] = parts["communication"]
-    parts["host"] = waits["the host"] = max(0.0, DISPATCH - sum(parts.values()))
-    told = {name: seconds for name, seconds in parts.items() if seconds}
-    bound = max(waits, key=waits.__getitem__)
+    bounds["communication"] = parts["communication"]
+    parts["host"] = bounds["host"] = max(0.0, DISPATCH - sum(parts.values()))
+    spent = {name: seconds for name, seconds in parts.items() if seconds}
+    bound = max(bounds, key=bounds.__getitem__)
     flops, table = model_flops(traced.described), rates.efficiency
-    return Time(told, table.error, bound, flops, table.source)
+    return Time(spent, table.error, bound, flops, table.source)
 
 
 def exposed(
@@ -99,7 +99,7 @@ def exposed(
         seconds = one.times * collective_seconds(one, reach.along(*one.axes), efficiency)
         # What comes out of one layer's sums goes into the next: nothing can be done meanwhile. And
         # a round of a loop ends when its gradients are summed; only weights are fetched early.
-        if one.kind == "gather" and "tensor" not in one.axes:
+        if one.kind == "all-gather" and "tensor" not in one.axes:
             hidden += seconds
         else:
             waited += seconds
@@ -108,7 +108,7 @@ def exposed(
 
 def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) -> Amount:
     """A ring among devices that links join, then among the groups that the network joins."""
-    passes = 2 if one.kind == "sum" else 1
+    passes = 2 if one.kind == "all-reduce" else 1
     seconds = 0.0
     if reach.ways > 1:
         speed = (reach.bandwidth or SLOWEST) * efficiency.links

@@ -47,8 +47,10 @@ class Traced(NamedTuple):
     def work(self) -> Work:
         """What one of the devices computes, moves and exchanges in a step."""
         vocab = getattr(self.described.run.model, "vocab", None)
-        fuses_products = self.target.chip.kind == "tpu"
-        return cost_model.read(self.program, self.split, vocab=vocab, fuses_products=fuses_products)
+        fuses_epilogues = self.target.chip.kind == "tpu"
+        return cost_model.read(
+            self.program, self.split, vocab=vocab, fuses_epilogues=fuses_epilogues
+        )
 
     @property
     def batches(self) -> Batches:
