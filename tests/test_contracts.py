@@ -65,7 +65,8 @@ def test_an_objective_names_its_columns_and_can_be_called(module):
 @pytest.mark.parametrize("module", files(objectives))
 def test_an_objective_hands_on_what_the_model_reports(module):
     objective, batch = made(section(module, "Objective")), tiny.rows(96)
-    batch |= {"reference": jnp.zeros_like(batch["weight"])}
+    batch |= {"reference": jnp.zeros_like(batch["weight"]), "puzzle": jnp.arange(8)}
+    batch |= {"candidates": jnp.ones((8, 12, 4), jnp.uint8)}
     model = tiny.abstract(tiny.config("router"))
 
     def tally(model):

@@ -5,7 +5,7 @@ from typing import ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PRNGKeyArray
+from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.devices.axes import Placed, gathered
@@ -78,7 +78,7 @@ class Block(eqx.Module):
     gates: Linear
     writes: Linear
     convolution: Convolution
-    residual: Connection
+    scan_residual: Connection
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
         keys = jax.random.split(key, 5)
@@ -88,9 +88,9 @@ class Block(eqx.Module):
         self.gates = Linear("embed", "mlp", config.sizes, key=keys[2])
         self.writes = Linear("mlp", "embed", config.sizes, key=keys[3])
         self.convolution = Convolution(config.sizes, key=keys[4])
-        self.residual = Plain()
+        self.scan_residual = Plain()
 
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
+    def __call__(self, x: PyTree, context) -> PyTree:
         def branch(x):
             x = self.norm(x)
             u = jax.nn.silu(self.convolution(self.reads(x), context))
@@ -99,7 +99,7 @@ class Block(eqx.Module):
             _, state = context.scan(recurrence.linear, (decay, (1 - decay) * u.astype(jnp.float32)))
             return self.writes(state.astype(x.dtype) * jax.nn.silu(self.gates(x)))
 
-        return self.residual(x, branch)
+        return self.scan_residual(x, branch, context)
 
 
 class Model(eqx.Module):
