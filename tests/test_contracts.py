@@ -66,6 +66,7 @@ def test_an_objective_names_its_columns_and_can_be_called(module):
 def test_an_objective_hands_on_what_the_model_reports(module):
     objective, batch = made(section(module, "Objective")), tiny.rows(96)
     batch |= {"reference": jnp.zeros_like(batch["weight"])}
+    batch |= {"puzzle": jnp.zeros(8, jnp.int32), "candidates": jnp.zeros((8, 12, 4), jnp.int8)}
     model = tiny.abstract(tiny.config("router"))
 
     def tally(model):
