@@ -74,8 +74,9 @@ def _section(key: str, annotation: Any, level: str) -> Iterator[str]:
     yield f"{inspect.getdoc(slot.of)}\n"
     if shorthand := getattr(slot.of, "shorthand", None):
         yield f"`{key}: x` is short for `{key}: {{{shorthand}: x}}`.\n"
-    yield from _table(key, slot.of)
-    yield from _opens(key, slot.of, level)
+    if not getattr(slot.of, "is_resolved", False):
+        yield from _table(key, slot.of)
+        yield from _opens(key, slot.of, level)
 
 
 def _open(key: str, choice: Open, level: str) -> Iterator[str]:
@@ -117,7 +118,7 @@ def _rows(key: str, schema: Any) -> Iterator[str]:
             yield from _rows(full, slot.of)
             continue
         holding = f"see [{full}](#{full.replace('.', '')})"
-        if slot.shape != "open":
+        if slot.shape != "open" or ".N." in full:  # those of items have no part of their own
             holding = describe(annotation)
         shown = "required"
         if usual is not dataclasses.MISSING:

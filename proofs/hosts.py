@@ -187,18 +187,18 @@ def compared(runs: dict[str, Path], reference: str) -> dict[str, Any]:
     apart, streams = {}, {}
     for named, run in runs.items():
         found = numbers(run)
-        streams[named] = found["stream"][-1]
+        streams[named] = found["token_hash"][-1]
         if named != reference:
             apart[named] = {
-                key: gap(found[key], expected[key]) for key in expected if key != "stream"
+                key: gap(found[key], expected[key]) for key in expected if key != "token_hash"
             }
-            apart[named]["same_stream"] = found["stream"] == expected["stream"]
+            apart[named]["same_token_hash"] = found["token_hash"] == expected["token_hash"]
     holds = all(
-        part["same_stream"] and max(x for x in part.values() if not isinstance(x, bool)) < CLOSE
+        part["same_token_hash"] and max(x for x in part.values() if not isinstance(x, bool)) < CLOSE
         for part in apart.values()
     )
     verified = {named: api.verify(run).good for named, run in runs.items()}
-    result = {"holds": holds and all(verified.values()), "stream": streams, "apart": apart}
+    result = {"holds": holds and all(verified.values()), "token_hash": streams, "apart": apart}
     result["losses"] = expected["loss"]
     samples = {named: run / "samples.txt" for named, run in runs.items()}
     if samples[reference].exists():
@@ -218,7 +218,7 @@ def flip(path: Path) -> None:
 def numbers(run: Path) -> dict[str, list]:
     """What a run recorded, by name, in the order of its steps."""
     records = read(run / "metrics.jsonl")
-    names = ("loss", "gradient_norm", "validation_loss", "stream")
+    names = ("loss", "gradient_norm", "validation_loss", "token_hash")
     return {key: [record[key] for record in records if key in record] for key in names}
 
 

@@ -81,17 +81,20 @@ def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
         tokenizer={"kind": "file", "path": "tokenizer.json"},
         model={"path": "gs://mine/model"},
         adapter={"kind": "lora", "path": "~/adapter"},
+        objective={"kind": "distill", "teacher": {"run": "runs/large"}},
     )
     under = "a path under /bucket/runs, where --bucket is mounted"
     assert refusal(of=here, bucket=BUCKET) == (
-        "4 problems in the recipe:\n"
-        "  model.path           is gs://mine/model, which cannot be read as a URL; "
+        "5 problems in the recipe:\n"
+        "  model.path             is gs://mine/model, which cannot be read as a URL; "
         f"{under} or model.hub=OWNER/NAME would do\n"
-        f"  adapter.path         is ~/adapter, which is on this computer; {under} would do\n"
-        "  tokenizer.path       is tokenizer.json, which is on this computer; "
+        f"  adapter.path           is ~/adapter, which is on this computer; {under} would do\n"
+        "  tokenizer.path         is tokenizer.json, which is on this computer; "
         f"{under} or tokenizer.hub=OWNER/NAME would do\n"
-        "  data.mixture.0.path  is a.jsonl, which is on this computer; "
-        f"{under}, a URL such as gs://NAME/rows.jsonl or a data set of the hub would do"
+        "  data.mixture.0.path    is a.jsonl, which is on this computer; "
+        f"{under}, a URL such as gs://NAME/rows.jsonl or a data set of the hub would do\n"
+        "  objective.teacher.run  is runs/large, which is on this computer; "
+        f"{under} or objective.teacher.hub=OWNER/NAME would do"
     )
 
 
@@ -100,6 +103,10 @@ def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     model = {"path": "/bucket/models/mine"}
     launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass")
     assert launch.packages == ("windlass[tpu]", "gcsfs")
+    objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
+    assert prepare(
+        recipe(objective=objective), on="v6e-8", bucket=BUCKET, install="windlass"
+    ).packages
     launch = prepare(recipe(), on="v6e-8", bucket=BUCKET, install="windlass")
     assert launch.packages == ("windlass[tpu]",)
     assert refusal(of=recipe(model=model)) == (

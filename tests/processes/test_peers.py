@@ -39,7 +39,7 @@ def start(tmp_path):
 
 def numbers(run: Path) -> list[dict]:
     """What a run recorded of its steps, but for how long they took."""
-    names = ("step", "loss", "gradient_norm", "learning_rate", "tokens", "stream")
+    names = ("step", "loss", "gradient_norm", "learning_rate", "tokens", "token_hash")
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
     return [{name: record[name] for name in names} for record in records]
 

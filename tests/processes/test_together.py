@@ -60,7 +60,7 @@ def both(tmp_path_factory) -> Path:
 
 
 def test_two_processes_give_the_losses_and_the_tokens_of_one(both, whole):
-    assert numbers(both, "stream") == numbers(whole, "stream")[:4]
+    assert numbers(both, "token_hash") == numbers(whole, "token_hash")[:4]
     for name, some in (("loss", 4), ("gradient_norm", 4), ("validation_loss", 2)):
         assert numbers(both, name) == pytest.approx(numbers(whole, name)[:some], rel=1e-5)
 
@@ -84,7 +84,7 @@ def test_a_run_of_two_processes_goes_on_in_one_on_half_the_devices(both, whole):
         "4 × cpu as fsdp 4, 1 row a device × 4 accumulation: the same batch of 16, losses agree "
         "but not to the bit\n"
     ) in text
-    assert numbers(both, "stream") == numbers(whole, "stream")
+    assert numbers(both, "token_hash") == numbers(whole, "token_hash")
     assert numbers(both, "loss") == pytest.approx(numbers(whole, "loss"), rel=1e-5)
     began = json.loads((both / folders.ABOUT).read_text())["starts"]
     assert [start["chose"]["device"]["count"] for start in began] == [8, 4]

@@ -13,7 +13,9 @@ def test_each_device_makes_its_own_pieces_of_the_weights_and_no_more():
     described = describe(recipe(model=words, device={"count": 8}, mesh={"fsdp": 8}))
     with described.scope():
         programs = Programs(Built(described), 1)
-        memory = programs.start().lower(jax.random.key(0), {}, {}).compile().memory_analysis()
+        memory = (
+            programs.make_init().lower(jax.random.key(0), {}, {}, None).compile().memory_analysis()
+        )
     whole = 4 * programs.built.trainable.total
     assert memory is not None
     # Its pieces of the weights and two moments, and what it takes to make the random bits of them.

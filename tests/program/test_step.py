@@ -99,9 +99,9 @@ def test_a_step_that_is_not_finite_changes_nothing_and_no_step_after_it_does():
     for part in ("weights", "moments", "carry", "key"):
         assert eqx.tree_equal(getattr(before, part), getattr(after, part))
     # The rows of the step that was not finite were consumed, and those after it were not.
-    consumed = jnp.asarray(before.progress.stream)
+    consumed = jnp.asarray(before.progress.token_hash)
     spoilt = token_hash.with_batch(consumed, bench.rows(1), ["tokens"])
-    assert after.progress.stream == spoilt
+    assert after.progress.token_hash == spoilt
 
 
 def test_skipping_goes_on_after_a_step_that_is_not_finite_up_to_so_many_in_a_row():

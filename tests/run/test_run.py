@@ -60,6 +60,15 @@ def test_a_run_that_goes_on_keeps_its_rows_where_only_those_of_a_device_are_said
     assert batches(Train(steps=1, batch=48), shards, began=24).rows == 48  # what is said counts
 
 
+def test_next_token_refuses_a_family_that_attends_to_the_target():
+    model = "model={family: bidirectional, vocab: 257, embed: 32, mlp: 48, layers: 1, heads: 4, "
+    assert refused(model + "kv_heads: 2, head_dim: 8, theta: 1e4}") == (
+        "1 problem in the recipe and the command line:\n"
+        "  objective  is next_token, which does not fit family bidirectional: it is bidirectional "
+        "(causal is false), and so attends to the token it would predict"
+    )
+
+
 def test_devices_that_cannot_share_the_rows_that_a_run_began_with_are_refused():
     run = read("train.batch=null", "train.batch_per_device=2", devices=6)
     assert problems(run, "cpu", ["cpu"] * 6, began=16) == [

@@ -31,7 +31,7 @@ def recorded(path: Path) -> Points:
     points: Points = {}
     for record in read(path):
         step, time = record.pop("step"), record.pop("time")
-        record.pop("stream", None)  # a hash is no curve
+        record.pop("token_hash", None)  # a hash is no curve
         for name, value in record.items():
             points.setdefault(name, []).append((step, time, value))
     return points

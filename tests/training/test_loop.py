@@ -306,7 +306,7 @@ def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     moved = Told(f"run.dir={run}", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     assert "going on from step 3 of 6" in moved.text
     assert moved.trained.metrics["loss"] == pytest.approx(told.trained.metrics["loss"], rel=1e-4)
-    streams = [numbers(folder, "stream") for folder in (run, whole)]
+    streams = [numbers(folder, "token_hash") for folder in (run, whole)]
     assert streams[0] == streams[1] and len(set(streams[0])) == 6
     assert all(type(one) is int for one in streams[0])
 

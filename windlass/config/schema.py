@@ -35,6 +35,8 @@ def _closed() -> dict[str, Any]:
 
 
 def _section(schema: Any, key: str) -> dict[str, Any]:
+    if getattr(schema, "is_resolved", False):  # nobody types it, so that no editor need know it
+        return {"description": inspect.getdoc(schema), "type": "object"}
     notes = comments(schema)
     properties = {}
     for name, (field, annotation) in fields(schema).items():

@@ -115,6 +115,9 @@ def _named(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
         mixture = data.get("mixture")
         if isinstance(mixture, list):
             sections |= {f"data.mixture.{i}": source for i, source in enumerate(mixture)}
+    objective = merged.get("objective")
+    if isinstance(objective, dict):  # whose helpers, such as a teacher, are sections like `start`
+        sections |= {f"objective.{name}": x for name, x in objective.items()}
     for section, keys in sections.items():
         for key, value in keys.items() if isinstance(keys, dict) else ():
             if key in NAMING and isinstance(value, str):
@@ -136,7 +139,7 @@ def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
         would = [f"a path under {there}, where --bucket is mounted"]
         if is_source:
             would += ["a URL such as gs://NAME/rows.jsonl", "a data set of the hub"]
-        elif section in ("model", "start", "tokenizer"):
+        elif section in ("model", "start", "tokenizer") or section.startswith("objective."):
             would += [f"{section}.hub=OWNER/NAME"]
         where = "which cannot be read as a URL" if "://" in value else "which is on this computer"
         yield key, f"is {value}, {where}; {listing(would)} would do"
@@ -158,7 +161,7 @@ def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | N
     """The run as it will be on these slices, or a refusal; None where its model is far away."""
     layers = config.load(recipe, overrides)
     merged = layers.merged("tpu")
-    far = [key for key, value in _named(merged) if key.split(".")[0] in ELSEWHERE and value]
+    far = [key for key, value in _named(merged) if not key.startswith("data.") and value]
     if far:
         _, found = attempt(Run, merged)
         known = [one for one in found if one[0].split(".")[0] not in ELSEWHERE]

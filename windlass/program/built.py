@@ -53,7 +53,9 @@ class Built:
             self.trainable.mask,
             placements(arrays, self.mesh),
         )
-        self.helpers = {name: self._helper(one.model) for name, one in self.run.helpers.items()}
+        self.helpers = {
+            name: self._helper(one.architecture) for name, one in self.run.helpers.items()
+        }
 
     @cached_property
     def stages(self) -> list[PyTree]:
@@ -95,8 +97,8 @@ class Built:
         compute = self.described.compute
         return annotate(arrays, lambda x, about: compute if is_cast(x, about) else x.dtype)
 
-    def _helper(self, config: models.Config) -> Helper:
-        arrays, static = eqx.partition(self._arranged(blank(Architecture(config), ())), is_shape)
+    def _helper(self, architecture: Architecture) -> Helper:
+        arrays, static = eqx.partition(self._arranged(blank(architecture, ())), is_shape)
         placed = jax.tree.map(
             lambda x, low, place: jax.ShapeDtypeStruct(x.shape, low, sharding=place),
             arrays,

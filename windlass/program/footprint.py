@@ -14,7 +14,6 @@ from windlass.devices.mesh_choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
 from windlass.program import trainable
 from windlass.program.abstract import blank, is_shape
-from windlass.residuals import Architecture
 from windlass.run import Run
 
 # Bytes of each number of a matrix of words while it is whole: as it is multiplied, a float32 copy,
@@ -38,9 +37,7 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     moments = jax.eval_shape(optimizer.init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
-    helpers = [
-        eqx.filter(blank(Architecture(one.model), ()), is_shape) for one in run.helpers.values()
-    ]
+    helpers = [eqx.filter(blank(one.architecture, ()), is_shape) for one in run.helpers.values()]
     held = annotate((frozen, helpers), lambda x, about: _held(x, about, width))
     state += sum(jax.tree.leaves(held))
     plain = eqx.filter(blank(run.architecture, ()), is_shape)

@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
 from windlass.objectives import Carry, Objective, Tally, settled
-from windlass.program import token_hash as stream
+from windlass.program import token_hash
 from windlass.program.loss_scale import LossScale
 
 
@@ -24,7 +24,7 @@ class Progress(NamedTuple):
     best: Float[Array, ""]  # the lowest validation loss
     best_step: Int[Array, ""]  # where that was
     since: Int[Array, ""]  # evaluations after it
-    stream: UInt32[Array, ""]  # a hash of all tokens that were consumed, in their order
+    token_hash: UInt32[Array, ""]  # of all tokens that were consumed, in their order
 
     def judged(self, step: int, loss: float) -> "Progress":
         """The same after an evaluation: a new best, or one more without."""
@@ -85,7 +85,7 @@ def start(
             best=jnp.float32(jnp.inf),
             best_step=jnp.int32(0),
             since=jnp.int32(0),
-            stream=stream.none(),
+            token_hash=token_hash.none(),
         ),
         loss_scale=LossScale.start() if has_loss_scale else None,
     )
@@ -173,11 +173,11 @@ def make_step(
             loss_scale = jax.tree.map(lambda x, y: jnp.where(stopped, x, y), loss_scale, after)
         failed = jnp.where(fails, goes_on, 0)
         not_finite = state.progress.not_finite + failed
-        consumed = state.progress.stream
+        consumed = state.progress.token_hash
         progress = state.progress._replace(
             not_finite=jnp.where(is_finite & ~stopped, 0, not_finite),
             skipped=state.progress.skipped + failed,
-            stream=jnp.where(stopped, consumed, stream.with_batch(consumed, batch, hashed)),
+            token_hash=jnp.where(stopped, consumed, token_hash.with_batch(consumed, batch, hashed)),
         )
         keep = is_finite & ~stopped
         average = None if ema is None else averaged(state.ema, weights, state.step, ema)
@@ -197,7 +197,7 @@ def make_step(
             loss_scale=loss_scale,
         )
         scaling = {} if loss_scale is None else loss_scale.metrics()
-        told = {"gradient_norm": norm, "stream": progress.stream}
+        told = {"gradient_norm": norm, "token_hash": progress.token_hash}
         return new, tally.metrics() | told | scaling
 
     return step

@@ -14,7 +14,7 @@ def none() -> UInt32[Array, ""]:
 
 
 def with_batch(
-    stream: UInt32[Array, ""], batch: Mapping[str, Array], hashed: Sequence[str]
+    so_far: UInt32[Array, ""], batch: Mapping[str, Array], hashed: Sequence[str]
 ) -> UInt32[Array, ""]:
     """The hash once these columns of one more batch are in it, one behind the other.
 
@@ -23,7 +23,7 @@ def with_batch(
     """
     for column in fingerprints([batch[name] for name in hashed]).values():
         # One to one in what was before for a given batch, so that no later one hides a difference.
-        mixed = (stream * jnp.uint32(0x9E3779B1) + jnp.uint32(0x7F4A7C15)) ^ column
+        mixed = (so_far * jnp.uint32(0x9E3779B1) + jnp.uint32(0x7F4A7C15)) ^ column
         mixed = (mixed ^ (mixed >> 16)) * jnp.uint32(0x85EBCA6B)
-        stream = mixed ^ (mixed >> 13)
-    return stream
+        so_far = mixed ^ (mixed >> 13)
+    return so_far

@@ -1,7 +1,7 @@
 """A recipe: every section together. Beside it: batches, the checks of two sections, identity."""
 
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 from windlass.checkpoint import Checkpoint
 from windlass.config import Every, Open, Several, section
@@ -124,10 +124,17 @@ class Folder:
 
 @section
 class Helper:
-    """A frozen model that an objective names, such as a teacher."""
+    """A frozen model that an objective names, such as a teacher, as it was resolved."""
+
+    is_resolved: ClassVar[bool] = True  # written by a run, never by people
 
     model: Annotated[Any, FAMILIES]
     start: Start  # where its weights are
+    residual: Annotated[Any, RESIDUALS] = field(default_factory=RESIDUALS.load("plain"))
+
+    @property
+    def architecture(self) -> Architecture:
+        return Architecture(self.model, self.residual)
 
 
 @section

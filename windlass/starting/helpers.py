@@ -69,7 +69,7 @@ def _lent(name: str, start: Start, layers: Layers) -> dict[str, Any]:
         if not known:
             raise
         return known[-1]
-    return {"model": lent["model"], "start": lent["start"]}
+    return {part: lent[part] for part in ("model", "residual", "start") if lent.get(part)}
 
 
 def _origin(start: Start, layers: Layers, key: str) -> dict[str, Any]:
@@ -127,11 +127,12 @@ def take(
 ) -> tuple[dict[str, PyTree], list[tuple[str, str]]]:
     """The arrays of each helper where they live, in the precision they compute in, and facts.
 
-    `vocabulary` is that of this run, which must be theirs too.
+    `vocabulary` is that of this run, which must be theirs too; None: rows have no tokens.
     """
     found, facts = {}, []
     for name, helper in built.run.helpers.items():
-        _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
+        if vocabulary is not None:
+            _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
         arrays, origin = _arrays(built, name, helper.start, say)
         like = built.helpers[name].arrays
         leaves = [arrays[path].astype(x.dtype) for path, x in named(like).items()]

@@ -25,7 +25,7 @@ MEANINGS = {
     "learning_rate": "of the step, by the schedule",
     "loss_scale": "of float16: loss scale of the next step",
     "overflows": "of float16: steps skipped so far because a gradient overflowed",
-    "stream": "hash of all tokens consumed so far, in order: the same on any devices and mesh, "
+    "token_hash": "hash of all tokens consumed so far, in order: the same on any devices and mesh, "
     "with any accumulation and restarts",
     "tokens": "tokens trained on so far: steps × tokens of an average batch, without padding",
     "tokens_per_second": "throughput over all devices, in the loss or not, without padding",

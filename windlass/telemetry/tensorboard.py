@@ -6,7 +6,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NO_CURVE = ("step", "time", "stream")
+NO_CURVE = ("step", "time", "token_hash")
 NAME = "events.out.tfevents."  # what TensorBoard looks for; it reads the files in order of name
 
 
