@@ -45,10 +45,17 @@ def test_dropped_rows_have_no_tokens_and_the_others_keep_their_numbers(tmp_path)
     assert documents(found) == ["a first text", "a second text", "", "", "", "the last text"]
     file = tmp_path / "rows.jsonl"
     assert list(facts(found)) == [
-        ("rows", "6 were read, 3 kept"),
-        ("dropped", f"1 by alike, the first {file} line 3: nearly the same as {file} line 1"),
-        ("dropped", f"1 by empty, the first {file} line 4: it has no text"),
-        ("dropped", f"1 by duplicate, the first {file} line 5: the same as {file} line 1"),
+        ("examples", "6 read, 3 kept"),
+        (
+            "checks",
+            f"1 near-duplicate example dropped, the first {file} line 3: nearly the same as {file} "
+            "line 1",
+        ),
+        ("checks", f"1 empty example dropped, the first {file} line 4: it has no text"),
+        (
+            "checks",
+            f"1 duplicate example dropped, the first {file} line 5: the same as {file} line 1",
+        ),
         ("longest", "15 tokens, with 41 in all to train on"),
     ]
 
@@ -66,7 +73,7 @@ def test_rows_from_which_others_were_dropped_are_other_data_than_those_alone(tmp
     assert documents(second) == documents(first)
     assert second.corpora[0].owner is None
     assert second.fingerprint != first.fingerprint
-    assert next(facts(second)) == ("rows", "5 were read, 5 kept")
+    assert next(facts(second)) == ("examples", "5 read, 5 kept")
 
 
 def test_rows_longer_than_a_row_are_told_with_what_becomes_of_them(tmp_path):

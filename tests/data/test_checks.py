@@ -138,9 +138,16 @@ def test_rows_that_are_warned_of_are_kept_and_told():
     kept, checker = checked(rows, {"required": ["question"], "offending": "warn"})
     assert kept == [0, 1, 2]
     assert list(checker.finish().lines()) == [
-        ("rows", "3 were read, 3 kept"),
-        ("kept", "1 by duplicate, the first a.jsonl line 2: the same as a.jsonl line 1"),
-        ("kept", "1 by required question, the first a.jsonl line 3: question is empty"),
+        ("examples", "3 read, 3 kept"),
+        (
+            "checks",
+            "1 duplicate example kept, the first a.jsonl line 2: the same as a.jsonl line 1",
+        ),
+        (
+            "checks",
+            "1 example that breaks required question kept, the first a.jsonl line 3: question is "
+            "empty",
+        ),
     ]
 
 

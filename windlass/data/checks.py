@@ -1,4 +1,4 @@
-"""What is asked of rows before they are trained on, and what became of those that fall short."""
+"""Checks of examples before they are trained on: rules, duplicates, and what was dropped."""
 
 import hashlib
 import re
@@ -101,10 +101,10 @@ class Found:
 
     def lines(self) -> Iterator[tuple[str, str]]:
         """What there is to say, by name."""
-        yield "rows", f"{self.rows:,} were read, {self.kept:,} kept"
-        for kind, counts in (("dropped", self.dropped), ("kept", self.told)):
+        yield "examples", f"{self.rows:,} read, {self.kept:,} kept"
+        for done, counts in (("dropped", self.dropped), ("kept", self.told)):
             for rule, count in counts.items():
-                yield kind, f"{count:,} by {rule}, the first {self.first[rule][0]}"
+                yield "checks", f"{_counted(count, rule)} {done}, the first {self.first[rule][0]}"
 
 
 class Checker:
@@ -197,6 +197,15 @@ class Checker:
         named = dict.fromkeys(keys.get(rule, "offending") for rule in self._refused)
         ways = listing((f"data.checks.{key}=drop" for key in named), "and")
         return "\n".join([*lines, f"{ways} {'leaves' if len(named) == 1 else 'leave'} them out"])
+
+
+def _counted(count: int, rule: str) -> str:
+    """`14 duplicate examples`, `1 example that breaks required answer`."""
+    named = {EMPTY: "empty", EXACT: "duplicate", ALIKE: "near-duplicate"}
+    noun = "example" if count == 1 else "examples"
+    if rule in named:
+        return f"{count:,} {named[rule]} {noun}"
+    return f"{count:,} {noun} that break{'s' * (count == 1)} {rule}"
 
 
 def _digest(text: str) -> bytes:
