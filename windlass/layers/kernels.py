@@ -225,8 +225,8 @@ def visible(
         back = at + jnp.arange(document.shape[1])[:, None] - jnp.arange(slots.shape[1])
     else:
         back = jnp.asarray(at)[..., None] - pattern.stride * jnp.arange(slots.shape[1])
-    same = document[:, :, None] == slots[:, None, :]
-    seen = (back >= 0) & same if pattern.causal else same
+    past = back >= 0 if pattern.causal else True
+    seen = past & (document[:, :, None] == slots[:, None, :])
     if pattern.window is not None:
         seen &= back < pattern.window
         seen = seen if pattern.causal else seen & (back > -pattern.window)
