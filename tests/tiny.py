@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache
 
@@ -18,6 +18,7 @@ from jaxtyping import PyTree
 from windlass.adapters.lora import Adapter
 from windlass.devices.axes import placements
 from windlass.devices.mesh import AXES, build
+from windlass.hub.names import placed as placed_tensors
 from windlass.objectives import Carry, Tally, settled
 from windlass.objectives.next_token import Objective
 
@@ -60,6 +61,14 @@ def made(config, adapter: Adapter | None = None):
 def abstract(config) -> PyTree:
     """The model of a config without its values."""
     return eqx.filter_eval_shape(config.init, jax.random.key(0))
+
+
+def filled(model, names: Mapping[str, str], tensors: Mapping) -> PyTree:
+    """A model, abstract or not, with the arrays of a checkpoint that are those of its own."""
+    arrays = placed_tensors(model, names, tensors, "the tensors")
+    is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # noqa: E731
+    shapes, rest = eqx.partition(model, is_array)
+    return eqx.combine(jax.tree.structure(shapes).unflatten(list(arrays.values())), rest)
 
 
 def documents(vocab: int, lengths: Sequence[int], seed: int = 0) -> list[np.ndarray]:

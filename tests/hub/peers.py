@@ -19,7 +19,7 @@ from windlass import adapters
 from windlass.adapters.lora import Adapter
 from windlass.config import tree
 from windlass.hub import peft
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "peft.npz"
 HAS_PEFT = reference.HAS_TORCH and importlib.util.find_spec("peft") is not None
@@ -42,7 +42,7 @@ def table(case: str) -> dict[str, str]:
 
 def base(case: str) -> Any:
     """The model without its adapter, with the weights that the reference has."""
-    return from_tensors(tiny.abstract(config(case)), table(case), reference.tensors(config(case)))
+    return tiny.filled(tiny.abstract(config(case)), table(case), reference.tensors(config(case)))
 
 
 def adapted(case: str) -> Any:

@@ -10,7 +10,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from tests import tiny
 from windlass.devices.axes import placements
 from windlass.errors import UserError
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.stack import Stack, stacked
@@ -52,11 +52,11 @@ def test_a_layer_has_its_number_in_the_whole_stack_and_a_matrix_lies_as_in_torch
     assert np.array_equal(tensors["layer.2.map.weight"][4], into[1, :, 1, 1])
     assert np.array_equal(tensors["layer.1.map.weight"][:, 5], back[0, 1, 2])
     assert all(x.flags.c_contiguous for x in tensors.values())
-    assert eqx.tree_equal(from_tensors(two, names, tensors), two)
+    assert eqx.tree_equal(tiny.filled(two, names, tensors), two)
 
 
 def test_without_a_table_every_array_has_its_own_path(two):
-    tensors = to_tensors(two, None)
+    tensors = to_tensors(two, {})
     assert list(tensors) == [
         "blocks.0.map.weight",
         "blocks.2.map.weight",
@@ -65,7 +65,7 @@ def test_without_a_table_every_array_has_its_own_path(two):
         "blocks.1.map.weight",
         "norm.scale",
     ]
-    assert eqx.tree_equal(from_tensors(two, None, tensors), two)
+    assert eqx.tree_equal(tiny.filled(two, {}, tensors), two)
 
 
 def test_an_array_is_filled_where_it_lives_and_in_the_type_it_has():
@@ -77,7 +77,7 @@ def test_an_array_is_filled_where_it_lives_and_in_the_type_it_has():
             arrays,
             placements(arrays, mesh),
         )
-        filled = from_tensors(eqx.combine(shapes, static), NAMES, tensors)
+        filled = tiny.filled(eqx.combine(shapes, static), NAMES, tensors)
         at = NamedSharding(mesh, PartitionSpec("tensor", "fsdp"))
     assert filled.embedding.weight.sharding == at
     assert filled.embedding.weight.dtype == jnp.float32
@@ -95,7 +95,7 @@ def test_tensors_that_do_not_fit_are_refused_all_at_once():
     query = "model.layers.2.self_attn.q_proj.weight"
     tensors[query] = tensors[query].T
     with pytest.raises(UserError) as error:
-        from_tensors(model(), NAMES, tensors)
+        tiny.filled(model(), NAMES, tensors)
     assert str(error.value) == (
         "4 problems in the tensors:\n"
         "  model.layers.2.self_attn.q_proj.weight  is [32, 40]; this model's is [40, 32]\n"

@@ -14,7 +14,7 @@ from tests.hub import folders
 from windlass.devices.axes import placements
 from windlass.errors import UserError
 from windlass.hub import weights
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 from windlass.models.llama import NAMES
 
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
@@ -65,7 +65,7 @@ def test_each_part_is_read_once_however_many_devices_hold_it():
             arrays,
             placements(arrays, mesh),
         )
-        filled = from_tensors(eqx.combine(shapes, static), NAMES, watched)
+        filled = tiny.filled(eqx.combine(shapes, static), NAMES, watched)
     assert eqx.tree_equal(jax.tree.map(np.asarray, filled), jax.tree.map(np.asarray, model))
     assert {name: one.read for name, one in watched.items()} == {
         name: one.value.size for name, one in watched.items()
@@ -139,7 +139,7 @@ def test_a_folder_whose_weights_cannot_be_read_is_refused_with_what_would_do(tmp
 
 def test_without_a_table_of_names_a_model_is_written_under_its_own_paths(tmp_path):
     model = tiny.model("gru")
-    weights.write(tmp_path, model, None)
-    found, expected = folders.contents(tmp_path), to_tensors(model, None)
+    weights.write(tmp_path, model, {})
+    found, expected = folders.contents(tmp_path), to_tensors(model, {})
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

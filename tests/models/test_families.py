@@ -18,7 +18,7 @@ from jax.sharding import PartitionSpec as P
 from tests import tiny
 from windlass.config import section
 from windlass.devices.axes import cast
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 from windlass.layers.kv_cache import KVCache
 
 # No dead fields
@@ -319,10 +319,10 @@ def test_an_array_that_a_compiler_must_make_whole_is_said(capfd):
 
 def test_a_model_comes_back_from_its_tensors(family):
     module = importlib.import_module(f"windlass.models.{family}")
-    names, model = getattr(module, "NAMES", None), tiny.model(family)
+    names, model = getattr(module, "NAMES", {}), tiny.model(family)
     tensors = to_tensors(model, names)
     empty = tiny.abstract(tiny.config(family))
-    assert eqx.tree_equal(from_tensors(empty, names, tensors), model)
+    assert eqx.tree_equal(tiny.filled(empty, names, tensors), model)
     assert sum(x.size for x in tensors.values()) == sum(x.size for x in jax.tree.leaves(model))
 
 
@@ -334,8 +334,8 @@ def test_pairs_are_reordered_so_that_both_pairings_have_the_same_tensors(name):
     hidden = eqx.filter_jit(lambda model: model(tiny.rows(96))[0])
 
     def gap(table) -> float:
-        other = from_tensors(half, table, to_tensors(model, table))
+        other = tiny.filled(half, table, to_tensors(model, table))
         return tiny.apart(hidden(other), hidden(model))
 
     assert gap(names) < 1e-5
-    assert gap(None) > 1e-2  # by our own paths nothing is reordered
+    assert gap({}) > 1e-2  # by our own paths nothing is reordered

@@ -13,7 +13,7 @@ import pytest
 
 from tests import tiny
 from tests.models import reference
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 from windlass.layers.rotary import READS
 
 cases = pytest.mark.parametrize("case", reference.CASES)
@@ -29,7 +29,7 @@ def packed(config) -> dict[str, jax.Array]:
 def filled(case: str, config):
     """The model of a config, with the weights of a case."""
     tensors = reference.tensors(reference.config(case))
-    return from_tensors(tiny.abstract(config), names(case), tensors)
+    return tiny.filled(tiny.abstract(config), names(case), tensors)
 
 
 def names(case: str) -> dict[str, str]:

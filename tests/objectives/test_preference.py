@@ -11,7 +11,7 @@ import pytest
 
 from tests import tiny
 from tests.models import reference
-from windlass.hub.names import from_tensors, to_tensors
+from windlass.hub.names import to_tensors
 from windlass.objectives import Carry, Tally
 from windlass.objectives.preference import Objective
 
@@ -118,7 +118,7 @@ def both(objective, model, batch):
 @pytest.mark.skipif(not reference.HAS_TORCH, reason="it is what this is compared with")
 def test_loss_metrics_and_gradients_of_packed_pairs_are_those_of_trl_for_each_answer_alone():
     config, family = reference.config(CASE), importlib.import_module(f"windlass.models.{CASE}")
-    model = from_tensors(tiny.abstract(config), family.NAMES, reference.tensors(config))
+    model = tiny.filled(tiny.abstract(config), family.NAMES, reference.tensors(config))
     metrics, gradient = both(Objective(beta=BETA, label_smoothing=SMOOTHING), model, batch())
     by_trl, gradients = by_torch(reference.module(CASE))
     gap = tiny.apart(metrics, {name: np.float32(x) for name, x in by_trl.items()})

@@ -5,6 +5,8 @@ import os
 import shutil
 from pathlib import Path
 
+import equinox as eqx
+import jax
 import ml_dtypes
 import numpy as np
 import pytest
@@ -17,10 +19,11 @@ from windlass.checkpoint.store import Store, contents
 from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import open_on_cpu
-from windlass.hub.names import from_tensors
 from windlass.program.built import Built
+from windlass.program.programs import Programs
 from windlass.release import check
 from windlass.run_folder import folder as folders
+from windlass.starting import origin
 from windlass.starting.describe import describe
 
 torch = pytest.importorskip("torch")
@@ -161,10 +164,23 @@ def test_a_family_that_nobody_else_has_is_written_by_its_own_names(gru, tmp_path
     windlass.export(gru, tmp_path / "it")
     tensors = load_file(tmp_path / "it" / "model.safetensors")
     config = tiny.config("gru")
-    found = from_tensors(tiny.abstract(config), None, tensors)
+    found = tiny.filled(tiny.abstract(config), {}, tensors)
     assert tiny.apart(found, tiny.model("gru")) == 0
     about = json.loads((tmp_path / "it" / "config.json").read_text())
-    assert about == {"family": "gru", **vars(config), "dtype": "float32"}
+    assert about == {
+        "model_type": "windlass-gru",
+        "windlass": {"model": {"family": "gru", **vars(config)}},
+        "dtype": "float32",
+        "torch_dtype": "float32",
+    }
+    own = describe(trained.recipe() | {"model": {"path": str(tmp_path / "it")}})
+    assert own.run.model == config
+    with own.scope():
+        built = Built(own)
+        found = origin.take(built, "", print)
+        state, _ = Programs(built, 1).init(found.arrays)
+    assert found.facts[1][0] == "loaded"
+    assert eqx.tree_equal(jax.device_get(state.weights), jax.device_get(tiny.model("gru")))
     assert "library_name: windlass\n" in (tmp_path / "it" / "README.md").read_text()
     with pytest.raises(UserError) as error:
         windlass.export(gru, tmp_path / "other", check=True)

@@ -21,7 +21,8 @@ def export(
         typer.Option(
             "--as",
             metavar="FORM",
-            help="model, adapter or merged; default: the adapter if there is one, else the model",
+            help="model, adapter, merged or own; default: the adapter if there is one, else the "
+            "model",
         ),
     ] = None,
     dtype: Annotated[
@@ -49,7 +50,8 @@ def export(
 
     A model is sharded safetensors, config.json, the tokenizer with its chat template,
     generation_config.json, and a model card, README.md, with the recipe, the losses and how to load
-    it. A run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model.
+    it. A run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model;
+    --as own keeps both as they are, a quantized model among them, for model.path of a recipe.
     Only the run is needed: neither an accelerator nor the model it started from. The folder appears
     when it is complete. Exits with 1 if --check finds a difference.
 

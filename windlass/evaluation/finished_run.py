@@ -89,12 +89,14 @@ class FinishedRun:
         return vocabularies.load(str(own), self.run.tokenizer.eos)
 
     @property
-    def names(self) -> Mapping[str, str] | None:
-        """The family's table of Hugging Face names; None: its arrays have their own.
+    def names(self) -> Mapping[str, str]:
+        """The family's table of Hugging Face names; of one that only Windlass has it is empty."""
+        return self.built.names
 
-        With another residual than the plain one no library but this computes what the model does.
-        """
-        return (self.built.names or None) if self.run.residual.is_plain else None
+    @property
+    def has_hugging_face_form(self) -> bool:
+        """Whether other libraries compute what the model does, once its adapters are merged."""
+        return bool(self.names) and self.run.residual.is_plain
 
     @property
     def abstract(self) -> Any:

@@ -15,6 +15,7 @@ from windlass.hub import rope
 from windlass.models import HuggingFace
 
 FILE = "config.json"
+OWN = "windlass"  # the key of sections that say all of a model that only Windlass computes
 # Keys that change what is computed, whatever the family, unless they have one of these values.
 # Where a family has a field or a value of its own for one, that counts.
 NEUTRAL: dict[str, tuple] = {
@@ -59,6 +60,25 @@ def mapping(file: Path) -> dict[str, Any]:
     if not isinstance(found, dict):
         raise UserError(f"{file} holds {show(found)}; it must be a mapping")
     return found
+
+
+def sections(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:
+    """The sections of a recipe that a config.json stands for, but for the fields `given`."""
+    if OWN not in config:
+        return {"model": read(config, origin, given)}
+    own = config[OWN]
+    if not isinstance(own, dict) or not isinstance(own.get("model"), dict):
+        raise UserError(f"{origin} has {OWN} {show(own)}; it must be a mapping with model")
+    return dict(own)
+
+
+def written_own(sections: Mapping[str, Any], dtype: str) -> dict[str, Any]:
+    """The config.json of a model that only Windlass computes: the sections of its recipe.
+
+    Its model_type is known to nobody else, so that none computes another model from its tensors.
+    """
+    kind = f"{OWN}-{sections['model']['family']}"
+    return {"model_type": kind, OWN: dict(sections), "dtype": dtype, "torch_dtype": dtype}
 
 
 def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:
@@ -122,7 +142,8 @@ def written(
         found["sliding_window_pattern"] = config.global_every
         found["layer_types"] = _types(config.layers, config.global_every)
     found |= {"dtype": dtype, "torch_dtype": dtype}
-    kept = {key: x for key, x in (like or {}).items() if key not in ("auto_map", "_name_or_path")}
+    dropped = ("auto_map", "_name_or_path", OWN)
+    kept = {key: x for key, x in (like or {}).items() if key not in dropped}
     if config.scaling is not None and config.scaling.original_length is not None:
         # Some releases take the factor from these two lengths.
         length = round(config.scaling.factor * config.scaling.original_length)

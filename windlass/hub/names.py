@@ -1,5 +1,8 @@
 """A model's arrays under the names, and in the layout, of a Hugging Face checkpoint.
 
+Arrays that have no such name (of a family that only Windlass has, of a residual, of adapters) have
+their path in the model, with the number of the layer.
+
 A family's table has names only: which way round a matrix lies follows from the axes it names,
 which layer an array belongs to from its place in the stack, and the order of a head's entries from
 the pairing of its rotary positions, which is half-split in every checkpoint elsewhere.
@@ -8,7 +11,7 @@ the pairing of its rotary positions, which is half-split in every checkpoint els
 import math
 from collections.abc import Iterator, Mapping
 from functools import partial
-from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, runtime_checkable
 
 import equinox as eqx
 import jax
@@ -24,7 +27,6 @@ from windlass.layers.residual import Connection
 from windlass.layers.rotary import halves, interleaved
 from windlass.layers.stack import Stack
 
-Model = TypeVar("Model")
 Index = tuple[slice, ...]
 
 TURNED = ("query", "key", "query_norm", "key_norm")  # parts of attention that rotary pairs order
@@ -44,29 +46,14 @@ class Tensor(Protocol):
     def __getitem__(self, index: Any, /) -> Any: ...
 
 
-def to_tensors(model: Any, names: Mapping[str, str] | None) -> dict[str, np.ndarray]:
-    """Every array of a model, or of a tree like it (its gradient), by its name elsewhere.
-
-    Without a table of names each has its own path, with the number of its layer.
-    """
+def to_tensors(model: Any, names: Mapping[str, str]) -> dict[str, np.ndarray]:
+    """Every array of a model, or of a tree like it (its gradient), by its name in a checkpoint."""
     whole = [one._replace(value=np.asarray(one.value)) for one in arrays(model, names)]
     return {name: bring() for array in whole for name, bring in array.out()}
 
 
-def from_tensors(
-    model: Model, names: Mapping[str, str] | None, tensors: Mapping[str, Tensor]
-) -> Model:
-    """The model with values from `tensors`, each of the type and placement of the array it fills.
-
-    The model may be abstract, so that no first set of weights is ever made.
-    """
-    leaves = list(placed(model, names, tensors, "the tensors").values())
-    shapes, rest = eqx.partition(model, _is_array)
-    return eqx.combine(jax.tree.structure(shapes).unflatten(leaves), rest)
-
-
 def placed(
-    model: Any, names: Mapping[str, str] | None, tensors: Mapping[str, Tensor], origin: str
+    model: Any, names: Mapping[str, str], tensors: Mapping[str, Tensor], origin: str
 ) -> dict[str, jax.Array]:
     """The arrays of an abstract model by their paths in it, each device's part read on its own.
 
@@ -140,6 +127,7 @@ class Array(NamedTuple):
     layers: range | None  # along the first axis; None: it is not stacked
     layout: Layout
     is_residual: bool  # of a connection with weights, which no family's table has names for
+    is_fixed: bool  # never cast
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -190,10 +178,10 @@ class Array(NamedTuple):
         return part
 
 
-def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
+def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
     """Every array of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
-        node, layers, turned, is_residual, words = model, None, False, False, []
+        node, layers, turned, is_residual, is_own, words = model, None, False, False, False, []
         owner: Any = None
         steps = iter(path)
         for step in steps:
@@ -205,28 +193,38 @@ def arrays(model: Any, names: Mapping[str, str] | None) -> Iterator[Array]:
             else:
                 words.append(jax.tree_util.keystr((step,), simple=True))
                 if isinstance(node, Attention) and words[-1] in TURNED:
-                    turned = names is not None and node.rotary.pairing == "interleaved"
+                    turned = node.rotary.pairing == "interleaved"
                 owner, node = node, _child(node, step)
                 is_residual |= isinstance(node, Connection)
-        sizes = value.shape if layers is None else value.shape[1:]
+                is_own |= isinstance(node, Connection | Adapted)
+        field, sizes = words[-1], value.shape if layers is None else value.shape[1:]
+        known = _known(words, names)
+        if known is None and names and not is_own:
+            raise ValueError(f"the family's table has no name for {'.'.join(words)}")
         # What an adapter of queries reads is not turned, what it writes is.
-        paired = turned and isinstance(owner, Placed) and owner.axes[words[-1]][-1] == "head_dim"
-        layout = Layout(tuple(sizes), _groups(owner, words[-1], len(sizes)), paired)
-        own = jax.tree_util.keystr(path, simple=True, separator=".")
-        name = _name(words, None if is_residual else names)
-        yield Array(own, name, value, layers, layout, is_residual)
+        paired = bool(known) and turned and _ends_in_heads(owner, field)
+        has_layout = known is not None or not is_own
+        layout = Layout(tuple(sizes), _groups(owner, field, len(sizes), has_layout), paired)
+        yield Array(
+            path=jax.tree_util.keystr(path, simple=True, separator="."),
+            name=known or ".".join(words),
+            value=value,
+            layers=layers,
+            layout=layout,
+            is_residual=is_residual,
+            is_fixed=isinstance(owner, Placed) and field in owner.fixed,
+        )
 
 
-def _name(path: list[str], names: Mapping[str, str] | None) -> str:
-    if names is None:
-        return ".".join(path)
+def _known(path: list[str], names: Mapping[str, str]) -> str | None:
+    """The name of an array by a table of names of arrays and of modules."""
     *owner, field = (word for word in path if word != "{layer}")
     whole, module = ".".join([*owner, field]), ".".join(owner)
-    if whole in names:
-        return names[whole]
-    if module in names:
-        return f"{names[module]}.{field}"
-    raise ValueError(f"the family's table has no name for {whole}")
+    return names.get(whole) or (f"{names[module]}.{field}" if module in names else None)
+
+
+def _ends_in_heads(owner: Any, field: str) -> bool:
+    return isinstance(owner, Placed) and owner.axes[field][-1] == "head_dim"
 
 
 def _child(node: Any, step: Any) -> Any:
@@ -235,8 +233,8 @@ def _child(node: Any, step: Any) -> Any:
     return node[step.key if isinstance(step, jax.tree_util.DictKey) else step.idx]
 
 
-def _groups(owner: Any, field: str, axes: int) -> tuple[tuple[int, ...], ...]:
-    if not isinstance(owner, Linear | Adapted):
+def _groups(owner: Any, field: str, axes: int, has_layout: bool) -> tuple[tuple[int, ...], ...]:
+    if not has_layout or not isinstance(owner, Linear | Adapted):
         return tuple((axis,) for axis in range(axes))
     # A matrix is written with what it writes first; a bias is only that, as is a length of DoRA's.
     reads = owner.maps.get(field, 0)

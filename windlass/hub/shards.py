@@ -34,15 +34,17 @@ class Tensor(NamedTuple):
     shape: tuple[int, ...]
     dtype: np.dtype
     read: Callable[[], np.ndarray]
+    is_fixed: bool = False
 
     @property
     def size(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
     def typed(self, dtype: str) -> "Tensor":
-        """The same in another type; what is no floating-point number stays as it is."""
+        """The same in another dtype; integers and fixed arrays stay as they are."""
         new = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
-        return self._replace(dtype=new) if self.dtype.name in FLOATS else self
+        is_cast = self.dtype.name in FLOATS and not self.is_fixed
+        return self._replace(dtype=new) if is_cast else self
 
 
 class Shard(NamedTuple):

@@ -1,7 +1,7 @@
 """Weights in safetensors files: read straight into place on the mesh, and written in shards."""
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
 from pathlib import Path
@@ -13,7 +13,7 @@ import numpy as np
 from windlass.config.reading import report
 from windlass.errors import UserError
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
-from windlass.hub.shards import INDEX, SINGLE, Tensor, divided, index
+from windlass.hub.shards import FLOATS, INDEX, SINGLE, WORDS, Tensor, divided, index
 
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
@@ -31,14 +31,18 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
     """
     with _opened(folder) as held:
         origin = f"the weights in {folder}"
+        wanted = {
+            name: np.dtype(array.value.dtype).name
+            for array in arrays(model, names)
+            for name in array.names()
+        }
         odd = [
-            (name, f"is of {one.type}; weights are of {', '.join(TYPES)} here")
+            (name, f"is of {one.type}; {_of(wanted.get(name))} here")
             for name, one in held.items()
-            if one.type not in TYPES and not name.endswith(DERIVED)
+            if not name.endswith(DERIVED) and not _is_read_as(one.type, wanted.get(name))
         ]
         if odd:
             raise UserError(report(odd, origin))
-        wanted = {name for array in arrays(model, names) for name in array.names()}
         kept = {
             name: one
             for name, one in held.items()
@@ -104,7 +108,18 @@ def _opened(folder: Path) -> Iterator[dict[str, Stored]]:
         yield found
 
 
-def _is_tied(name: str, wanted: set[str], names: Mapping[str, str]) -> bool:
+def _is_read_as(stored: str, dtype: str | None) -> bool:
+    """Any floating-point numbers are read as others; integers are what they are."""
+    return stored in TYPES if dtype is None or dtype in FLOATS else WORDS[dtype] == stored
+
+
+def _of(dtype: str | None) -> str:
+    if dtype is None or dtype in FLOATS:
+        return f"weights are of {', '.join(TYPES)}"
+    return f"it is of {WORDS[dtype]}"
+
+
+def _is_tied(name: str, wanted: Container[str], names: Mapping[str, str]) -> bool:
     return name == names.get(HEAD) and name not in wanted
 
 
@@ -122,13 +137,10 @@ def _check_tied(head: str, embedding: str, held: Mapping[str, Stored], origin: s
     raise UserError(report([(head, f"{what}; model.tied=false takes both as they are")], origin))
 
 
-def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
-    """A model's arrays as tensors to be written, in the order of its layers.
-
-    Without a table of names each has its own path, with the number of its layer.
-    """
+def tensors(model: Any, names: Mapping[str, str]) -> list[Tensor]:
+    """A model's arrays as tensors to be written, in the order of its layers."""
     found = [
-        Tensor(name, array.shape, np.dtype(array.value.dtype), bring)
+        Tensor(name, array.shape, np.dtype(array.value.dtype), bring, array.is_fixed)
         for array in arrays(model, names)
         for name, bring in array.out()
     ]
@@ -138,7 +150,7 @@ def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
 def write(
     folder: Path,
     model: Any,
-    names: Mapping[str, str] | None,
+    names: Mapping[str, str],
     *,
     dtype: str | None = None,
     shard_bytes: int = SHARD_BYTES,

@@ -14,7 +14,8 @@ from windlass.telemetry import about, metrics
 from windlass.units import number
 from windlass.version import __version__
 
-Form = Literal["model", "adapter", "merged"]
+# own: with its adapters as they are, in files that only Windlass reads
+Form = Literal["model", "adapter", "merged", "own"]
 LOSSES = {
     "loss": "training loss",
     "validation_loss": "validation loss",
@@ -80,6 +81,7 @@ def _opening(of: Subject) -> str:
         "model": "A language model",
         "adapter": "A PEFT adapter",
         "merged": "A language model, with the adapter it was trained by merged into it,",
+        "own": "A language model and its adapters, as they are,",
     }[of.form]
     family = of.recipe["model"].get("family")
     start = f"trained from [{of.base}](https://huggingface.co/{of.base})" if of.base else "trained"
@@ -124,7 +126,8 @@ def _use(of: Subject) -> str:
     if not of.is_known_elsewhere:
         parts.append(
             "`transformers` has no such architecture. `config.json` has the keys of its model in "
-            "Windlass, and the tensors in `model.safetensors` are named for its parts.\n"
+            "Windlass, and the tensors in `model.safetensors` are named for its parts. A recipe "
+            f"with `model: {{path: {of.address}}}` starts from it.\n"
         )
         return "\n".join(parts)
     if of.form == "adapter":

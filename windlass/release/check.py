@@ -15,8 +15,8 @@ import numpy as np
 from windlass.config import listing
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
+from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub.chat_template import chat_prompt
-from windlass.hub.config import families
 
 ROWS, LENGTH = 2, 64  # of random tokens
 # Of the largest logit: two programs that add in another order differ by some 1e-6 of it, while a
@@ -50,12 +50,17 @@ class Comparison:
         return "; ".join([*found, *self.problems])
 
 
-def check_possible(form: str, model: Any) -> None:
+def check_possible(form: str, source: FinishedRun) -> None:
     """Refuse, before anything is written, what cannot be compared."""
-    family = type(model).__module__.rpartition(".")[2]
-    if family not in families():
+    family = type(source.run.model).__module__.rpartition(".")[2]
+    if form == "own" or not source.has_hugging_face_form:
+        why = (
+            "cannot read --as own"
+            if source.has_hugging_face_form
+            else f"has no models like {family}"
+        )
         raise UserError(
-            f"--check compares with transformers, which has no models like {family}; "
+            f"--check compares with transformers, which {why}; "
             "without --check the export is the same"
         )
     needed = ["transformers", "torch", *(["peft"] if form == "adapter" else [])]

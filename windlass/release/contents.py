@@ -17,6 +17,8 @@ GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
 # The name that transformers 5 writes for any tokenizer.json, and the one that 4 knows as well.
 NEW_CLASS, OLD_CLASS = "TokenizersBackend", "PreTrainedTokenizerFast"
 
+AS_IS = "as-is"  # of each array the dtype that it has
+
 Tell = Callable[[int], None]
 
 
@@ -43,13 +45,22 @@ def as_json(name: str, content: dict[str, Any]) -> File:
 
 
 def whole(
-    source: FinishedRun, tensors: Iterable[Tensor], dtype: str, shard_size: int
+    source: FinishedRun,
+    tensors: Iterable[Tensor],
+    dtype: str,
+    shard_size: int,
+    *,
+    has_adapters: bool = False,
 ) -> Iterator[File]:
-    """A model in sharded safetensors, with what says how it computes and how it writes."""
-    yield as_json("config.json", _config(source, dtype))
+    """A model in sharded safetensors, with its config and its settings of generation.
+
+    With adapters, whose arrays are among the tensors, all are of the dtypes that they have.
+    """
+    yield as_json("config.json", _config(source, dtype, has_adapters))
     if source.vocabulary is not None:
         yield as_json(GENERATION, _generation(source, source.vocabulary))
-    parts = shards.divided((tensor.typed(dtype) for tensor in tensors), shard_size)
+    typed = tensors if dtype == AS_IS else (tensor.typed(dtype) for tensor in tensors)
+    parts = shards.divided(typed, shard_size)
     yield from (File(part.file, part.size, part.write) for part in parts)
     if len(parts) > 1:
         yield text(shards.INDEX, shards.index(parts))
@@ -78,15 +89,28 @@ def beside(source: FinishedRun, subject: Subject) -> Iterator[File]:
     yield text("README.md", card(subject))
 
 
-def _config(source: FinishedRun, dtype: str) -> dict[str, Any]:
-    model = source.run.model
-    if source.names is None:  # nobody else has such models: the keys of a recipe say all
-        return {"family": type(model).__module__.rpartition(".")[2], **tree(model), "dtype": dtype}
+def _config(source: FinishedRun, dtype: str, has_adapters: bool) -> dict[str, Any]:
+    if has_adapters or not source.has_hugging_face_form:
+        return config.written_own(_sections(source, has_adapters), _named_dtype(dtype))
     like = source.came_with("config.json")
-    found = config.written(model, length=source.run.data.length, dtype=dtype, like=like)
+    found = config.written(source.run.model, length=source.run.data.length, dtype=dtype, like=like)
     if like or (vocabulary := source.vocabulary) is None:
         return found
     return found | {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+
+
+def _sections(source: FinishedRun, has_adapters: bool) -> dict[str, Any]:
+    """The sections of the run's recipe that say what its model is."""
+    recipe, found = tree(source.run), {}
+    for name in ("model", "residual", "adapter"):
+        is_said = {"residual": not source.run.residual.is_plain, "adapter": has_adapters}
+        if is_said.get(name, True):
+            found[name] = recipe[name]
+    return found
+
+
+def _named_dtype(dtype: str) -> str:
+    return "float32" if dtype == AS_IS else dtype
 
 
 def _generation(source: FinishedRun, vocabulary: Vocabulary) -> dict[str, Any]:

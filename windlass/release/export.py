@@ -84,8 +84,8 @@ class Export:
         self.to, self.asked, self.console = to, asked, console
         self.source = open_on_cpu(run, weights=asked.weights, step=asked.step)
         self.form: Form = _form(asked.form, self.source)
-        own = "float32" if self.form == "adapter" else self.source.dtype
-        self.dtype = own if asked.dtype == "as-is" else asked.dtype
+        own = {"adapter": "float32", "own": contents.AS_IS}.get(self.form, self.source.dtype)
+        self.dtype = own if asked.dtype == contents.AS_IS else asked.dtype
 
     def __call__(self) -> Exported:
         source, asked = self.source, self.asked
@@ -111,7 +111,7 @@ class Export:
         if self.asked.push is not None and not self.asked.dry_run:
             push.check(self.asked.push)
         if self.asked.check:
-            checking.check_possible(self.form, self.source.run.model)
+            checking.check_possible(self.form, self.source)
         if not self.asked.dry_run:
             needed = _total(planned)
             if self.form == "adapter" and self.asked.check:
@@ -126,7 +126,11 @@ class Export:
         else:
             tensors = merge.tensors if self.form == "merged" else weights.tensors
             yield from contents.whole(
-                source, tensors(model, source.names), dtype, _bytes(self.asked.shard_size)
+                source,
+                tensors(model, source.names),
+                dtype,
+                _bytes(self.asked.shard_size),
+                has_adapters=self.form == "own",
             )
         yield from contents.beside(source, self.subject(step))
 
@@ -152,7 +156,7 @@ class Export:
             address=asked.push or self.to.name,
             base=source.start.get("hub"),
             based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
-            is_known_elsewhere=source.names is not None,
+            is_known_elsewhere=self.form != "own" and source.has_hugging_face_form,
         )
 
     def write(self, files: list[File], into: Path) -> None:
@@ -224,12 +228,12 @@ def _form(asked: Form | None, source: FinishedRun) -> Form:
         if asked not in (None, "model"):
             raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
         return "model"
-    why = _not_alone(source)
-    form = asked or ("merged" if why else "adapter")
+    why, is_own = _not_alone(source), any(one.exports == "own" for one in chosen)
+    form = asked or ("own" if is_own else "merged" if why else "adapter")
     if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
-            "model with it"
+            "model with it, --as own both as they are, for Windlass alone"
         )
     if form == "adapter" and why:
         raise UserError(f"{why}; --as merged has it all")
@@ -244,7 +248,7 @@ def _not_alone(source: FinishedRun) -> str | None:
         return f"{source.folder} trained {trained}, and PEFT has one adapter a folder"
     if source.run.adapter[0].exports != "peft":
         return f"PEFT has no adapters like {others[0]}"
-    if source.names is None:
+    if not source.has_hugging_face_form:
         return f"PEFT has no adapters for models like {family}"
     if more := _beside_the_adapter(source):
         return (

@@ -16,7 +16,7 @@ from windlass.hub.shards import Tensor
 from windlass.hub.weights import in_order
 
 
-def tensors(model: Any, names: Mapping[str, str] | None) -> list[Tensor]:
+def tensors(model: Any, names: Mapping[str, str]) -> list[Tensor]:
     """As `hub.weights.tensors` of the merged model, which is never whole in memory."""
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
@@ -40,7 +40,8 @@ def _shapes(model: Any) -> Any:
 
 def _plain(array: Array) -> list[Tensor]:
     dtype = np.dtype(array.value.dtype)
-    return [Tensor(name, array.shape, dtype, bring) for name, bring in array.out()]
+    fixed = array.is_fixed
+    return [Tensor(name, array.shape, dtype, bring, fixed) for name, bring in array.out()]
 
 
 def _merged(array: Array, node: Adapted, field: str) -> list[Tensor]:

@@ -3,18 +3,19 @@
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from jaxtyping import Array
 
-from windlass.adapters import Peft
-from windlass.config import Layers
+from windlass import config
+from windlass.adapters import Contract, Peft
+from windlass.config import Layers, Several, section
 from windlass.config.reading import report, show
 from windlass.config.recipe import overlay
 from windlass.config.sections import fields, written
 from windlass.errors import UserError
 from windlass.hub import peft
-from windlass.run import ADAPTERS, Run
+from windlass.run import ADAPTERS
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 
@@ -22,6 +23,18 @@ from windlass.run_folder import runs
 def listed(section: Any) -> list[dict[str, Any]]:
     """The adapters that a recipe's section names: none, one alone, or a list of them."""
     return section if isinstance(section, list) else [] if section is None else [section]
+
+
+@section
+class _Adapted:
+    """The part of a recipe that names adapters."""
+
+    adapter: Annotated[tuple[Any, ...], Several(ADAPTERS)] = ()
+
+
+def read(said: Any) -> tuple[Contract, ...]:
+    """The adapters of a recipe's section."""
+    return config.read(_Adapted, {"adapter": said}).adapter
 
 
 def lent(theirs: Any, layers: Layers) -> dict[str, Any]:
@@ -79,7 +92,7 @@ def shared(theirs: Any, ours: tuple) -> int | None:
     `theirs` is the section of its recipe. What is not trained further is merged into its model.
     """
     known = [_essential(one) for one in listed(theirs)]
-    here = [_essential(one) for one in listed(written(fields(Run)["adapter"][1], ours))]
+    here = [_essential(one) for one in listed(written(fields(_Adapted)["adapter"][1], ours))]
     goes_on = known == here[: len(known)] and not any(
         getattr(one, "path", None) for one in ours[: len(known)]
     )

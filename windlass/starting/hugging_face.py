@@ -7,19 +7,26 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+import equinox as eqx
+import jax
 from jaxtyping import Array, PyTree
 
+from windlass import adapters
+from windlass.adapters import Contract
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers
 from windlass.config.start import Start
 from windlass.data import Data
+from windlass.devices.axes import placements
 from windlass.errors import UserError
 from windlass.files import write_json
 from windlass.hub import config as configs
 from windlass.hub import fetch
 from windlass.hub import weights as files
+from windlass.program.abstract import blank, is_shape
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
+from windlass.starting import adapter
 
 FULL_HASH = 40  # letters of a commit
 TOKENIZER = "tokenizer.json"
@@ -47,19 +54,20 @@ def lend(
         tokenizer = {"kind": "file", "path": start.path}
     _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
-    model = configs.read(configs.load(folder), origin, given)
+    lent = configs.sections(configs.load(folder), origin, given)
+    lent |= {"start": named} | adapter.lent(lent.pop("adapter", None), layers)
     is_kept = (folder / START).is_file()
     has_own = (folder / TOKENIZER).is_file()
     data = layers.peek("data", Data)
     if data is not None and data.has_blocks and not has_own:  # which need no tokenizer
         is_stored = is_kept and (folder.parent / folders.TOKENIZER).is_dir()
-        return {"model": model, "start": named} | ({"tokenizer": tokenizer} if is_stored else {})
+        return lent | ({"tokenizer": tokenizer} if is_stored else {})
     if not (has_tokenizer or is_kept or has_own):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"
         )
-    return {"model": model, "start": named, "tokenizer": tokenizer}
+    return lent | {"tokenizer": tokenizer}
 
 
 def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
@@ -102,6 +110,36 @@ def take(
     facts = [("start", str(where)), ("loaded", f"all {size:,} parameters")]
     new = [x.size for path, x in named(model).items() if path not in arrays]
     return arrays, [*facts, ("new", f"{sum(new):,} parameters of the residual")] if new else facts
+
+
+def take_for(start: Start, built: Any) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+    """The weights of a built model, after how many of its adapters, and facts.
+
+    Adapters of the files that this run has too, in the same order, go on; any others are merged.
+    """
+    theirs = configs.load(weights(start)).get(configs.OWN, {}).get("adapter")
+    stage = adapter.shared(theirs, built.run.adapter)
+    if stage is not None:
+        arrays, facts = take(start, built.stages[stage], built.names)
+        return {stage: arrays}, facts
+    arrays, (first, *facts) = _merged(start, built, adapter.read(theirs))
+    return {0: arrays}, [("start", f"{first[1]}, the adapter merged"), *facts]
+
+
+def _merged(
+    start: Start, built: Any, theirs: tuple[Contract, ...]
+) -> tuple[dict[str, Array], list[tuple[str, str]]]:
+    """The weights of files with adapters as those of a plain model."""
+    shapes, static = eqx.partition(blank(built.run.architecture, theirs), is_shape)
+    here = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        shapes,
+        placements(shapes, built.mesh),
+    )
+    arrays, facts = take(start, here, built.names)
+    model = jax.tree.unflatten(jax.tree.structure(here), [arrays[path] for path in named(here)])
+    merged = eqx.filter_jit(adapters.merged)(eqx.combine(model, static))
+    return named(eqx.filter(merged, eqx.is_array)), facts
 
 
 def keep(start: Start, folder: Path) -> None:

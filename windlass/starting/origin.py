@@ -84,8 +84,7 @@ def take(built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
     if start.run is not None:
         found, told = other_run.take(start, built, vocabulary, say)
     else:
-        arrays, told = hugging_face.take(start, built.stages[0], built.names)
-        found = {0: arrays}
+        found, told = hugging_face.take_for(start, built)
     stages = {number: found.get(number, {}) | own.get(number, {}) for number in found | own}
     return Taken(stages, told + facts)
 
