@@ -77,7 +77,7 @@ def test_left_by_a_kill_and_started_again_by_the_same_words_it_has_the_same_bits
         shutil.rmtree(saved / str(later))
     (first,) = steps_in(saved)
     resumed = trained.windlass(folder, *TRAIN).stdout
-    assert first < 96 and f"going on from step {first} of 96" in resumed
+    assert first < 96 and f"resuming from step {first} of 96" in resumed
     assert weights(trained.only_run(folder)) == weights(trained.only_run(spoken))
 
 

@@ -27,7 +27,7 @@ from windlass.run_folder import plan_file
 from windlass.starting.describe import describe
 from windlass.telemetry.console import Report
 from windlass.telemetry.metrics import Meter
-from windlass.training import loop
+from windlass.training import loop, report
 
 # The step is that of the loop's own tests, and so compiled once for both.
 KEYS = ["train.steps=6", "train.batch=16", "train.evaluate_every=null", "data.validation=0"]
@@ -48,8 +48,8 @@ class Greedy(Meter):
 
 def refused(folder: Path, *keys: str) -> str:
     console = Console(file=StringIO())
-    with pytest.raises(UserError) as refusal, Report(console) as report:
-        windlass.train(copy.deepcopy(RECIPE), [*KEYS, f"run.dir={folder}", *keys], report=report)
+    with pytest.raises(UserError) as refusal, Report(console) as told:
+        windlass.train(copy.deepcopy(RECIPE), [*KEYS, f"run.dir={folder}", *keys], report=told)
     assert isinstance(refusal.value.__cause__, JaxRuntimeError)
     return str(refusal.value)
 
@@ -67,7 +67,7 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
         happened,
     )
     assert left == "Nothing was trained yet: the same command with one of these begins again"
-    monkeypatch.setattr(loop, "Meter", Greedy)
+    monkeypatch.setattr(report, "Meter", Greedy)
     happened, *same, left = refused(run).splitlines()
     assert re.fullmatch(
         r"out of memory after step 3: a step needs about \S+ \wiB on each CPU, of which a program "

@@ -66,7 +66,7 @@ def test_a_run_that_lost_a_process_and_then_was_stopped_has_the_same_bits(start,
     assert hears.output == (
         "process 1 of 2: SIGTERM: finishing this step, then saving; Ctrl-C again stops at once\n"
     )
-    assert f"going on from step {newest} of 60" in told.output
+    assert f"resuming from step {newest} of 60" in told.output
     (saved,) = [line.split() for line in told.output.splitlines() if line.startswith("stopped")]
     stopped = int(saved[3])
     assert steps_in(folder_of(disturbed))[-1] == stopped

@@ -79,7 +79,7 @@ def test_two_processes_save_together_what_every_command_of_one_reads(both):
 def test_a_run_of_two_processes_goes_on_in_one_on_half_the_devices(both, whole):
     text = alone(both, *ON_EACH, "train.steps=6", "device.count=4")
     assert (
-        f"going on from step 4 of 6 in {both}\n"
+        f"resuming from step 4 of 6 in {both}\n"
         "before on 8 × cpu in 2 processes as fsdp 8, 1 row a device × 2 accumulation; now on "
         "4 × cpu as fsdp 4, 1 row a device × 4 accumulation: the same batch of 16, losses agree "
         "but not to the bit\n"

@@ -99,7 +99,7 @@ def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     shutil.rmtree("source")
     shutil.rmtree(folder_of(mine) / "4")
     again = Told("run.dir=mine", *KEYS, recipe=recipe(path="source"))
-    assert re.search("going on from step [23] of 4 in mine", again.text)
+    assert re.search("resuming from step [23] of 4 in mine", again.text)
     assert windlass.evaluate(mine)["step"] == 4
     assert len(windlass.generate(mine, "Once", tokens=2)) == 1
     assert windlass.delete(mine) == [] and not mine.exists()

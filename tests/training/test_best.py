@@ -84,10 +84,10 @@ def test_a_run_taken_up_again_and_given_more_patience_ends_with_the_same_bits(st
     best, last = steps_in(folder_of(run))
     shutil.rmtree(folder_of(run) / str(last))
     told = Told(f"run.dir={run}", *KEYS, "train.patience=1")
-    assert f"going on from step {best} of 12" in told.text
+    assert f"resuming from step {best} of 12" in told.text
     assert told.trained.is_finished and told.trained.step == best + 1
     more = Told(f"run.dir={run}", *KEYS, "train.patience=2")
-    assert f"going on from step {best + 1} of 12" in more.text
+    assert f"resuming from step {best + 1} of 12" in more.text
     found = weights(run)
     assert found == weights(stopped[0])
     assert any(name.startswith("ema.") for name in found)

@@ -62,9 +62,9 @@ def test_a_run_stopped_twice_and_killed_in_a_save_ends_with_the_same_bits(campai
     for (_, name, _), (stopped, *_) in zip(STOPS, campaign.stopped, strict=True):
         assert f"{name}: finishing this step, then saving; Ctrl-C again stops" in stopped.output
         assert "of 24, saved\n" in stopped.output
-        assert "the same command again goes on from there\n" in stopped.output
+        assert "the same command again resumes the run\n" in stopped.output
     last, run = campaign.last, campaign.disturbed.run_dir
-    assert last.code == 0 and "going on from step" in last.output, last.output
+    assert last.code == 0 and "resuming from step" in last.output, last.output
     assert weights(run) == weights(campaign.undisturbed.run_dir)
     # The steps that were taken twice are in the record once.
     steps = [

@@ -190,7 +190,7 @@ def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):
     assert more.trained.step == 8
     # (1 + cos(pi * 5/6)) / 2 of 3e-3 at the sixth of 6 steps, and of 8 steps 6/8 at the seventh.
     assert (
-        f"going on from step 6 of 8 in {run}\n"
+        f"resuming from step 6 of 8 in {run}\n"
         "the run had 6 steps and has 8: the learning rate was 0.000201 at step 6 and is 0.000439 "
         "at step 7, so it rises again; it ends at 0.000114 at step 8\n"
         "compiling the step"
@@ -232,9 +232,9 @@ def test_a_run_in_epochs_is_saved_at_the_end_of_each_and_extended_by_more(here):
 def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished, here):
     run = left(finished[0], 3)
     stopped = Told(f"run.dir={run}", stops=5)
-    assert "going on from step 3 of 6" in stopped.text
+    assert "resuming from step 3 of 6" in stopped.text
     assert (stopped.trained.step, stopped.trained.stopped_by) == (5, signal.SIGTERM)
-    assert "going on from step 5 of 6" in Told(f"run.dir={run}").text
+    assert "resuming from step 5 of 6" in Told(f"run.dir={run}").text
     assert weights(run) == weights(finished[0])
 
 
@@ -304,7 +304,7 @@ def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     whole, told = finished
     run = left(whole, 3)
     moved = Told(f"run.dir={run}", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
-    assert "going on from step 3 of 6" in moved.text
+    assert "resuming from step 3 of 6" in moved.text
     assert moved.trained.metrics["loss"] == pytest.approx(told.trained.metrics["loss"], rel=1e-4)
     streams = [numbers(folder, "token_hash") for folder in (run, whole)]
     assert streams[0] == streams[1] and len(set(streams[0])) == 6
@@ -350,7 +350,7 @@ def test_a_damaged_newest_checkpoint_is_put_aside_and_the_one_before_it_taken(fi
     flip(next((run / "checkpoints/6/state").rglob("d/*")))
     told = Told(f"run.dir={run}")
     assert "checkpoint at step 6 is damaged" in told.text
-    assert f"going on from step 4 of 6 in {run}" in told.text
+    assert f"resuming from step 4 of 6 in {run}" in told.text
     assert (run / "checkpoints/6.damaged").is_dir()
     assert weights(run) == weights(finished[0])
 

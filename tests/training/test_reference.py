@@ -98,7 +98,7 @@ def test_a_run_goes_on_from_half_with_the_column_it_has_and_ends_in_the_same_bit
     asked = (here / "reference/about.json").stat().st_mtime_ns
     shutil.rmtree(here / "checkpoints/24")
     _, said = train()
-    assert "going on from step 12 of 24" in said
+    assert "resuming from step 12 of 24" in said
     assert (here / "reference/about.json").stat().st_mtime_ns == asked
     assert fingerprints(here) == fingerprints(trained / "run")
 

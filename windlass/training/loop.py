@@ -9,10 +9,8 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
-from jaxtyping import Array
 from rich.console import Console
 
-from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
@@ -25,26 +23,17 @@ from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
 from windlass.program.built import Given
 from windlass.program.described import Described, Divided
-from windlass.program.length import fate
 from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
-from windlass.run_folder import plan_file, runs
-from windlass.run_folder.plan_file import Forecast
-from windlass.run_folder.relocation import moved
 from windlass.starting import helpers, origin
 from windlass.starting.describe import describe
-from windlass.telemetry import about
-from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import Report
-from windlass.telemetry.memory import device_peak, is_exhausted, memory, program_parts
-from windlass.telemetry.metrics import Meter, Metrics
+from windlass.telemetry.memory import is_exhausted
 from windlass.training import reference
-from windlass.training.banner import banner
-from windlass.training.outcome import outcome
+from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
-from windlass.units import duration
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many
 
@@ -148,14 +137,13 @@ class Loop:
         session: Session,
         folder: Path,
         signals: Signals,
-        report: Report,
+        terminal: Report,
         watch: Watch,
         plans: bool = False,
     ):
         run = session.run
-        self.watch, self.plans = watch, plans
-        self.forecast = Forecast(folder / folders.PLAN)
-        self.session, self.folder, self.signals, self.report = session, folder, signals, report
+        self.watch, self.plans, self.terminal = watch, plans, terminal
+        self.session, self.folder, self.signals = session, folder, signals
         self.train, self.steps = run.train, session.length.steps
         self.abstract = session.programs.abstract_state()
         self.loader = Loader(
@@ -166,10 +154,9 @@ class Loop:
             workers=run.data.workers,
             prefetch=run.data.prefetch,
         )
-        self.records = Metrics(folder / folders.METRICS)
-        self.about = About(folder / folders.ABOUT)
+        self.report = RunReport(session, self.loader, folder, terminal, watch, plans, self.abstract)
         self.store = Store(
-            folder, say=report.warning, keep=run.checkpoint.keep, best=run.train.watched
+            folder, say=terminal.warning, keep=run.checkpoint.keep, best=run.train.watched
         )
         self.evaluator: Evaluator | None = None
         if run.data.validation:
@@ -177,16 +164,17 @@ class Loop:
         self.writer = Writer(session, folder) if run.train.sample else None
 
     def run(self) -> Trained:
-        self.report.banner(banner(self.session, self.loader, self.folder))
+        self.report.banner()
         try:
             with (
                 self.signals.phase("restoring"),
-                self.report.doing("restoring"),
+                self.terminal.doing("restoring"),
                 self.explains_exhaustion("while the weights were placed on the device"),
             ):
                 state, frozen = self.restore_or_initialise()
             if self.is_finished(state):
-                return self.already_finished(state)
+                metrics = self.report.already_finished(state, self.gives_up(state))
+                return Trained(self.folder, int(state.step), True, metrics, None)
             return self.train_from(int(state.step), state, frozen)
         finally:
             self.store.close()
@@ -197,35 +185,33 @@ class Loop:
             folders.store(self.folder, self.session.run)
             if (vocabulary := self.session.prepared.vocabulary) is not None:
                 vocabulary.save(self.folder / folders.TOKENIZER)
-        self.records.truncate(first)
-        self.about.begin(step=first, steps=self.steps, **self.session.built.described.facts)
+        self.report.begin(first)
         if self.writer is not None:
             self.writer.truncate(first)
-        self.watch.open(self.folder / folders.COMPILES, first)
         if self.plans:
-            with self.signals.phase("planning"), self.report.doing("planning"):
-                self.foresee()
+            with self.signals.phase("planning"), self.terminal.doing("planning"):
+                self.report.plan()
         with (
             self.signals.phase("asking the first weights"),
             self.explains_exhaustion("while the first weights were asked"),
         ):
-            reference.ensure(self.session, state, frozen, self.folder, self.report.console)
+            reference.ensure(self.session, state, frozen, self.folder, self.terminal.console)
         processes.barrier("compiling the step")
         with (
             self.signals.phase("compiling the step"),
             self.explains_exhaustion("while the step was compiled"),
         ):
             step = self.compile()
-        self.report.fact("compiled", self.watch.summary())
+        self.terminal.fact("compiled", self.watch.summary())
         if first == 0:
             self.store.save(0, state, self.session.identity)
         with self.signals.waits():
             with (
-                self.report.doing("training", patience=BETWEEN_STEPS),
+                self.terminal.doing("training", patience=BETWEEN_STEPS),
                 self.explains_exhaustion(None),
             ):
                 state, latest = self.go(step, state, frozen, first)
-            with self.report.doing("saving"):
+            with self.terminal.doing("saving"):
                 self.store.wait()
         return self.end(state, latest)
 
@@ -234,12 +220,12 @@ class Loop:
     ) -> tuple[State, dict[str, float]]:
         """Step, report, evaluate, save, until the last step, a signal or the end of patience."""
         run, latest = self.session.run, {}
-        meter = self.meter = self.make_meter()
+        meter = self.report.meter
         per_epoch = self.loader.batches_per_epoch
         intervals = (self.train.evaluate_every, run.checkpoint.every, run.telemetry.every)
         clock = Clock(*intervals)
         evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
-        self.report.start(self.steps, first)
+        self.terminal.start(self.steps, first)
         batches = self.loader.iterate(first, self.session.programs.place)
         for done in range(first + 1, self.steps + 1):
             with self.saves_if_refused(state):
@@ -251,20 +237,24 @@ class Loop:
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done)
             if evaluates or saves or done == first + 1 or report_due(done):
-                latest = self.tell(done, state, metrics, meter)
+                latest = self.report.step(done, state, metrics)
             if evaluates:
-                with meter.paused(), self.report.doing("evaluating"), self.saves_if_refused(state):
+                with (
+                    meter.paused(),
+                    self.terminal.doing("evaluating"),
+                    self.saves_if_refused(state),
+                ):
                     state, found = self.evaluate(done, state, frozen)
                     latest |= found
                 saves = saves or int(state.progress.best_step) == done
                 if done < self.steps and self.is_finished(state):
                     saves = ends = True
             if saves:
-                with meter.paused(), self.report.doing("saving"):
+                with meter.paused(), self.terminal.doing("saving"):
                     if ends:
                         processes.barrier("the last save")
                     self.store.save(done, state, self.session.identity, latest)
-                    self.measure()
+                    self.report.measure()
             if ends:
                 break
         return state, latest
@@ -289,31 +279,10 @@ class Loop:
             told = f"after step {self.watch.step}" if self.watch.has_begun else "in the first step"
             described, folder = self.session.built.described, self.folder
             self.store.wait()  # what is being saved is saved, and is what the run goes on from
-            self.report.close()
-            with self.report.doing("looking for what would fit"):
+            self.terminal.close()
+            with self.terminal.doing("looking for what would fit"):
                 text = planner.explain(described, str(error), when or told, folder)
             raise UserError(text) from error
-
-    def foresee(self) -> None:
-        described, rows = self.session.built.described, len(self.loader.rows)
-        chose = described.facts["chose"]
-        why = self.forecast.begin(described.run, chose, lambda: planner.plan(described, rows))
-        if why is not None:
-            self.report.note(why)
-        if (told := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
-            self.report.fact("plan", told)
-
-    def measure(self) -> None:
-        """Note beside the plan what the run takes, as far as it is known by now."""
-        if not self.plans:
-            return
-        meter = self.meter
-        self.forecast.stepped(
-            meter.steps,
-            device_peak_bytes=device_peak(self.session.built.described.devices),
-            step_seconds=meter.median,
-            tokens_per_second=meter.tokens_per_second,
-        )
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
         abstract, frozen = self.abstract
@@ -336,10 +305,7 @@ class Loop:
                 "and run.dir starts another run"
             )
         if not self.is_finished(restored.state):
-            where = f"step {restored.step} of {self.steps} in {self.folder}"
-            self.report.note(f"going on from {where}")
-            self.note_another_place()
-            self.note_another_length(restored.step)
+            self.report.resumed(restored.step)
             frozen = self.with_helpers(frozen)
         return restored.state, frozen
 
@@ -352,30 +318,17 @@ class Loop:
     def with_helpers(self, frozen: Frozen) -> Frozen:
         session = self.session
         vocabulary = session.prepared.vocabulary
-        loaded, facts = helpers.take(session.built, vocabulary, self.report.warning)
-        self.report.banner(facts)
+        loaded, facts = helpers.take(session.built, vocabulary, self.terminal.warning)
+        self.terminal.banner(facts)
         return frozen._replace(helpers=loaded)
 
     def taken(self) -> Given:
         """The weights that this run starts from, where it starts from any."""
         session = self.session
         vocabulary = str(session.identity["tokenizer"])
-        taken = origin.take(session.built, vocabulary, self.report.warning)
-        self.report.banner(taken.facts)
+        taken = origin.take(session.built, vocabulary, self.terminal.warning)
+        self.terminal.banner(taken.facts)
         return taken.arrays
-
-    def note_another_place(self) -> None:
-        starts = about.read(self.about.path) if processes.is_first() else []
-        if starts:
-            here = self.session.built.described.facts["chose"]
-            told = moved(starts[-1]["chose"], here)
-            if told is not None:
-                self.report.note(told)
-
-    def note_another_length(self, done: int) -> None:
-        before = runs.steps_of(self.folder)
-        if done and before is not None and before != self.steps:
-            self.report.note(fate(self.session.run.optim.rate, before, self.steps, done))
 
     def is_finished(self, state: State) -> bool:
         return self.gives_up(state) or int(state.step) >= self.steps
@@ -388,64 +341,8 @@ class Loop:
         """The step for the shapes it will meet, before the first batch is there."""
         step = self.session.programs.step()
         program = step.prepare(*self.abstract, self.session.programs.abstract_batch())
-        if self.plans:
-            (device, *_) = self.session.built.described.devices
-            parts = program_parts(program, device.platform)
-            whole = parts and sum(parts.values())
-            self.forecast.measured(compiler_bytes=whole, compiler_parts_bytes=parts)
+        self.report.compiled(program)
         return step
-
-    def make_meter(self) -> Meter:
-        session, rows, described = self.session, self.loader.rows, self.session.built.described
-        peak = described.chip and described.chip.peak.get(described.compute)
-        flops = None if peak is None else step_flops(session.programs, *self.abstract)
-        return Meter(
-            rows_per_step=session.batches.rows,
-            tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
-            read_per_step=_times(session.batches.rows, rows.targets_per_row),
-            flops_per_step=flops,
-            peak_flops=peak and peak * len(described.devices),
-        )
-
-    def tell(
-        self, done: int, state: State, metrics: dict[str, Array], meter: Meter
-    ) -> dict[str, float]:
-        # Not all as floats: a hash is written as the whole number that it is.
-        found = {name: value.item() for name, value in metrics.items()}
-        self.check_finite(state)
-        found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
-        if (tokens := meter.tokens(done)) is not None:
-            found["tokens"] = tokens
-        found |= meter.read() | memory(self.session.built.described.devices)
-        self.records.write(done, found)
-        self.report.step(done, found)
-        self.watch.flush()
-        return found
-
-    def check_finite(self, state: State) -> None:
-        progress = state.progress
-        if int(progress.not_finite) <= self.train.allowed:
-            return
-        bad = int(state.step)
-        rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
-        saved = self.store.steps()
-        told = self.records.last("gradient_norm")
-        norm = (
-            f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
-        )
-        others = int(progress.not_finite) - 1
-        more = f", as were the {others} before it" if others else ""
-        narrow = (
-            "The loss scale has fallen to its floor, so that float16 is too narrow for this model: "
-            "bfloat16 or float32 may do. "
-        )
-        raise UserError(
-            f"loss or gradient is not finite at step {bad}{norm}{more}; "
-            f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
-            f"{'' if state.loss_scale is None else narrow}"
-            "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
-            "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
-        )
 
     def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
         found = {}
@@ -459,88 +356,16 @@ class Loop:
             found = processes.found("evaluation", found.copy)
             progress = state.progress.judged(done, found[self.train.watched])
             state = state._replace(progress=progress)
-            self.records.write(done, found)
             self.report.evaluation(done, found)
         if self.writer is not None:
             text = self.writer(done, state, frozen)
-            self.records.text(done, "sample", text)
-            self.report.sample(text)
+            self.report.sample(done, text)
         return state, found
-
-    def already_finished(self, state: State) -> Trained:
-        done = int(state.step)
-        how, more = "", []
-        if done >= self.steps:
-            more.append(self.session.length.key(2 * self.steps))
-        if self.gives_up(state):
-            how = f", {self.why_early(state)}"
-            more.append(f"train.patience={2 * state.progress.since}")
-        self.report.note(
-            f"this run is finished: step {done} of {self.steps} in {self.folder}{how}; "
-            f"{' '.join(more)} would go on"
-        )
-        return Trained(self.folder, done, True, self.records.last() or {}, None)
-
-    def why_early(self, state: State) -> str:
-        so_far = state.progress
-        since = "1 evaluation" if so_far.since == 1 else f"{so_far.since} evaluations"
-        return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"
 
     def end(self, state: State, latest: dict[str, float]) -> Trained:
         done, stop = int(state.step), self.signals.stop or 0
         # One that is heard in the last step stops nobody, and is known to one process alone.
         stop = max(map(int, processes.each("stopped by", str(int(stop)))))
         is_finished = self.is_finished(state)
-        self.about.end(at=done, is_finished=is_finished)
-        if processes.is_first():
-            self.report.end(self.summary(state, latest, is_finished))
+        self.report.end(state, latest, is_finished)
         return Trained(self.folder, done, is_finished, latest, stop or None)
-
-    def summary(
-        self, state: State, latest: dict[str, float], is_finished: bool
-    ) -> list[tuple[str, str]]:
-        """What came of the run, a fact in a line."""
-        done = int(state.step)
-        summary = [("run", str(self.folder)), *self.spent(done)]
-        if self.train.watched in latest:
-            records, per_epoch = self.folder / folders.METRICS, self.loader.batches_per_epoch
-            summary += outcome(self.session, state, latest, records, per_epoch)
-        if state.loss_scale is not None:
-            scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
-            summary.append(("loss scale", f"{scale:g}, after {overflows} overflows"))
-        if skipped := int(state.progress.skipped):
-            summary.append(("skipped", f"{skipped} steps that were not finite"))
-        if is_finished and done < self.steps:
-            why = self.why_early(state)
-            summary.append(("stopped", f"early at step {done} of {self.steps}: {why}"))
-        summary.append(("compiled", self.watch.summary()))
-        if (planned := plan_file.line(self.forecast.whole)) is not None:
-            summary.append(("plan", planned))
-        if is_finished:
-            how = f'windlass generate {self.folder} "Once upon a time"'
-            vocabulary = self.session.prepared.vocabulary
-            if vocabulary is None:
-                how = f"windlass evaluate {self.folder}"
-            elif self.session.run.data.format.speaks and vocabulary.template is not None:
-                how = f"windlass chat {self.folder}"
-            summary.append(("next", how))
-            summary.append(("next", f"windlass export {self.folder} --to FOLDER"))
-        else:
-            summary.append(("stopped", f"at step {done} of {self.steps}, saved"))
-            summary.append(("next", "the same command again goes on from there"))
-        return summary
-
-    def spent(self, done: int) -> Iterator[tuple[str, str]]:
-        """What the run took, in time and in tokens."""
-        steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
-        whole = f"{duration(self.report.seconds)}, {duration(seconds)} of it in {steps} steps"
-        if steps:
-            whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
-        yield "time", whole
-        rows, tokens = self.session.batches.rows * done, self.meter.tokens(done)
-        what, count = ("rows", rows) if tokens is None else ("tokens", tokens)
-        yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
-
-
-def _times(rows: int, each: float | None) -> float | None:
-    return None if each is None else rows * each

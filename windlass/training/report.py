@@ -1,0 +1,235 @@
+"""The report of a run: banner, metrics, its plan beside what is measured, and the summary."""
+
+from collections.abc import Iterator
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+from jaxtyping import Array
+
+from windlass.analysis.flops import step_flops
+from windlass.checkpoint.store import folder_of, steps_in
+from windlass.data.load import Loader
+from windlass.errors import UserError
+from windlass.planning import planner
+from windlass.processes import hosts as processes
+from windlass.program.length import fate
+from windlass.program.step import Frozen, State
+from windlass.run_folder import folder as folders
+from windlass.run_folder import plan_file, runs
+from windlass.run_folder.plan_file import Forecast
+from windlass.run_folder.relocation import moved
+from windlass.telemetry import about
+from windlass.telemetry.about import About
+from windlass.telemetry.compiles import Watch
+from windlass.telemetry.console import Report
+from windlass.telemetry.memory import device_peak, memory, program_parts
+from windlass.telemetry.metrics import Meter, Metrics
+from windlass.training.banner import banner
+from windlass.training.outcome import outcome
+from windlass.training.session import Session
+from windlass.units import counted, duration
+
+
+class RunReport:
+    """What a run reports, on the terminal and in the files of its folder."""
+
+    def __init__(
+        self,
+        session: Session,
+        loader: Loader,
+        folder: Path,
+        terminal: Report,
+        watch: Watch,
+        plans: bool,
+        abstract: tuple[State, Frozen],
+    ):
+        self.session, self.loader, self.folder = session, loader, folder
+        self.terminal, self.watch, self.plans = terminal, watch, plans
+        self.described, self.steps = session.built.described, session.length.steps
+        self.records = Metrics(folder / folders.METRICS)
+        self.about = About(folder / folders.ABOUT)
+        self.forecast = Forecast(folder / folders.PLAN)
+        self._abstract = abstract
+
+    @cached_property
+    def meter(self) -> Meter:
+        """Throughput and MFU, from when it is first asked for: the first step."""
+        session, rows, described = self.session, self.loader.rows, self.described
+        peak = described.chip and described.chip.peak.get(described.compute)
+        flops = None if peak is None else step_flops(session.programs, *self._abstract)
+        return Meter(
+            rows_per_step=session.batches.rows,
+            tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
+            read_per_step=_times(session.batches.rows, rows.targets_per_row),
+            flops_per_step=flops,
+            peak_flops=peak and peak * len(described.devices),
+        )
+
+    def banner(self) -> None:
+        self.terminal.banner(banner(self.session, self.loader, self.folder))
+
+    def begin(self, first: int) -> None:
+        """The run trains from here on: what an earlier start wrote after this step is dropped."""
+        self.records.truncate(first)
+        self.about.begin(step=first, steps=self.steps, **self.described.facts)
+        self.watch.open(self.folder / folders.COMPILES, first)
+
+    def resumed(self, step: int) -> None:
+        """The run goes on from a checkpoint, perhaps on other devices or to another length."""
+        self.terminal.note(f"resuming from step {step} of {self.steps} in {self.folder}")
+        starts = about.read(self.about.path) if processes.is_first() else []
+        here = self.described.facts["chose"]
+        if starts and (told := moved(starts[-1]["chose"], here)) is not None:
+            self.terminal.note(told)
+        before = runs.steps_of(self.folder)
+        if step and before is not None and before != self.steps:
+            self.terminal.note(fate(self.session.run.optim.rate, before, self.steps, step))
+
+    def plan(self) -> None:
+        rows, chose = len(self.loader.rows), self.described.facts["chose"]
+        plan = self.forecast.begin
+        why = plan(self.described.run, chose, lambda: planner.plan(self.described, rows))
+        if why is not None:
+            self.terminal.note(why)
+        if (told := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
+            self.terminal.fact("plan", told)
+
+    def compiled(self, program: Any) -> None:
+        """The compiled step: its memory, beside the plan."""
+        if self.plans:
+            parts = program_parts(program, self.described.devices[0].platform)
+            whole = parts and sum(parts.values())
+            self.forecast.measured(compiler_bytes=whole, compiler_parts_bytes=parts)
+
+    def measure(self) -> None:
+        """Record peak memory and step time beside the plan, as far as they are known by now."""
+        if self.plans:
+            self.forecast.stepped(
+                self.meter.steps,
+                device_peak_bytes=device_peak(self.described.devices),
+                step_seconds=self.meter.median,
+                tokens_per_second=self.meter.tokens_per_second,
+            )
+
+    def step(self, done: int, state: State, metrics: dict[str, Array]) -> dict[str, float]:
+        """The metrics of a step; a loss that is not finite ends the run, if none may be skipped."""
+        # Not all as floats: a hash is written as the whole number that it is.
+        found = {name: value.item() for name, value in metrics.items()}
+        self._check_finite(state)
+        found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
+        if (tokens := self.meter.tokens(done)) is not None:
+            found["tokens"] = tokens
+        found |= self.meter.read() | memory(self.described.devices)
+        self.records.write(done, found)
+        self.terminal.step(done, found)
+        self.watch.flush()
+        return found
+
+    def evaluation(self, done: int, found: dict[str, float]) -> None:
+        self.records.write(done, found)
+        self.terminal.evaluation(done, found)
+
+    def sample(self, done: int, text: str) -> None:
+        self.records.text(done, "sample", text)
+        self.terminal.sample(text)
+
+    def already_finished(self, state: State, is_early: bool) -> dict[str, Any]:
+        """Nothing is left to train; gives the last metrics."""
+        done, how, more = int(state.step), "", []
+        if done >= self.steps:
+            more.append(self.session.length.key(2 * self.steps))
+        if is_early:
+            how = f", {_early(state)}"
+            more.append(f"train.patience={2 * state.progress.since}")
+        self.terminal.note(
+            f"this run is finished: step {done} of {self.steps} in {self.folder}{how}; "
+            f"{' '.join(more)} would go on"
+        )
+        return self.records.last() or {}
+
+    def end(self, state: State, latest: dict[str, float], is_finished: bool) -> None:
+        self.about.end(at=int(state.step), is_finished=is_finished)
+        if processes.is_first():
+            self.terminal.end(self._summary(state, latest, is_finished))
+
+    def _summary(
+        self, state: State, latest: dict[str, float], is_finished: bool
+    ) -> Iterator[tuple[str, str]]:
+        done, session = int(state.step), self.session
+        yield "run", str(self.folder)
+        yield from self._spent(done)
+        if session.run.train.watched in latest:
+            per_epoch = self.loader.batches_per_epoch
+            yield from outcome(session, state, latest, self.records.path, per_epoch)
+        if state.loss_scale is not None:
+            scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
+            yield "loss scale", f"{scale:g}, after {overflows} overflows"
+        if skipped := int(state.progress.skipped):
+            yield "skipped", f"{skipped} steps that were not finite"
+        if is_finished and done < self.steps:
+            yield "stopped", f"early at step {done} of {self.steps}: {_early(state)}"
+        yield "compiled", self.watch.summary()
+        if (planned := plan_file.line(self.forecast.whole)) is not None:
+            yield "plan", planned
+        if is_finished:
+            yield "next", self._next()
+            yield "next", f"windlass export {self.folder} --to FOLDER"
+        else:
+            yield "stopped", f"at step {done} of {self.steps}, saved"
+            yield "next", "the same command again resumes the run"
+
+    def _next(self) -> str:
+        vocabulary = self.session.prepared.vocabulary
+        if vocabulary is None:
+            return f"windlass evaluate {self.folder}"
+        if self.session.run.data.format.speaks and vocabulary.template is not None:
+            return f"windlass chat {self.folder}"
+        return f'windlass generate {self.folder} "Once upon a time"'
+
+    def _spent(self, done: int) -> Iterator[tuple[str, str]]:
+        """Time and tokens of the run."""
+        steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
+        whole = f"{duration(self.terminal.seconds)}, {duration(seconds)} of it in {steps} steps"
+        if steps:
+            whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
+        yield "time", whole
+        rows, tokens = self.session.batches.rows * done, self.meter.tokens(done)
+        what, count = ("rows", rows) if tokens is None else ("tokens", tokens)
+        yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
+
+    def _check_finite(self, state: State) -> None:
+        progress = state.progress
+        if int(progress.not_finite) <= self.session.run.train.allowed:
+            return
+        bad = int(state.step)
+        rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
+        saved = steps_in(folder_of(self.folder))
+        told = self.records.last("gradient_norm")
+        norm = (
+            f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
+        )
+        others = int(progress.not_finite) - 1
+        more = f", as were the {others} before it" if others else ""
+        narrow = (
+            "The loss scale has fallen to its floor, so that float16 is too narrow for this model: "
+            "bfloat16 or float32 may do. "
+        )
+        raise UserError(
+            f"loss or gradient is not finite at step {bad}{norm}{more}; "
+            f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
+            f"{'' if state.loss_scale is None else narrow}"
+            "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
+            "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
+        )
+
+
+def _early(state: State) -> str:
+    """Why a run has stopped before its last step."""
+    so_far = state.progress
+    since = counted(int(so_far.since), "evaluation")
+    return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"
+
+
+def _times(rows: int, each: float | None) -> float | None:
+    return None if each is None else rows * each
