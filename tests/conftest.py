@@ -43,13 +43,15 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
     `bidirectional` is each of the others.
-    `unlike` leaves out those that are llama's blocks, for what takes long: other tests train these.
+    `unlike` leaves out of the causal ones those that are llama's blocks, for what takes long: other
+    tests train these.
     """
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", found)
     if "unlike" in metafunc.fixturenames:
-        metafunc.parametrize("unlike", [name for name in found if name not in LIKE_LLAMA])
+        others = [name for name in found if name not in LIKE_LLAMA]
+        metafunc.parametrize("unlike", [name for name in others if tiny.config(name).causal])
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
         metafunc.parametrize("causal", declared)

@@ -173,7 +173,7 @@ def test_the_best_settings_are_lines_to_write_and_words_to_say(program, tmp_path
         "accumulation: 1",
         f"or      windlass train mine.yaml {' '.join(keys)} train.accumulation=1",
     ]
-    assert "why     train.accumulation 1: 64 rows a device at a time, not 8" in lines
+    assert "why     train.accumulation 1: 64 sequences per device and microbatch, not 8" in lines
     assert any(line.startswith("note  spot is without restarts, ") for line in lines)
 
 

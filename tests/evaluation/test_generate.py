@@ -95,8 +95,8 @@ def test_a_sampling_that_means_nothing_is_refused(field, value, message):
     assert str(refusal.value) == message
 
 
-def test_greedy_text_is_what_full_passes_without_a_memory_give(family, vocabulary):
-    model = opinionated(importlib.import_module(f"windlass.models.{family}").Config.tiny())
+def test_greedy_text_is_what_full_passes_without_a_cache_give(causal, vocabulary):
+    model = opinionated(importlib.import_module(f"windlass.models.{causal}").Config.tiny())
     prompts = ["Once upon a time", "The", ""]
     sampling = Sampling(temperature=0.0, tokens=10)
     texts = Generator(model, vocabulary).generate(prompts, sampling)

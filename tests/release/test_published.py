@@ -6,7 +6,6 @@ import os
 import re
 import shutil
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -175,8 +174,8 @@ def test_an_adapter_that_goes_on_belongs_to_the_model_that_the_first_run_began_w
     (again / "recipe.yaml").write_text(yaml.safe_dump(recipe))
     made = Export(again, tmp_path / "mine", Options(), Console())
     run, base = made.source.run, str(adapted.parent / "base")
-    adapter: Any = run.adapter
-    merged = dataclasses.replace(run, adapter=dataclasses.replace(adapter, rank=5))
+    (adapter,) = run.adapter
+    merged = dataclasses.replace(run, adapter=(dataclasses.replace(adapter, rank=5),))
     for kept, expected in ((run, base), (merged, None)):
         shutil.rmtree(again / "model")
         origin.keep(kept, again)

@@ -101,6 +101,6 @@ def test_a_document_too_large_to_tokenise_is_refused(poem: Path, monkeypatch: py
     with pytest.raises(UserError) as refused:
         texts(Source(path=str(poem)))
     assert str(refused.value) == (
-        f"{poem} holds a document of 3 MiB; a document is at most 1 MiB: "
+        f"{poem} holds a document of 3.0 MiB; a document is at most 1.0 MiB: "
         "data.source.documents=blank_line or line makes shorter ones"
     )

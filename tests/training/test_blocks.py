@@ -71,7 +71,7 @@ def test_two_processes_consume_the_same_rows_with_workers_too(finished, tmp_path
     with processes(tmp_path, words, module="tests.strangers") as running:
         first, second = running.finish()
     assert first.code == second.code == 0, first.output + second.output
-    assert numbers(tmp_path / "run", "stream") == numbers(finished[0], "stream")
+    assert numbers(tmp_path / "run", "token_hash") == numbers(finished[0], "token_hash")
     for name in ("loss", "validation_loss"):
         expected = numbers(finished[0], name)
         assert numbers(tmp_path / "run", name) == pytest.approx(expected, rel=1e-5)
