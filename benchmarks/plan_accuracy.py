@@ -85,7 +85,7 @@ def _compiled(number: int) -> dict[str, Any]:
 
     case = TPU[number]
     found = compiler.find(origin.load(case.recipe, []), targets.find(case.on))
-    assert isinstance(found, compiler.Found), found.why
+    assert isinstance(found, compiler.CompilerReport), found.why
     return {
         "bytes": found.peak_bytes,
         "state_bytes": found.argument_bytes,

@@ -35,9 +35,9 @@ from windlass.planning import calibration, limits, matrix, targets, winner
 from windlass.planning import prices as costs
 from windlass.planning.calibration import Fitted
 from windlass.planning.cost import Assumed
-from windlass.planning.plan import Asked, Plan, Refused
+from windlass.planning.plan import Plan, PlanRequest, Refused
 from windlass.planning.prices import Prices
-from windlass.planning.winner import Found, Wanted
+from windlass.planning.winner import Ranking, Wanted
 from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals
 from windlass.program.length import Length
@@ -168,9 +168,9 @@ def plans(
     `compiles` the compiler of each target is asked, where it is here.
     """
     most = _limits(budget, within)
-    asked = _asked_of_plans(rows, region, preemptions, compiles)
+    request = _plan_request(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
-    found = matrix.plans(recipes, where, overrides, each=each, asked=asked, console=console)
+    found = matrix.plans(recipes, where, overrides, each=each, request=request, console=console)
     return limits.kept(found, most)
 
 
@@ -188,7 +188,7 @@ def best(
     within: str | None = None,
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> Ranking:
     """The settings with which a recipe fits and is fastest on each target, and the best target.
 
     Rows at a time, rematerialisation, mesh and layers per loop are looked over, and what a step
@@ -199,18 +199,18 @@ def best(
     if wanted not in get_args(Wanted):
         raise UserError(f"best is {wanted}; it must be {listing(get_args(Wanted))}")
     most = _limits(budget, within)
-    asked = _asked_of_plans(rows, region, preemptions, compiles)
+    request = _plan_request(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
-    how: dict[str, Any] = {"wanted": wanted, "asked": asked, "console": console, "tell": tell}
+    how: dict[str, Any] = {"wanted": wanted, "request": request, "console": console, "tell": tell}
     return winner.find(recipe, where, overrides, within=most, **how)
 
 
-def _asked_of_plans(
+def _plan_request(
     rows: int | None, region: str | None, preemptions: float | None, compiles: bool
-) -> Asked:
+) -> PlanRequest:
     if region is not None:  # a slip of the pen is told before anything is planned
         costs.check_place(costs.load(), region)
-    return Asked(rows, region, Assumed(preemptions=preemptions), compiles)
+    return PlanRequest(rows, region, Assumed(preemptions=preemptions), compiles)
 
 
 def _limits(budget: int | float | None, within: str | None) -> Limits:

@@ -12,7 +12,7 @@ import pytest
 from tests.trained import recipe
 from windlass.errors import UserError
 from windlass.planning import compiler, prices, targets, traced
-from windlass.planning.plan import Asked, planned
+from windlass.planning.plan import PlanRequest, planned
 from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.starting import origin
@@ -36,7 +36,7 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
     layers, here = origin.load(recipe(train={"batch": 4}), []), targets.find("cpu")
     found = compiler.find(layers, here)
-    assert isinstance(found, compiler.Found) and found.fits
+    assert isinstance(found, compiler.CompilerReport) and found.fits
     described = describe(recipe(train={"batch": 4}))
     assert found.peak_bytes == compiler.compiled(described).peak_bytes
     assert found.compiler == f"JAX {jax.__version__}, for cpu"
@@ -48,7 +48,7 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     (kept,) = (tmp_path / "plans").iterdir()
     kept.write_text('{"compiler": ')
     again = compiler.find(layers, here)
-    assert isinstance(again, compiler.Found) and again.peak_bytes == found.peak_bytes
+    assert isinstance(again, compiler.CompilerReport) and again.peak_bytes == found.peak_bytes
     assert json.loads(kept.read_text())["peak_bytes"] == found.peak_bytes
 
 
@@ -58,11 +58,12 @@ def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_pa
     said = origin.load(recipe(), ["train.batch=4", "train.accumulation=4"])
     here = targets.find("cpu")
     small = here._replace(chip=dataclasses.replace(here.chip, memory_bytes=2**20))
-    asked = Asked(compiles=True)
+    asked = PlanRequest(compiles=True)
     plan = planned(traced.laid_out(chosen, small), small, prices.load(), asked)
     assert plan.settings["accumulation"] == 4 and plan.compiled is not None
-    told = compiler.find(said, here)
-    assert isinstance(told, compiler.Found) and plan.compiled.found.peak_bytes == told.peak_bytes
+    report = compiler.find(said, here)
+    assert isinstance(report, compiler.CompilerReport)
+    assert plan.compiled.found.peak_bytes == report.peak_bytes
 
 
 @pytest.mark.skipif(
@@ -84,7 +85,7 @@ def test_where_there_is_no_compiler_for_a_target_it_is_said_in_a_line(on, why):
     here = platform.machine()
     no_wheel = "" if here == "x86_64" else f", and has no wheel for {here}"
     found = compiler.find(origin.load(recipe(), []), targets.find(on))
-    assert found == compiler.Absent(why.format(no_wheel))
+    assert found == compiler.NoCompiler(why.format(no_wheel))
 
 
 @pytest.mark.skipif(find_spec("libtpu") is not None, reason="the compiler for TPUs is here")

@@ -10,7 +10,7 @@ from tests.training.campaign import RECIPE
 from windlass.planning import changes, exhausted, targets, traced, trials
 from windlass.planning import memory as memories
 from windlass.planning import time as times
-from windlass.planning.exhausted import Told
+from windlass.planning.exhausted import ReportedSizes
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.traced import Traced
@@ -28,29 +28,29 @@ GPU = "RESOURCE_EXHAUSTED: Out of memory while trying to allocate 2.50GiB."
 @pytest.mark.parametrize(
     ("text", "sizes"),
     [
-        (TPU, Told(31.66 * GIB, None)),
-        (GPU, Told(None, 2.5 * GIB)),
+        (TPU, ReportedSizes(31.66 * GIB, None)),
+        (GPU, ReportedSizes(None, 2.5 * GIB)),
         (
             "RESOURCE_EXHAUSTED: Out of memory allocating 4096 bytes.",
-            Told(None, 4096),
+            ReportedSizes(None, 4096),
         ),
         (
             "RESOURCE_EXHAUSTED: XLA:TPU compile permanent error. Ran out of memory in memory "
             "space hbm. Used 18.46G of 15.75G hbm. Exceeded hbm capacity by 2.71G.",
-            Told(18.46 * GIB, None),
+            ReportedSizes(18.46 * GIB, None),
         ),
-        ("RESOURCE_EXHAUSTED: who knows", Told(None, None)),
+        ("RESOURCE_EXHAUSTED: who knows", ReportedSizes(None, None)),
     ],
 )
 def test_the_sizes_are_read_from_the_words_of_compilers_and_allocators(text, sizes):
-    assert exhausted.told(text) == sizes
+    assert exhausted.reported_sizes(text) == sizes
 
 
 def test_what_a_cpu_says_when_memory_runs_out_is_understood():
     with pytest.raises(JaxRuntimeError) as error:
         jnp.zeros(2**50, jnp.uint8).block_until_ready()
     assert is_exhausted(error.value)
-    assert exhausted.told(str(error.value)) == Told(None, 2**50)
+    assert exhausted.reported_sizes(str(error.value)) == ReportedSizes(None, 2**50)
     assert not is_exhausted(JaxRuntimeError("INVALID_ARGUMENT: no"))
 
 

@@ -7,8 +7,8 @@ import pytest
 
 from tests.planning.plans import GIB, made, without_time
 from windlass.planning import matrix
-from windlass.planning.compiler import Found
-from windlass.planning.plan import Compiled, Refused
+from windlass.planning.compiler import CompilerReport
+from windlass.planning.plan import CompilerCheck, Refused
 from windlass.planning.targets import find
 
 
@@ -49,9 +49,9 @@ def test_where_no_speed_is_known_the_memory_is_told_all_the_same():
 @pytest.mark.parametrize("gib, fits", [(15.7, "yes"), (15.8, "no")])
 def test_what_a_compiler_takes_fits_only_into_what_a_program_may_use(gib, fits):
     plan = made(gib=gib)
-    found = Found("XLA", round(gib * GIB), True, None, None, None, None, 1.0)
+    found = CompilerReport("XLA", round(gib * GIB), True, None, None, None, None, 1.0)
     memory = plan.memory.as_found(found.peak_bytes)
-    compiled = Compiled(found, gib * GIB)
+    compiled = CompilerCheck(found, gib * GIB)
     assert dataclasses.replace(plan, memory=memory, compiled=compiled).fits == fits
 
 

@@ -6,15 +6,15 @@ from tests.planning.plans import made
 from windlass.planning.plan import Plan, Refused
 from windlass.planning.search import Best
 from windlass.planning.targets import find
-from windlass.planning.winner import Found, Wanted, chosen
+from windlass.planning.winner import Ranking, Wanted, chosen
 
 
-def best_of(*plans: Plan, wanted: Wanted = "cheapest") -> Found:
+def best_of(*plans: Plan, wanted: Wanted = "cheapest") -> Ranking:
     refused = Refused("mine", find("v5e-4"), "7 rows on 4 devices")
     return chosen([Best(plan, plan, {}, 1) for plan in plans] + [refused], wanted)
 
 
-def named(found: Found) -> str | None:
+def named(found: Ranking) -> str | None:
     return found.winner and found.winner.plan.target.name
 
 

@@ -1,4 +1,4 @@
-"""The text of a compiled program: what it computes and moves, loops counted as often as they run.
+"""HLO of a compiled program: its FLOPs and memory traffic, loops counted as often as they run.
 
 A compiler's own count has every loop once. Here a loop counts as often as it runs, where that is
 known; a kernel that is written elsewhere counts nothing, as its text says nothing about it.
@@ -31,7 +31,7 @@ _NAMES = frozenset(
 
 
 class Instruction(NamedTuple):
-    """A line of a computation."""
+    """An instruction of a computation."""
 
     name: str
     shape: str
@@ -71,7 +71,7 @@ class Text:
 
     @property
     def flops(self) -> int:
-        """Of matrix products, on one device."""
+        """Of matmuls, on one device."""
         return sum(
             self.times[name] * _flops(operation, shapes) for name, shapes, operation in self._all()
         )
@@ -87,13 +87,13 @@ class Text:
 
     @property
     def cycles(self) -> int | None:
-        """That a TPU's compiler reckons with, kernels written elsewhere and links left out."""
-        told = [
-            self.times[name] * int(said[1])
+        """As a TPU's compiler estimates, kernels written elsewhere and links left out."""
+        cycles = [
+            self.times[name] * int(found[1])
             for name, _, operation in self._all()
-            if name not in self._fused_bodies and (said := _CYCLES.search(operation.text))
+            if name not in self._fused_bodies and (found := _CYCLES.search(operation.text))
         ]
-        return sum(told) if told else None
+        return sum(cycles) if cycles else None
 
     @cached_property
     def _fused_bodies(self) -> set[str]:
@@ -221,7 +221,7 @@ def _product(operation: Instruction, shapes: Mapping[str, str], contracted: str)
 
 
 def _convolution(operation: Instruction, shapes: Mapping[str, str]) -> int:
-    """A TPU's product: axes that are no batch, feature or output are slid along each other."""
+    """A TPU's matmul: axes that are no batch, feature or output are slid along each other."""
     labels = re.search(r"dim_labels=(\w+)_(\w+)->(\w+)", operation.text)
     assert labels is not None
     left, right, out = (

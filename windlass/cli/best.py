@@ -11,11 +11,11 @@ from windlass.cli.options import trimmed
 from windlass.cli.planned import COLUMNS, notes_of, tables
 from windlass.planning.plan import Plan
 from windlass.planning.search import Best
-from windlass.planning.winner import Found
+from windlass.planning.winner import Ranking
 from windlass.reports import gains, reasons
 
 
-def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str]) -> None:
+def print_bests(found: Sequence[Ranking], names: Sequence[str], keys: Sequence[str]) -> None:
     """Every recipe: a table of targets, what to write for each, and which target is best.
 
     `names` and `keys` are what the command line says of recipes, and to be said again.
@@ -28,7 +28,7 @@ def print_bests(found: Sequence[Found], names: Sequence[str], keys: Sequence[str
                 console.print(shown)
 
 
-def _shown(found: Found, command: list[str], console: Console) -> Iterator[Table | Text]:
+def _shown(found: Ranking, command: list[str], console: Console) -> Iterator[Table | Text]:
     plans = [one.plan if isinstance(one, Best) else one for one in found.each]
     yield from tables(plans, ("target",), COLUMNS, console)
     for one in found.each:

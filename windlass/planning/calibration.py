@@ -1,4 +1,4 @@
-"""What runs took beside what was planned for them, and the tables of chips that follow from it."""
+"""Calibration: factors for the time estimates of a chip, fitted to measured runs."""
 
 import datetime
 import json
@@ -23,7 +23,7 @@ GROUPS = {
     "communication": ("communication",),
 }
 LEAST = 3  # runs of a chip, or what is fitted is their noise
-# How much a run counts against a factor that is not 1: what few runs do not tell stays as it was.
+# Ridge penalty on factors that are not 1: what few runs do not determine stays as it was.
 DOUBT = 0.3
 SURE = 0.05  # of a step's time; no plan is more exact than that
 
@@ -53,7 +53,7 @@ class _Run(NamedTuple):
 
 
 def find(chip: str) -> Fitted | None:
-    """What the user's own runs say of a chip."""
+    """The calibration of a chip by the user's own runs."""
     return _stored().get(chip)
 
 
@@ -103,7 +103,7 @@ def scaled(parts: dict[str, Amount], factors: dict[str, Amount]) -> dict[str, Am
 
 
 def _fit(chip: str, runs: Sequence[_Run]) -> Fitted:
-    """Least squares of relative errors, drawn to the table where runs do not tell."""
+    """Least squares of relative errors, regularised towards the table."""
     groups = [name for name in GROUPS if any(_sum(run, name) for run in runs)]
     rows = [[_sum(run, name) / run.measured for name in groups] for run in runs]
     rest = [1 - sum(v for n, v in r.parts.items() if _group(n) is None) / r.measured for r in runs]

@@ -50,7 +50,7 @@ def several(traced: Traced, memory: Memory, too_low: float = 1.0) -> Tried:
     """
     found: list[Change] = []
     least: Change | None = None
-    trial = Trial(traced, memory.limit, too_low)
+    trial = _Alternatives(traced, memory.limit, too_low)
     for change in chain(trial.on_the_same(), trial.elsewhere(), trial.with_an_adapter()):
         if trial.fits(change):
             found.append(change)
@@ -62,7 +62,7 @@ def several(traced: Traced, memory: Memory, too_low: float = 1.0) -> Tried:
     return Tried(found, None if found else least)
 
 
-class Trial(NamedTuple):
+class _Alternatives(NamedTuple):
     """A run that does not fit, to be tried otherwise."""
 
     traced: Traced
@@ -70,8 +70,8 @@ class Trial(NamedTuple):
     too_low: float
 
     def fits(self, change: Change) -> bool:
-        held = change.memory
-        return held.fits and held.total * self.too_low <= held.limit
+        memory = change.memory
+        return memory.fits and memory.total * self.too_low <= memory.limit
 
     def on_the_same(self) -> Iterator[Change]:
         """The same batch on the same devices: more computed again, fewer rows at a time, or all
@@ -146,8 +146,8 @@ class Trial(NamedTuple):
 
 def words(keys: Keys) -> list[str]:
     """Keys of a recipe as a command line has them."""
-    told = {key: "null" if value is None else value for key, value in flat(keys).items()}
-    return [f"{key}={value}" for key, value in told.items()]
+    plain = {key: "null" if value is None else value for key, value in flat(keys).items()}
+    return [f"{key}={value}" for key, value in plain.items()]
 
 
 def _larger(target: Target) -> Iterator[Target]:

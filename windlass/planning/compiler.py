@@ -39,7 +39,7 @@ NO_LIBTPU = (
 )
 
 
-class Compiled(NamedTuple):
+class CompiledStep(NamedTuple):
     """A compiled step, and what it took."""
 
     program: jax.stages.Compiled
@@ -47,7 +47,7 @@ class Compiled(NamedTuple):
 
     @property
     def peak_bytes(self) -> int:
-        """On each device at most: what goes in, what comes out, and what is needed between."""
+        """Peak memory per device: arguments, results and temporaries."""
         (device, *_) = self.program.input_shardings[0][0].step.device_set
         parts = program_parts(self.program, device.platform)
         assert parts is not None
@@ -55,20 +55,20 @@ class Compiled(NamedTuple):
 
 
 @dataclasses.dataclass(frozen=True)
-class Found:
-    """What the compiler of a target made of a step, on each device."""
+class CompilerReport:
+    """A compiler's report of a step, per device."""
 
     compiler: str  # with its version, and what it compiled for
     peak_bytes: int  # that the step holds; where it does not fit, that it would
     fits: bool  # by the compiler, which may refuse a program, or by what is there
     argument_bytes: int | None  # of the state and the rows; None where it was refused
-    flops: int | None  # of matrix products, loops counted as often as they run
+    flops: int | None  # of matmuls, loops counted as often as they run
     moved_bytes: int | None  # to and from the device's memory
-    cycles: int | None  # that a TPU's compiler reckons with, without kernels and links
+    cycles: int | None  # as a TPU's compiler estimates, without kernels and the interconnect
     seconds: float  # to compile
 
 
-class Absent(NamedTuple):
+class NoCompiler(NamedTuple):
     """Why there is no compiler for a target here."""
 
     why: str
@@ -91,20 +91,20 @@ def described(recipe: AnyRecipe, devices: list, overrides: Sequence[str] = ()) -
     return _laid_out(origin.load(recipe, overrides), "tpu", devices)
 
 
-def compiled(described: Described) -> Compiled:
+def compiled(described: Described) -> CompiledStep:
     """The step that a described run takes, from shapes alone: no weight is made, no data read."""
     with described.scope():
         began = time.monotonic()
         lowered = _lowered(described)
         with _unkept():
             program = lowered.compile()
-        return Compiled(program, time.monotonic() - began)
+        return CompiledStep(program, time.monotonic() - began)
 
 
-def find(layers: Layers, target: Target) -> Found | Absent:
-    """What the compiler of a target makes of a recipe's step; what it found before is kept."""
+def find(layers: Layers, target: Target) -> CompilerReport | NoCompiler:
+    """The report of a target's compiler on a recipe's step, cached by program and flags."""
     devices = _devices(target)
-    if isinstance(devices, Absent):
+    if isinstance(devices, NoCompiler):
         return devices
     laid_out = _laid_out(layers, target.chip.kind, devices)
     by = _compiler(target)
@@ -113,26 +113,27 @@ def find(layers: Layers, target: Target) -> Found | Absent:
         lowered = _lowered(laid_out)
     file = _file(lowered, by, limit)
     with suppress(OSError, ValueError, TypeError):  # what is missing or spoilt is found anew
-        return Found(**json.loads(file.read_text(encoding="utf-8")))
+        return CompilerReport(**json.loads(file.read_text(encoding="utf-8")))
     with laid_out.scope(), _unkept():
-        found = _found(lowered, by, limit)
+        found = _report(lowered, by, limit)
     files.write(file, json.dumps(dataclasses.asdict(found)))
     return found
 
 
-def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
+def _report(lowered: jax.stages.Lowered, by: str, limit: int | None) -> CompilerReport:
     began = time.monotonic()
     try:
-        program = Compiled(lowered.compile(), time.monotonic() - began)
+        program = CompiledStep(lowered.compile(), time.monotonic() - began)
     except JaxRuntimeError as error:
-        needed = exhausted.told(str(error)).needed
+        needed = exhausted.reported_sizes(str(error)).needed
         if needed is None:
             raise
-        return Found(by, round(needed), False, None, None, None, None, time.monotonic() - began)
+        seconds = time.monotonic() - began
+        return CompilerReport(by, round(needed), False, None, None, None, None, seconds)
     memory, text = program.program.memory_analysis(), Text(program.program.as_text() or "")
     assert memory is not None
     peak = program.peak_bytes
-    return Found(
+    return CompilerReport(
         compiler=by,
         peak_bytes=peak,
         fits=limit is None or peak <= limit,
@@ -144,7 +145,7 @@ def _found(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Found:
     )
 
 
-def _devices(target: Target) -> list | Absent:
+def _devices(target: Target) -> list | NoCompiler:
     """The devices of a target, here or as its compiler knows them."""
     kind = target.chip.kind
     present = selection.present().get(kind, [])
@@ -154,13 +155,13 @@ def _devices(target: Target) -> list | Absent:
         if find_spec("libtpu") is None:
             here = platform.machine()
             no_wheel = f", and has no wheel for {here}" if here not in ("x86_64", "AMD64") else ""
-            return Absent(f"libtpu is missing, the compiler for TPUs{no_wheel}")
+            return NoCompiler(f"libtpu is missing, the compiler for TPUs{no_wheel}")
         each, count = target.slices.each, target.slices.count
         generation = {"7x": "tpu7x"}.get(each.generation, each.generation)
         return topology(f"{generation}:{each.topology}", count)
     if kind == "gpu":
-        return gpus.topology(target.chip, target.devices) or Absent(gpus.why_not(target.chip))
-    return Absent(f"a {target.chip.name} is not here, and nothing compiles for one from afar")
+        return gpus.topology(target.chip, target.devices) or NoCompiler(gpus.why_not(target.chip))
+    return NoCompiler(f"a {target.chip.name} is not here, and nothing compiles for one from afar")
 
 
 def _compiler(target: Target) -> str:
@@ -171,10 +172,10 @@ def _compiler(target: Target) -> str:
 
 
 def _file(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Path:
-    """Where it is kept what a compiler made of a program, with these flags and so much room."""
+    """The cache file of a report, by program, compiler, flags and memory limit."""
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
-    asked = " ".join(field.name for field in dataclasses.fields(Found))
-    known = "\n".join([by, asked, str(limit), flags(os.environ), lowered.as_text()])
+    fields = " ".join(field.name for field in dataclasses.fields(CompilerReport))
+    known = "\n".join([by, fields, str(limit), flags(os.environ), lowered.as_text()])
     return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 

@@ -23,14 +23,14 @@ HOUR = 3600.0
 
 
 class Assumed(NamedTuple):
-    """What nothing here can tell."""
+    """Assumptions that nothing here can estimate."""
 
     boot: Amount = 180.0  # seconds until a machine has installed what it needs and begins
     compile: Amount = 60.0  # seconds, of the step and whatever else a run compiles
     preemptions: Amount | None = None  # an hour, of the whole target; None: nobody says
 
 
-class Span(NamedTuple):
+class Interval(NamedTuple):
     """A figure, and what it is at least and at most if the time of a step is as wrong as it may."""
 
     low: Amount
@@ -41,10 +41,10 @@ class Span(NamedTuple):
 class Bill(NamedTuple):
     """What a run, or some of it, takes and costs; None is what is not known."""
 
-    hours: Span
-    on_demand: Span | None  # USD
-    spot_hours: Span | None  # with its restarts; None: it would never end
-    spot: Span | None  # USD
+    hours: Interval
+    on_demand: Interval | None  # USD
+    spot_hours: Interval | None  # with its restarts; None: it would never end
+    spot: Interval | None  # USD
     restarts: Amount | None  # that are expected on spot
     lost_hours: Amount | None  # of these
 
@@ -154,9 +154,9 @@ class _Work(NamedTuple):
             None if restarts is None or spot_hours is None else spot_hours[1] - hours.expected,
         )
 
-    def _over(self, hours: Callable[[Amount], Amount]) -> Span:
+    def _over(self, hours: Callable[[Amount], Amount]) -> Interval:
         step, error = self.time.seconds, self.time.error
-        return Span(*(hours(step * share) for share in (max(LEAST, 1 - error), 1.0, 1 + error)))
+        return Interval(*(hours(step * share) for share in (max(LEAST, 1 - error), 1.0, 1 + error)))
 
     def _busy(self, steps: Amount, step: Amount, is_run: bool) -> Amount:
         """Hours without a restart."""
@@ -168,7 +168,7 @@ class _Work(NamedTuple):
             seconds += self.start + self.save + self.saved * FIRST_SAVE
         return seconds / HOUR
 
-    def _spot_hours(self, steps: Amount, is_run: bool) -> Span | None:
+    def _spot_hours(self, steps: Amount, is_run: bool) -> Interval | None:
         """Hours with restarts, each of which costs half of what lies between two saves.
 
         There are as many as the hours they themselves add to are long, so that T is
@@ -244,10 +244,10 @@ def _notes(
     return [*notes, *([warning] if warning else [])]
 
 
-def _times(span: Span | None, factor: Amount | None) -> Span | None:
+def _times(span: Interval | None, factor: Amount | None) -> Interval | None:
     if span is None or factor is None:
         return None
-    return Span(*(value * factor for value in span))
+    return Interval(*(value * factor for value in span))
 
 
 def _plain(bill: Bill) -> dict[str, Any]:

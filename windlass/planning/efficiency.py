@@ -1,4 +1,4 @@
-"""How much of what its maker promises a chip gives, by the shape of the work."""
+"""Efficiency of chips: the share of peak FLOP/s and bandwidth that work of a shape reaches."""
 
 import dataclasses
 import math
@@ -12,34 +12,34 @@ from windlass.errors import UserError
 
 @dataclasses.dataclass(frozen=True)
 class Efficiency:
-    """What a chip reaches of its peaks: shares are of the numbers in the catalogue."""
+    """The efficiency of a chip, as shares of the peaks in the catalogue."""
 
     matmuls: Amount  # of the peak, by matmuls of the best shape
     memory: Amount  # of the bandwidth, by whatever reads and writes in order
     links: Amount  # of their bandwidth, by collectives
-    overlap: Amount  # of the time of products, in which other devices' pieces can be on their way
+    overlap: Amount  # of the time of matmuls, behind which all-gathers can be hidden
     start: Amount  # seconds from the start of a kernel to its full speed
     loop_round: Amount  # seconds that a round of a loop takes besides its matmuls and its traffic
-    vector: Amount  # operations a second on single numbers
+    vector: Amount  # operations a second of vector units
     attention: "Flash"
-    units: int | None = None  # of a GPU, that each compute a tile of a product
+    units: int | None = None  # of a GPU, that each compute a tile of a matmul
     error: Amount = 0.25  # the share by which a step may take longer or shorter
     source: str = ""  # of these numbers
 
 
 @dataclasses.dataclass(frozen=True)
 class Flash:
-    """What flash attention reaches: of the peak, or by what it does besides products."""
+    """The efficiency of flash attention: of the peak, or by its work besides matmuls."""
 
     forward: Amount  # of the peak, on long rows, with heads as wide as the matrix units
     backward: Amount
     narrow: Amount  # of that, with heads half as wide
     ramp: int = 0  # positions of a row with which it is at half its speed
-    # On single numbers for each pair of positions, where those come on top of the products.
+    # Of vector units for each pair of positions, where those come on top of the matmuls.
     operations: tuple[int, int] = (0, 0)
 
 
-# Of an H200, measured: products by the best that cuBLAS sustains (the MAMF table of the book "ML
+# Of an H200, measured: matmuls by the best that cuBLAS sustains (the MAMF table of the book "ML
 # engineering", 794 of 989 TFLOP/s), a copy of 1 GB at 3.6 to 4.0 TB/s, and attention of 1k to 8k
 # positions with a mask of documents, which cuDNN takes as numbers to be added to the scores. The
 # rounds of a loop by GRUs of 64 to 1024 units in batches of 8 to 64: 6 to 9 µs a round forward, 21
@@ -56,10 +56,10 @@ _GPU = Efficiency(
     units=132,
     source="measured on an H200, a GPU of another kind",
 )
-# Products by 827 of 918 TFLOP/s for 8192 rows and columns on a v6e and a copy there at 1.36 of 1.64
+# Matmuls by 827 of 918 TFLOP/s for 8192 rows and columns on a v6e and a copy there at 1.36 of 1.64
 # TB/s (Google's microbenchmarks); the time to start by what 1024 rows and columns cost an Ironwood.
 # Splash attention by axlearn's benchmark on a v5p (40 heads of 128, rows of 8192, windows of 4096:
-# 3.2 ms forward, 12 ms backward), as products, seven instead of five backwards, and what vector
+# 3.2 ms forward, 12 ms backward), as matmuls, seven instead of five backwards, and what vector
 # units do for each score. No speed of a whole training step is in any of these. Nor was a loop
 # measured: a TPU runs its rounds by itself, and 1 µs is what a few small operations take it.
 _TPU = Efficiency(
@@ -73,7 +73,7 @@ _TPU = Efficiency(
     attention=Flash(forward=0.9, backward=0.9 * 5 / 7, narrow=0.5, operations=(5, 23)),
     source="Google's and Apple's microbenchmarks of TPUs",
 )
-# Vector units have 1024 lanes of 4 operations at the chip's clock, which its peak tells.
+# Vector units have 1024 lanes of 4 operations at the chip's clock, which follows from its peak.
 _CHIPS = {
     "TPU v2": {"vector": 2.9e12},
     "TPU v3": {"vector": 3.9e12},
@@ -99,7 +99,7 @@ _CHIPS = {
 
 
 class Rates(NamedTuple):
-    """What a device does in a second at best, and what share of it work of a shape gets."""
+    """Peak rates of a device, and its efficiency."""
 
     peak: dict[str, Amount]
     bandwidth: Amount
@@ -118,7 +118,7 @@ def find(chip: Chip) -> Efficiency:
 
 
 def rates(chip: Chip) -> Rates:
-    """What a chip reaches; of one that the catalogue has no peak of, nothing can be said."""
+    """The rates of a chip; refused where the catalogue has no peak."""
     if chip.bandwidth is None or not chip.peak:
         raise UserError(
             f"how fast a {chip.name} is, is not in the catalogue: no time can be planned"
@@ -127,15 +127,15 @@ def rates(chip: Chip) -> Rates:
     return Rates(chip.peak, chip.bandwidth, chip.tile, found)
 
 
-def matmul_seconds(product: Matmul, rates: Rates) -> Amount:
-    """One matrix product: what the matrix units take for it, or memory if that is longer."""
-    efficiency, shape = rates.efficiency, (product.m, product.n, product.k)
+def matmul_seconds(matmul: Matmul, rates: Rates) -> Amount:
+    """The time of a matmul, compute-bound or memory-bound."""
+    efficiency, shape = rates.efficiency, (matmul.m, matmul.n, matmul.k)
     if efficiency.units is not None:
-        share = _by_waves(*shape, product.batch, efficiency.units)
+        share = _by_waves(*shape, matmul.batch, efficiency.units)
     else:
         share = _by_padding(*shape, rates.tile or 128)
-    compute = product.flops / (_peak(rates, product.dtype) * efficiency.matmuls * share)
-    return max(compute, memory_seconds(product.moved, rates)) + efficiency.start
+    compute = matmul.flops / (_peak(rates, matmul.dtype) * efficiency.matmuls * share)
+    return max(compute, memory_seconds(matmul.moved, rates)) + efficiency.start
 
 
 def attention_seconds(call: AttentionCall, rates: Rates) -> Amount:
@@ -146,14 +146,14 @@ def attention_seconds(call: AttentionCall, rates: Rates) -> Amount:
     share *= 1.0 if call.dim >= full else flash.narrow ** math.log2(full / call.dim)
     seen = min(call.slots, call.pattern.window or call.slots)
     share *= seen / (seen + flash.ramp)
-    products = call.flops / (_peak(rates, call.dtype) * share)
+    matmuls = call.flops / (_peak(rates, call.dtype) * share)
     others = call.pairs * flash.operations[call.is_backward] / rates.efficiency.vector
     floor = memory_seconds(call.moved, rates)
-    return max(products + others, floor) + rates.efficiency.start
+    return max(matmuls + others, floor) + rates.efficiency.start
 
 
 def memory_seconds(moved: Amount, rates: Rates) -> Amount:
-    """To read and write so many bytes in order."""
+    """The time of so many bytes of memory traffic."""
     return moved / (rates.bandwidth * rates.efficiency.memory)
 
 
@@ -162,7 +162,7 @@ def _peak(rates: Rates, dtype: str) -> Amount:
     if dtype in rates.peak:
         return rates.peak[dtype]
     if dtype == "float32" and "bfloat16" in rates.peak:
-        return rates.peak["bfloat16"] / 6  # products of bfloat16 that make up one of float32
+        return rates.peak["bfloat16"] / 6  # matmuls of bfloat16 that make up one of float32
     return max(rates.peak.values())
 
 

@@ -22,27 +22,32 @@ NEEDED = (rf"required for HLO temporaries \({_SIZE}\)", rf"Used {_SIZE} of ")
 WANTED = rf"(?:allocate|allocating) {_SIZE}"  # of GPUs: by the one allocation that failed
 
 
-class Told(NamedTuple):
-    """What an error says of memory, in bytes."""
+class ReportedSizes(NamedTuple):
+    """The sizes that an out-of-memory error reports, in bytes."""
 
     needed: float | None
     wanted: float | None
 
 
-def told(error: str) -> Told:
+def reported_sizes(error: str) -> ReportedSizes:
     """The sizes in the words of XLA's compilers and allocators."""
     needed = [found for one in NEEDED if (found := re.search(one, error))]
     wanted = re.search(WANTED, error)
-    return Told(_bytes(needed[0]) if needed else None, None if wanted is None else _bytes(wanted))
+    return ReportedSizes(
+        _bytes(needed[0]) if needed else None, None if wanted is None else _bytes(wanted)
+    )
 
 
 def explain(traced: Traced, memory: Memory, error: str, when: str, folder: Path) -> str:
     """Why a run had too little memory, what was the most of it, and two or three ways out."""
-    said = told(error)
-    lines = [f"out of memory {when}: {_lacking(traced, memory, said)}", _largest(traced, memory)]
+    reported = reported_sizes(error)
+    lines = [
+        f"out of memory {when}: {_lacking(traced, memory, reported)}",
+        _largest(traced, memory),
+    ]
     is_found = False
     if hosts.is_first():  # the others would wait for its answers, and it may go on without them
-        least = max(memory.total, said.needed or 0.0, memory.limit)
+        least = max(memory.total, reported.needed or 0.0, memory.limit)
         tried = several(traced, memory, too_low=least / memory.total)
         is_found = bool(tried.changes)
         lines += list(_offered(traced, tried))
@@ -56,12 +61,12 @@ def bare(error: str, fault: Exception, when: str, folder: Path) -> str:
     return f"out of memory {when}: {first}\n{why}\n{_left(folder, is_found=False)}"
 
 
-def _lacking(traced: Traced, memory: Memory, said: Told) -> str:
-    limit, needed = size(memory.limit), max(memory.total, said.needed or 0.0)
+def _lacking(traced: Traced, memory: Memory, reported: ReportedSizes) -> str:
+    limit, needed = size(memory.limit), max(memory.total, reported.needed or 0.0)
     what = f"on each {traced.target.chip.name}, of which a program may use {limit}"
     if needed > memory.limit:
         return f"a step needs about {size(needed)} {what}: {size(needed - memory.limit)} too much"
-    wanted = "more" if said.wanted is None else f"{size(said.wanted)} more"
+    wanted = "more" if reported.wanted is None else f"{size(reported.wanted)} more"
     return (
         f"a step needs about {size(memory.total)} {what}, and {wanted} could not be had: "
         "something else holds memory there, or this estimate is too low"

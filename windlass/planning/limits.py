@@ -6,7 +6,7 @@ from typing import NamedTuple
 from windlass import units
 from windlass.config import Limits, listing
 from windlass.errors import UserError
-from windlass.planning.cost import Bill, Cost, Span
+from windlass.planning.cost import Bill, Cost, Interval
 from windlass.planning.plan import Plan, Refused
 
 
@@ -40,7 +40,7 @@ class Way(NamedTuple):
     """How the machines of a run can be rented."""
 
     usd: float | None  # None: no price is known
-    hours: Span
+    hours: Interval
     how: str
 
 

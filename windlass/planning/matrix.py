@@ -12,7 +12,7 @@ from windlass.config import AnyRecipe, Layers
 from windlass.errors import UserError
 from windlass.planning import prices, targets
 from windlass.planning import traced as tracing
-from windlass.planning.plan import PLAIN, Asked, Plan, Refused, planned
+from windlass.planning.plan import PLAIN, Plan, PlanRequest, Refused, planned
 from windlass.planning.targets import Target
 from windlass.starting import origin
 from windlass.units import gib
@@ -28,7 +28,7 @@ def plans(
     overrides: Sequence[str] = (),
     *,
     each: Sequence[str] = (),
-    asked: Asked = PLAIN,
+    request: PlanRequest = PLAIN,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
     """Every recipe on every target; where one cannot be laid out it is said why.
@@ -45,7 +45,7 @@ def plans(
         for keys in variants
     ]
     names = Counter(layers.name for _, _, layers in loaded)
-    asked = asked._replace(tries=len(loaded) == 1 and not each)  # a table has no room for it
+    request = request._replace(tries=len(loaded) == 1 and not each)  # a table has no room for it
     return [
         dataclasses.replace(
             one,
@@ -55,7 +55,7 @@ def plans(
         )
         for recipe, keys, layers in loaded
         for one in on_each(
-            layers, on, lambda d, t: planned(tracing.laid_out(d, t), t, known, asked, console)
+            layers, on, lambda d, t: planned(tracing.laid_out(d, t), t, known, request, console)
         )
     ]
 

@@ -1,4 +1,4 @@
-"""What a step holds in a device's memory at its worst moment, by what it is for."""
+"""Peak memory of a step per device, by part: its state, and the live buffers at the peak."""
 
 import math
 from collections.abc import Iterator
@@ -16,7 +16,7 @@ from windlass.devices.chips import Chip, usable
 from windlass.planning.traced import Traced
 
 LANES = 128  # a TPU's registers are so wide
-# In the order in which they are told.
+# In the order in which they are reported.
 PARTS = (
     "weights frozen adapters optimiser average gradients copies activations layer logits "
     "vocabulary gathered rows other".split()
@@ -32,7 +32,7 @@ TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
 class Memory(NamedTuple):
-    """Bytes on each device, by part; the parts are in the order in which they are told."""
+    """Bytes per device, by part, in the order of `PARTS`."""
 
     parts: dict[str, float]
     limit: int  # what a program may use of the device
@@ -57,7 +57,7 @@ class Memory(NamedTuple):
 
 
 def memory(traced: Traced) -> Memory:
-    """What each device of a target holds, without compiling anything."""
+    """The peak memory of a traced step, without compiling anything."""
     chip = traced.described.chip or traced.target.chip
     parts = {part: 0.0 for part in PARTS} | stored(traced)
     kinds = _Kinds(traced)
@@ -65,16 +65,16 @@ def memory(traced: Traced) -> Memory:
         parts[kinds.part(buffer)] += buffer.bytes
     for part, size in _besides(traced, chip, parts["activations"]):
         parts[part] += size
-    told = TRIFLE * sum(parts.values())
+    least = TRIFLE * sum(parts.values())
     kept = (*STORED, "other")
-    small = {part: size for part, size in parts.items() if size < told and part not in kept}
+    small = {part: size for part, size in parts.items() if size < least and part not in kept}
     parts["other"] += sum(small.values())
     found = {part: size for part, size in parts.items() if size and part not in small}
     return Memory(found, usable(chip), ERROR[chip.kind])
 
 
 def stored(traced: Traced) -> dict[str, int]:
-    """What the step is given, each array once: its results lie in the same places."""
+    """The arguments of the step, which are donated: its results take the same buffers."""
     state, frozen = traced.state, traced.frozen
     rest = (state.step, state.key, state.carry, state.progress, state.loss_scale)
     is_adapted = bool(traced.described.run.adapter)
@@ -131,7 +131,7 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
 
 
 class _Kinds:
-    """What the arrays of a step are for, by their shapes."""
+    """The parts of memory that buffers belong to, by their shapes."""
 
     def __init__(self, traced: Traced):
         sizes = traced.described.run.model.sizes

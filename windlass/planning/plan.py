@@ -1,4 +1,4 @@
-"""What a run would be on devices that need not be here: does it fit, how fast, how much."""
+"""Plan of a run on devices that need not be here: memory, step time and cost."""
 
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
@@ -14,7 +14,7 @@ from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning import traced as tracing
 from windlass.planning.changes import Change, Tried
-from windlass.planning.compiler import Found
+from windlass.planning.compiler import CompilerReport
 from windlass.planning.cost import Assumed, Cost
 from windlass.planning.extent import Extent, extent
 from windlass.planning.memory import Memory
@@ -29,11 +29,11 @@ Fits = Literal["yes", "tight", "no"]
 
 
 @dataclass(frozen=True)
-class Compiled:
-    """What the target's compiler made of the step, and how near the estimate was."""
+class CompilerCheck:
+    """The report of the target's compiler, and the error of the estimate beside it."""
 
-    found: Found
-    estimated: float  # bytes, before the compiler was asked
+    found: CompilerReport
+    estimated: float  # bytes, before the compiler ran
 
     @property
     def error(self) -> float:
@@ -47,7 +47,7 @@ class Compiled:
 
 @dataclass(frozen=True)
 class Plan:
-    """What a recipe would be on a target, before a device is rented."""
+    """The plan of a recipe on a target, before a device is rented."""
 
     recipe: str
     target: Target
@@ -60,7 +60,7 @@ class Plan:
     notes: list[str] = field(default_factory=list)
     keys: tuple[str, ...] = ()  # of those that several plans differ in
     tried: Tried | None = None  # what would make it fit, where it does not for certain
-    compiled: Compiled | None = None  # where the target's own compiler was asked
+    compiled: CompilerCheck | None = None  # where the target's own compiler ran
 
     @property
     def name(self) -> str:
@@ -160,17 +160,17 @@ class Refused:
         return {**named, "target": {"name": self.target.name}, "refused": self.why}
 
 
-class Asked(NamedTuple):
-    """What a plan is asked for beside a recipe and a target."""
+class PlanRequest(NamedTuple):
+    """The options of a plan beside its recipe and target."""
 
-    rows: int | None = None  # of an epoch, where the data cannot tell
+    rows: int | None = None  # of an epoch, where the data is not here
     region: str | None = None  # or provider, whose prices count; None: the cheapest anywhere
     assumed: Assumed = Assumed()
     compiles: bool = False  # ask the target's compiler, where it is here
     tries: bool = False  # what would make it fit, where it does not: some seconds more
 
 
-PLAIN = Asked()
+PLAIN = PlanRequest()
 
 
 @tracing.uncollected()
@@ -178,17 +178,17 @@ def planned(
     described: Described,
     target: Target,
     known: Prices,
-    asked: Asked,
+    request: PlanRequest,
     console: Console | None = None,
 ) -> Plan:
     """The plan of a run that is laid out on a target."""
     described = divided(described, target)
     traced = tracing.trace(described, target)
-    length = extent(described, asked.rows, console)
+    length = extent(described, request.rows, console)
     run, chip = described.run, target.chip
     memory = estimate = memories.memory(traced)
-    found = compiler.find(_as_chosen(described), target) if asked.compiles else None
-    if isinstance(found, Found):
+    found = compiler.find(_as_chosen(described), target) if request.compiles else None
+    if isinstance(found, CompilerReport):
         memory = memory.as_found(found.peak_bytes)
     time = times.time(traced)
     cost = time and costs.cost(
@@ -198,19 +198,20 @@ def planned(
         known,
         every=run.checkpoint.every,
         saved=costs.saved_bytes(memory),
-        where=asked.region,
-        assumed=asked.assumed,
+        where=request.region,
+        assumed=request.assumed,
     )
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
     notes += alignment.warnings(checks.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
-    if isinstance(found, compiler.Absent):
+    if isinstance(found, compiler.NoCompiler):
         notes.append(f"not compiled: {found.why}")
     notes += [time.fitted.note] if time and time.fitted else []
     notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
+    check = CompilerCheck(found, estimate.total) if isinstance(found, CompilerReport) else None
     tried = None
-    if asked.tries and not memory.fits:
-        too_low = max(1.0, memory.total / estimate.total)  # by the compiler, where it was asked
+    if request.tries and not memory.fits:
+        too_low = max(1.0, memory.total / estimate.total)  # by the compiler, where it ran
         tried = changes.several(traced, memory, too_low)
     return Plan(
         recipe=described.name,
@@ -223,7 +224,7 @@ def planned(
         mesh_reason=described.layout.why,
         notes=notes,
         tried=tried,
-        compiled=Compiled(found, estimate.total) if isinstance(found, Found) else None,
+        compiled=check,
     )
 
 

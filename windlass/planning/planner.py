@@ -8,7 +8,7 @@ from windlass.planning import exhausted, prices, targets, trials
 from windlass.planning import memory as memories
 from windlass.planning import plan as plans
 from windlass.planning.memory import Memory
-from windlass.planning.plan import Asked
+from windlass.planning.plan import PlanRequest
 from windlass.planning.targets import Target
 from windlass.planning.traced import trace
 from windlass.planning.trials import Trials
@@ -22,7 +22,7 @@ def plan(described: Described, rows: int) -> dict[str, Any]:
     From shapes alone, in the time in which a step is traced: nothing is compiled for it.
     """
     there, target = _absent(described)
-    found = plans.planned(there, target, prices.load(), Asked(rows=rows))
+    found = plans.planned(there, target, prices.load(), PlanRequest(rows=rows))
     return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
 
 

@@ -16,7 +16,7 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import Rows
 from windlass.errors import UserError
 from windlass.planning import changes
-from windlass.planning.plan import Asked, Plan, planned
+from windlass.planning.plan import Plan, PlanRequest, planned
 from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.traced import laid_out
@@ -81,7 +81,7 @@ def best(
     layers: Layers,
     target: Target,
     known: Prices,
-    asked: Asked,
+    request: PlanRequest,
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Best:
@@ -95,17 +95,17 @@ def best(
             f"how fast a {target.chip.name} is is not in the catalogue, and so not what is best "
             "there; train.microbatch=auto takes as many rows at a time as fit"
         )
-    described, plain = laid_out(layers, target), asked._replace(compiles=False, tries=False)
+    described, plain = laid_out(layers, target), request._replace(compiles=False, tries=False)
     before = planned(described, target, known, plain, console)
     trials = Trials(described, target, tell=tell)
     first = trials.first._replace(accumulation=before.settings["accumulation"])
     trials.known[first] = Trial(first, before.memory, before.time)
     found = Search(trials, first, _fixed(layers)).best()
     keys = _keys(described, first, found.setting)
-    if not keys and not asked.compiles:
+    if not keys and not request.compiles:
         return Best(before, before, {}, trials.count)
     said = dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
-    plan = planned(laid_out(said, target), target, known, asked._replace(tries=False), console)
+    plan = planned(laid_out(said, target), target, known, request._replace(tries=False), console)
     special = flat(layers.by_device.get(target.chip.kind, {}))
     kind = target.chip.kind if any(key in special for key in flat(keys)) else None
     return Best(plan, before, keys, trials.count, kind)

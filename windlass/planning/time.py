@@ -34,7 +34,7 @@ class Time(NamedTuple):
     bound: str  # compute, memory, latency (of loops), communication or host
     flops: Amount  # that the model needs for the step, on all devices together
     source: str = ""  # of the table of the chip
-    fitted: Fitted | None = None  # what the user's own runs say of the chip, where it was used
+    fitted: Fitted | None = None  # the calibration by the user's own runs, where there is one
 
     @property
     def seconds(self) -> Amount:
@@ -42,7 +42,7 @@ class Time(NamedTuple):
 
 
 def time(traced: Traced) -> Time | None:
-    """The time of a traced step, put right by the user's own runs where there are any.
+    """The time of a traced step, calibrated by the user's own runs where there are any.
 
     None where how fast such devices are is not in the catalogue.
     """
@@ -56,7 +56,7 @@ def time(traced: Traced) -> Time | None:
 
 
 def by_table(traced: Traced) -> Time:
-    """The time of a traced step, by a roofline of what its devices can do."""
+    """The time of a traced step, by the roofline of its chip."""
     return estimate(traced, traced.work, efficiency.rates(traced.target.chip))
 
 
@@ -92,7 +92,7 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
 def exposed(
     traced: Traced, collectives: list[Collective], computed: Amount, efficiency: Efficiency
 ) -> Amount:
-    """Seconds in which devices only wait for each other."""
+    """Seconds of collectives that do not overlap with compute."""
     reach = reaches(traced.target, traced.split)
     hidden = waited = 0.0
     for one in collectives:
@@ -107,7 +107,7 @@ def exposed(
 
 
 def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) -> Amount:
-    """A ring among devices that links join, then among the groups that the network joins."""
+    """A ring over the interconnect, then one over the network between groups."""
     passes = 2 if one.kind == "all-reduce" else 1
     seconds = 0.0
     if reach.ways > 1:

@@ -1,4 +1,4 @@
-"""How the devices along an axis of a mesh speak to each other, on devices that need not be here."""
+"""Interconnect: bandwidth between devices along a mesh axis, on devices that need not be here."""
 
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
@@ -11,7 +11,7 @@ from windlass.planning.targets import Target
 
 
 class Reach(NamedTuple):
-    """What joins the devices along an axis of a mesh, or along several taken together."""
+    """The interconnect along an axis of a mesh, or along several taken together."""
 
     ways: int  # devices that links join
     groups: int  # of so many devices each, which only the network of the data centre joins
@@ -21,7 +21,7 @@ class Reach(NamedTuple):
 
 
 def reaches(target: Target, split: Mapping[str, int]) -> "Reaches":
-    """How the devices of a target reach each other on a mesh, laid out as a run lays it out."""
+    """The interconnect of a target's devices on a mesh, laid out as a run lays it out."""
     return Reaches(target, arranged(split, target.absent))
 
 

@@ -7,7 +7,7 @@ from rich.console import Console
 
 from windlass.config import AnyRecipe, Limits
 from windlass.planning import limits, matrix, prices, search
-from windlass.planning.plan import PLAIN, Asked, Plan, Refused
+from windlass.planning.plan import PLAIN, Plan, PlanRequest, Refused
 from windlass.planning.search import Best
 from windlass.planning.targets import Target
 from windlass.starting import origin
@@ -15,7 +15,7 @@ from windlass.starting import origin
 Wanted = Literal["cheapest", "fastest"]
 
 
-class Found(NamedTuple):
+class Ranking(NamedTuple):
     """The best settings of a recipe on each target, and the best of these."""
 
     each: list[Best | Refused]
@@ -37,14 +37,14 @@ def find(
     overrides: Sequence[str] = (),
     *,
     wanted: Wanted = "cheapest",
-    asked: Asked = PLAIN,
+    request: PlanRequest = PLAIN,
     within: Limits | None = None,
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
-) -> Found:
+) -> Ranking:
     """The cheapest or fastest way to train a recipe, of those that fit and keep to limits."""
     known, layers = prices.load(), origin.load(recipe, overrides)
-    made = matrix.on_each(layers, on, lambda d, t: search.best(d, t, known, asked, console, tell))
+    made = matrix.on_each(layers, on, lambda d, t: search.best(d, t, known, request, console, tell))
     plans = [one.plan if isinstance(one, Best) else one for one in made]
     each = [
         one if isinstance(plan, Plan) else plan
@@ -53,12 +53,12 @@ def find(
     return chosen(each, wanted)
 
 
-def chosen(each: list[Best | Refused], wanted: Wanted) -> Found:
+def chosen(each: list[Best | Refused], wanted: Wanted) -> Ranking:
     """The cheapest or fastest of these that fits for certain."""
     fitting = [one for one in each if isinstance(one, Best) and one.plan.fits == "yes"]
     by, note = _compared([one.plan for one in fitting], wanted)
     worth = cost if by == "cheapest" else slowness
-    return Found(each, min(fitting, key=lambda one: worth(one.plan), default=None), by, note)
+    return Ranking(each, min(fitting, key=lambda one: worth(one.plan), default=None), by, note)
 
 
 def cost(plan: Plan) -> float:

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Sequence
 from html import escape
 from typing import NamedTuple
 
-from windlass.planning.cost import Span
+from windlass.planning.cost import Interval
 
 WIDTH, HEIGHT = 900, 440  # of a picture of points
 LEFT, RIGHT, TOP, BOTTOM = 84, 24, 20, 56
@@ -26,8 +26,8 @@ class Point(NamedTuple):
     """A place in a picture, and how far it may be off in each direction."""
 
     name: str
-    x: Span
-    y: Span
+    x: Interval
+    y: Interval
     said: str
     style: str  # one of those that the page knows
     is_named: bool = True
@@ -112,7 +112,7 @@ def points(found: Sequence[Point], x: Axis, y: Axis) -> str:
     return f'<svg class="points" viewBox="0 0 {WIDTH} {HEIGHT}" role="img">{"".join(drawn)}</svg>'
 
 
-def axis(title: str, spans: Sequence[Span], size: float = 1.0) -> Axis:
+def axis(title: str, spans: Sequence[Interval], size: float = 1.0) -> Axis:
     """One that holds all spans, with ticks at 1, 2 and 5 of each tenfold of a unit, or fewer."""
     low = min(span.low for span in spans) / size / 1.15
     high = max(span.high for span in spans) / size * 1.15

@@ -8,7 +8,7 @@ from windlass.config.sections import flat
 from windlass.planning import limits
 from windlass.planning.plan import Plan
 from windlass.planning.search import MARGIN, Best
-from windlass.planning.winner import Found
+from windlass.planning.winner import Ranking
 from windlass.reports import reasons
 
 TOLD = 3  # parts of a step whose difference is told
@@ -39,7 +39,7 @@ def gain(best: Best) -> Iterator[tuple[str, str]]:
             yield "why", f"{key} {value}: {why}"
 
 
-def winning(found: Found) -> str:
+def winning(found: Ranking) -> str:
     """Which target is best, and what it is."""
     assert found.winner is not None
     plan = found.winner.plan

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from windlass import units
-from windlass.planning.cost import Bill, Span
+from windlass.planning.cost import Bill, Interval
 from windlass.planning.exhausted import slower
 from windlass.planning.plan import Plan
 from windlass.planning.prices import Price
@@ -135,7 +135,7 @@ def _assumed(inputs: dict[str, Any]) -> str:
     return start if rate is None else f"{start}, {rate:g} preemptions per hour of spot machines"
 
 
-def hours(span: Span | None) -> str:
+def hours(span: Interval | None) -> str:
     """A time that a run may take."""
     return (
         UNKNOWN
@@ -144,7 +144,7 @@ def hours(span: Span | None) -> str:
     )
 
 
-def dollars(span: Span | None) -> str:
+def dollars(span: Interval | None) -> str:
     """Money that a run may cost."""
     return UNKNOWN if span is None else units.dollars(span.expected, units.relative_error(*span))
 
