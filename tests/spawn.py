@@ -34,7 +34,6 @@ class Processes:
         devices: int = 4,
         each: Mapping[int, Sequence[str]] | None = None,
         environ: Mapping[str, str] | None = None,
-        module: str = "windlass",
     ):
         self.started: list[subprocess.Popen] = []
         self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
@@ -46,7 +45,7 @@ class Processes:
             with log.open("wb") as output:
                 self.started.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", module, "train", *own],
+                        [sys.executable, "-m", "windlass", "train", *own],
                         cwd=folder,
                         env=os.environ | {"JAX_PLATFORMS": "cpu", **environ},
                         stdin=subprocess.DEVNULL,

@@ -1,5 +1,6 @@
 """A run on blocks: the same in one process and in two, and no text where there is no vocabulary."""
 
+import os
 from io import StringIO
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import yaml
 from rich.console import Console
 
 from tests import strangers
-from tests.spawn import processes
+from tests.spawn import REPOSITORY, processes
 from windlass import api
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
@@ -68,7 +69,10 @@ def test_evaluation_is_the_same_each_time(finished):
 def test_two_processes_consume_the_same_rows_with_workers_too(finished, tmp_path):
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(RECIPE))
     words = ["grid.yaml", *KEYS, "data.workers=1", f"run.dir={tmp_path / 'run'}"]
-    with processes(tmp_path, words, module="tests.strangers") as running:
+    # The parent, its child that trains and the worker of that each import the strangers at start.
+    (tmp_path / "sitecustomize.py").write_text("import tests.strangers")
+    path = os.pathsep.join([str(tmp_path), str(REPOSITORY)])
+    with processes(tmp_path, words, environ={"PYTHONPATH": path}) as running:
         first, second = running.finish()
     assert first.code == second.code == 0, first.output + second.output
     assert numbers(tmp_path / "run", "token_hash") == numbers(finished[0], "token_hash")

@@ -25,6 +25,7 @@ class Writer:
         arrays = self.session.programs.finish(state.weights, frozen.model, state.carry)
         model = self.session.built.model(*arrays)
         vocabulary = self.session.prepared.vocabulary
+        assert vocabulary is not None  # the session refuses samples without one
         if self.generator is None:
             self.generator = Generator(model, vocabulary)
         self.generator.renew(model)
