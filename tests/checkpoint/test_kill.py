@@ -19,6 +19,7 @@ PROGRAM = """
 import os, signal, sys, threading, time
 from pathlib import Path
 import jax.numpy as jnp, numpy as np
+from windlass import files
 from windlass.checkpoint import seal, store
 
 for moment in sys.argv[2:]:
@@ -54,7 +55,7 @@ elif moment == "arrays half written":
     data = lambda: any(p.stat().st_size > 1e6 for p in unfinished.glob("state*/*/d/*"))
     threading.Thread(target=when, args=(data,)).start()
 elif moment == "hashes half written":
-    seal.os.replace = die
+    files.Path.replace = die
 elif moment == "committed":
     seal.extend = die
 elif moment == "old one half deleted":

@@ -47,7 +47,7 @@ def test_a_check_that_fails_is_the_exit_code(program, place, tmp_path, monkeypat
 def test_options_that_cannot_be_are_told_as_they_are_typed(program, place):
     done = program("export", "tiny", "--as", "whole", "--shard-size", "5", cwd=place)
     assert done.code == 2
-    assert done.err == ('--as is "whole"; it must be model, adapter, merged or null\n')
+    assert done.err == ('--as is "whole"; it must be model, adapter, merged, own or null\n')
     assert program("export", "tiny", cwd=place).err == (
         "where to? windlass export RUN --to DIR writes into a new folder DIR\n"
     )

@@ -187,7 +187,7 @@ def test_a_form_that_would_lose_something_is_refused(adapted, tmp_path):
         windlass.export(adapted, tmp_path / "mine", form="model")
     assert str(error.value) == (
         f"{adapted} trained an adapter; --as adapter exports it alone, --as merged the model with "
-        "it"
+        "it, --as own both as they are, for Windlass alone"
     )
     more = tmp_path / "more"
     shutil.copytree(adapted, more)
