@@ -81,8 +81,8 @@ def test_a_run_of_two_processes_goes_on_in_one_on_half_the_devices(both, whole):
     assert (
         f"resuming from step 4 of 6 in {both}\n"
         "before on 8 × cpu in 2 processes as fsdp 8, 1 sequence per device × 2 accumulation; now "
-        "on 4 × cpu as fsdp 4, 1 sequence per device × 4 accumulation: the same batch of 16, losses "
-        "agree but not to the bit\n"
+        "on 4 × cpu as fsdp 4, 1 sequence per device × 4 accumulation: the same batch of 16, "
+        "losses agree but not to the bit\n"
     ) in text
     assert numbers(both, "token_hash") == numbers(whole, "token_hash")
     assert numbers(both, "loss") == pytest.approx(numbers(whole, "loss"), rel=1e-5)
