@@ -67,7 +67,7 @@ def recipe(tmp_path_factory) -> Path:
         ),
         (
             ["plan", "quickstart", "--best", "--each", "train.batch=4,8"],
-            "--each plans for the values that it names, and --best looks for the best",
+            "--each and --best are given; --each plans the values named, --best searches",
         ),
         (
             ["plan", "quickstart", "--on", "cpu", "--best"],

@@ -146,7 +146,8 @@ def _is_attention(equation: JaxprEqn) -> bool:
 
 
 def _has_queries(equation: JaxprEqn) -> bool:
-    return bool(equation.outvars) and equation.invars[0].aval.ndim == 4
+    queries: Any = equation.invars[0].aval
+    return bool(equation.outvars) and queries.ndim == 4
 
 
 def _inside_of(equation: JaxprEqn) -> Iterator[JaxprEqn]:

@@ -122,7 +122,8 @@ class _Active:
         return [value in known and self._is_differentiable(value) for value in values]
 
     def _is_differentiable(self, value: int | None) -> bool:
-        return self.is_free or jnp.issubdtype(self.variables[value].aval.dtype, jnp.inexact)
+        shape: Any = self.variables[value].aval
+        return self.is_free or jnp.issubdtype(shape.dtype, jnp.inexact)
 
     def varied(self, arguments: Flags) -> list[bool]:
         return [any(arguments) and not self.is_cut] * len(self.results)

@@ -165,7 +165,7 @@ def written(annotation: Any, value: Any) -> Any:
     match slot.shape:
         case "open" if value is not None:
             return {slot.of.tag: type(value).__module__.rpartition(".")[2], **tree(value)}
-        case "several" if len(value) < 2:  # one alone is no list, and none is null
+        case "several" if len(value or ()) < 2:  # one alone is no list, and none is null
             return written(slot.of, value[0]) if value else None
         case "list" | "tuple" | "several" if value is not None:
             return [written(slot.of, item) for item in value]

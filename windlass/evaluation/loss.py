@@ -25,7 +25,8 @@ def make_evaluation(
     def evaluate(
         weights: PyTree, frozen: Any, batch: dict[str, Array], carry: Carry, step: Int[Array, ""]
     ) -> Tally:
-        given = dict(carry=carry, helpers=helpers(frozen.helpers), step=step, steps=steps)
+        given: dict[str, Any] = dict(carry=carry, step=step, steps=steps)
+        given |= dict(helpers=helpers(frozen.helpers))
         whole = model(weights, frozen.model)
         return settled(objective.evaluate(whole, batch, **given), whole)
 

@@ -139,9 +139,9 @@ class CachedLayer:
             here = jax.lax.dynamic_slice_in_dim(old, cells.slot, new.shape[1], axis=1)
             return _insert(old, recurrence.where(is_new, new, here), cells.slot)
 
-        merged = tuple(map(merge, old, (k, v, cells.documents)))
-        self.left.append(merged)
-        return merged
+        keys, values, documents = map(merge, old, (k, v, cells.documents))
+        self.left.append((keys, values, documents))
+        return keys, values, documents
 
 
 def _blank(x: Array, capacity: int) -> Array:
@@ -149,5 +149,5 @@ def _blank(x: Array, capacity: int) -> Array:
     return jnp.zeros(shape, x.dtype, out_sharding=layout("batch seq kv_heads head_dim", shape))
 
 
-def _insert(buffer: Array, new: Array, at: Array) -> Array:
+def _insert(buffer: Array, new: Array, at: int | Array) -> Array:
     return jax.lax.dynamic_update_slice_in_dim(buffer, new.astype(buffer.dtype), at, axis=1)

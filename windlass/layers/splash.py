@@ -110,7 +110,7 @@ def _mask(shape: tuple[int, int], pattern: Pattern) -> masks.Mask:
 def _at(kernel: kernels.SplashAttentionKernel, at: Array) -> kernels.SplashAttentionKernel:
     """The kernel for queries that stand at these positions of their row."""
     parts = (kernel.fwd_mask_info, kernel.dq_mask_info, kernel.dkv_mask_info)
-    moved = [None if part is None else part._replace(q_sequence=at) for part in parts]
+    moved: list[Any] = [None if part is None else part._replace(q_sequence=at) for part in parts]
     return kernels.SplashAttentionKernel(*moved, **kernel.kwargs)
 
 

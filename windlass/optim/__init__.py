@@ -214,7 +214,8 @@ class Descent(Rule):
             return self.direction()
         rules = [self.direction(), *(rule.direction() for rule in own.values())]
         places = {number: place for place, number in enumerate(own, start=1)}
-        rule_of = [places.get(number, 0) for number in self._chosen(weights)]
+        chosen = self._chosen(weights)
+        rule_of = [0 if number is None else places.get(number, 0) for number in chosen]
         masks = [
             jax.tree.unflatten(jax.tree.structure(weights), [one == place for one in rule_of])
             for place in range(len(rules))

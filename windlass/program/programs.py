@@ -153,10 +153,10 @@ class Programs:
         def finish(weights: PyTree, frozen: PyTree, carry: Carry) -> tuple[PyTree, PyTree]:
             arrays = eqx.combine(weights, frozen)
             # Linear algebra of whole matrices, which the compiler lays out by what comes out.
-            solved = jax.sharding.auto_axes(
+            solve: Callable[..., PyTree] = jax.sharding.auto_axes(
                 self._solved, out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract)
-            )(arrays, carry)
-            return self.built.parted(solved)
+            )
+            return self.built.parted(solve(arrays, carry))
 
         return Program(finish, "finish", compiler_options=self.built.described.compiler_options)
 

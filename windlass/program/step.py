@@ -105,7 +105,7 @@ def make_training_call(
 
     def call(weights, frozen: Frozen, rows: Batch, key, carry: Carry, step: Int[Array, ""]):
         whole = keyed(model(weights, frozen.model), key)
-        given = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
+        given: dict[str, Any] = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
         tally, carry = objective(whole, rows, key=key, carry=carry, **given)
         tally = settled(tally, whole)
         return tally.total, (tally, carry)

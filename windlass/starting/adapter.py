@@ -112,7 +112,7 @@ def take(
     found, facts, start = {}, [], built.run.start
     base = start and (start.hub or start.path or start.run)
     for number, adapter in enumerate(built.run.adapter, start=1):
-        if not isinstance(adapter, Peft) or (path := adapter.path) is None:
+        if not isinstance(adapter, Peft) or (path := getattr(adapter, "path", None)) is None:
             continue
         stored = peft.read(_folder(path))
         found[number] = peft.load(stored, built.stages[number], adapter, built.names, base)
