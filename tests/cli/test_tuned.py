@@ -51,7 +51,7 @@ def say(program, spoken, monkeypatch):
 
 def test_the_recipe_is_printed_with_its_reasons_and_the_run_says_what_comes_next(spoken):
     printed = (spoken / "output.txt").read_text()
-    chosen, _, told = printed.partition("--save FILE keeps this recipe")
+    chosen, _, told = printed.partition("--save FILE writes this recipe")
     assert chosen.startswith(
         "# Chosen by\n#\n#   windlass train --model model --data chats.jsonl\n"
     )
