@@ -7,9 +7,10 @@ import pytest
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType, NamedSharding, PartitionSpec
 
+from tests.trained import recipe
 from windlass.adapters import own
 from windlass.adapters.lora import Adapter
-from windlass.analysis.flops import training_flops
+from windlass.analysis.flops import step_flops, training_flops
 from windlass.devices.axes import placements
 from windlass.layers.kernels import attend
 from windlass.layers.pattern import Pattern
@@ -17,6 +18,9 @@ from windlass.layers.stack import arrange
 from windlass.models import qwen3
 from windlass.objectives import Carry
 from windlass.objectives.next_token import Objective
+from windlass.program.built import Built
+from windlass.program.programs import Programs
+from windlass.starting.describe import describe
 
 # The shape of Qwen2.5-0.5B.
 SIZES: dict[str, Any] = dict(
@@ -329,3 +333,17 @@ def test_a_loop_of_unknown_length_counts_as_one_round():
         return jax.lax.while_loop(lambda x: x[0, 0] < 1, product, x)
 
     assert forward_flops(searched, SQUARE) == ONCE
+
+
+def flops_of_a_step(**train) -> int:
+    described = describe(recipe(device={"count": 8}, train=train, by_device={"cpu": {}}))
+    with described.scope():
+        programs = Programs(Built(described), 10)
+        return step_flops(programs, *programs.abstract_state())
+
+
+def test_a_step_counts_the_same_in_microbatches_and_with_rematerialisation():
+    whole = flops_of_a_step(batch=32, remat="none")
+    assert flops_of_a_step(batch=32, remat="full") == whole
+    assert flops_of_a_step(batch=32, accumulation=4) == whole
+    assert flops_of_a_step(batch=64) == 2 * whole

@@ -71,7 +71,7 @@ def recipe(tmp_path_factory) -> Path:
         ),
         (
             ["plan", "quickstart", "--on", "cpu", "--best"],
-            "how fast a CPU is is not in the catalogue, and so not what is best there; "
+            "no speed estimate for CPUs, so --best cannot rank settings there; "
             "train.microbatch=auto takes as many rows at a time as fit",
         ),
         # Said once, and not for each target.

@@ -60,7 +60,7 @@ def test_a_run_keeps_its_plan_beside_what_it_measured(place):
     planned, measured = found["planned"], found["measured"]
     assert planned["target"]["name"] == "cpu" and planned["settings"]["batch"] == 16
     assert planned["time"] is None
-    assert "how fast a CPU is is not in the catalogue" in planned["notes"]
+    assert "no speed estimate for CPUs" in planned["notes"]
     records = metrics.read(run / "metrics.jsonl")
     steps = [record["step_ms"] / 1000 for record in records if "step_ms" in record]
     assert min(steps[1:]) <= measured["step_seconds"] <= max(steps[1:])
@@ -83,7 +83,7 @@ def test_a_run_is_reported_with_its_curves_and_its_plan(program, copies):
     assert facts["state"] == "finished at step 4 of 4"
     assert re.search(r"^plan +predicted +measured +off by$", out, re.MULTILINE)
     assert re.search(r"^memory, by the compiler +\S+ \wiB +\S+ \wiB +[+-]\S+%$", out, re.MULTILINE)
-    assert "how fast a CPU is is not in the catalogue\n" in out
+    assert "no speed estimate for CPUs\n" in out
     assert len(re.findall(r"┤[⠀-⣿]+$", out, re.MULTILINE)) == 14
     assert (copies / facts["page"]).is_file()
 

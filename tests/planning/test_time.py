@@ -124,9 +124,9 @@ def test_a_step_takes_on_an_h200_what_it_was_measured_to():
 
 def test_a_chip_without_a_peak_has_no_time():
     with pytest.raises(UserError) as refused:
-        rates(Chip("abacus", "gpu", {}, 2**30, ("abacus",)))
+        rates(Chip("slide rule", "gpu", {}, 2**30, ("slide rule",)))
     assert str(refused.value) == (
-        "how fast a abacus is, is not in the catalogue: no time can be planned"
+        "no speed estimate for slide rules: their peak is not in the catalogue"
     )
 
 

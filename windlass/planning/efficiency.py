@@ -120,9 +120,7 @@ def find(chip: Chip) -> Efficiency:
 def rates(chip: Chip) -> Rates:
     """The rates of a chip; refused where the catalogue has no peak."""
     if chip.bandwidth is None or not chip.peak:
-        raise UserError(
-            f"how fast a {chip.name} is, is not in the catalogue: no time can be planned"
-        )
+        raise UserError(f"no speed estimate for {chip.name}s: their peak is not in the catalogue")
     found = find(chip)
     return Rates(chip.peak, chip.bandwidth, chip.tile, found)
 

@@ -54,7 +54,7 @@ class Plan:
     settings: dict[str, Any]  # what the recipe says, and what was chosen where it says nothing
     extent: Extent
     memory: Memory
-    time: Time | None  # None: how fast such devices are is not known
+    time: Time | None  # None: no speed estimate for such devices
     cost: Cost | None = None  # None where the time is
     mesh_reason: str | None = None
     notes: list[str] = field(default_factory=list)
@@ -207,7 +207,7 @@ def planned(
     if isinstance(found, compiler.NoCompiler):
         notes.append(f"not compiled: {found.why}")
     notes += [time.fitted.note] if time and time.fitted else []
-    notes += cost.notes if cost else [f"how fast a {chip.name} is is not in the catalogue"]
+    notes += cost.notes if cost else [f"no speed estimate for {chip.name}s"]
     check = CompilerCheck(found, estimate.total) if isinstance(found, CompilerReport) else None
     tried = None
     if request.tries and not memory.fits:

@@ -92,8 +92,8 @@ def best(
     """
     if not target.chip.peak:
         raise UserError(
-            f"how fast a {target.chip.name} is is not in the catalogue, and so not what is best "
-            "there; train.microbatch=auto takes as many rows at a time as fit"
+            f"no speed estimate for {target.chip.name}s, so --best cannot rank settings there; "
+            "train.microbatch=auto takes as many rows at a time as fit"
         )
     described, plain = laid_out(layers, target), request._replace(compiles=False, tries=False)
     before = planned(described, target, known, plain, console)

@@ -44,7 +44,7 @@ class Time(NamedTuple):
 def time(traced: Traced) -> Time | None:
     """The time of a traced step, calibrated by the user's own runs where there are any.
 
-    None where how fast such devices are is not in the catalogue.
+    None where the catalogue has no speed of such devices.
     """
     if not traced.target.chip.peak:
         return None
