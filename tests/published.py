@@ -3,18 +3,25 @@
 import dataclasses
 import importlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
+from safetensors.numpy import save_file
 from tokenizers import AddedToken
 from tokenizers import Tokenizer as Library
 
 from tests import tiny
+from windlass.adapters import Peft
 from windlass.data.vocabulary import byte
 from windlass.hub import config as configs
-from windlass.hub import weights
+from windlass.hub import peft
 from windlass.hub.chat_template import CHATML
+from windlass.hub.names import to_tensors
+from windlass.hub.shards import INDEX, divided, index
+from windlass.hub.weights import tensors
 
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 VOCAB = 257 + len(SPECIAL)
@@ -27,7 +34,7 @@ def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) ->
     config = dataclasses.replace(tiny.config(family), vocab=VOCAB, scaling=None)
     model = eqx.filter_jit(config.init)(jax.random.key(0))
     names = importlib.import_module(f"windlass.models.{family}").NAMES
-    weights.write(folder, model, names)
+    save_weights(folder, model, names)
     said = configs.written(config, length=LENGTH, dtype="float32")
     write_json(folder / "config.json", said)
     library = Library.from_str(byte().text)
@@ -39,6 +46,33 @@ def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) ->
     write_json(folder / "tokenizer_config.json", settings)
     write_json(folder / "generation_config.json", {"eos_token_id": VOCAB - 1})
     return folder
+
+
+def save_weights(
+    folder: Path,
+    model: Any,
+    names: Mapping[str, str],
+    *,
+    dtype: str | None = None,
+    shard_bytes: int = 10**9,
+) -> None:
+    """The safetensors files of a model, with an index where they are several."""
+    values = [one.typed(dtype) if dtype else one for one in tensors(model, names)]
+    shards = divided(values, shard_bytes)
+    for shard in shards:
+        shard.write(folder)
+    if len(shards) > 1:
+        (folder / INDEX).write_text(index(shards), encoding="utf-8")
+
+
+def save_adapter(
+    folder: Path, model: Any, adapter: Peft, table: Mapping[str, str], base: str | None
+) -> None:
+    """A folder that `PeftModel.from_pretrained` takes."""
+    folder.mkdir(parents=True, exist_ok=True)
+    arrays = to_tensors(peft.own(model), peft.names(model, adapter, table))
+    save_file(arrays, folder / peft.TENSORS, {"format": "pt"})
+    write_json(folder / peft.CONFIG, peft.described(model, adapter, table, base))
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -14,7 +14,8 @@ from rich.console import Console
 import windlass
 from tests import trained
 from windlass import api
-from windlass.checkpoint.verify import Report
+from windlass.checkpoint.verify import VerifyReport
+from windlass.data import Tokenized
 from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
@@ -111,6 +112,7 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
     )
 
     after = windlass.prepare("tiny.yaml")
+    assert isinstance(before, Tokenized) and isinstance(after, Tokenized)
     there, here = (
         f"tokenizer of 300 tokens ({one.vocabulary.fingerprint[:12]}) and "
         f"data {one.fingerprint[:12]} in rows of 90"
@@ -266,7 +268,7 @@ def test_a_good_run_is_verified_and_a_flipped_byte_is_named(run, tmp_path):
     whole[len(whole) // 2] ^= 1
     largest.write_bytes(whole)
     report = windlass.verify(copied)
-    assert isinstance(report, Report)
+    assert isinstance(report, VerifyReport)
     assert [finding.name for finding in report.findings if not finding.good] == ["2"]
     assert largest.name in str(report)
 

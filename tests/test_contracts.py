@@ -57,7 +57,7 @@ def test_a_family_defines_a_config_and_its_model(module):
 @pytest.mark.parametrize("module", files(objectives))
 def test_an_objective_names_its_columns_and_can_be_called(module):
     objective = section(module, "Objective")
-    assert issubclass(objective, objectives.Contract)
+    assert issubclass(objective, objectives.BaseObjective)
     assert isinstance(objective.columns, tuple)
     assert isinstance(made(objective), objectives.Objective)
 
@@ -89,7 +89,7 @@ def made(objective: Any) -> Any:
 @pytest.mark.parametrize("module", files(residuals))
 def test_a_residual_narrows_to_what_was_widened_and_connects_every_branch(module):
     residual = section(module, "Residual")()
-    assert isinstance(residual, residuals.Contract)
+    assert isinstance(residual, residuals.BaseResidual)
     x = jax.random.normal(jax.random.key(0), (2, 3, 8))
     assert jnp.allclose(residual.narrow(residual.widen(x)), x, atol=1e-6)
     made = lambda: residual.connection(  # noqa: E731
@@ -124,6 +124,6 @@ def test_a_source_says_what_it_yields(module):
 def test_a_format_says_what_it_reads_and_what_becomes_of_long_documents(module):
     found = section(module, "Format")
     assert callable(found.render)
-    assert issubclass(found, formats.Contract)
+    assert issubclass(found, formats.BaseFormat)
     assert found.reads in ("text", "rows")
     assert found.longer in ("split", "cut", "drop")

@@ -1,4 +1,4 @@
-"""What the commands do, each as one call in Python."""
+"""Python API: each command as one call."""
 
 import dataclasses
 import os
@@ -44,7 +44,7 @@ from windlass.program.length import Length
 from windlass.release import folder as exports
 from windlass.release.export import export
 from windlass.reports import run_page
-from windlass.reports.comparison import Comparison
+from windlass.reports.comparison import RunComparison
 from windlass.reports.run_summary import Account, account
 from windlass.run import Run
 from windlass.run_folder import folder as folders
@@ -53,7 +53,7 @@ from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_r
 from windlass.starting import helpers, origin, tuning
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.training import loop
 from windlass.training.loop import Trained
 from windlass.training.session import Evaluator, Session
@@ -98,13 +98,12 @@ def train(
     *,
     hosts: Hosts | None = None,
     signals: Signals | None = None,
-    report: Report | None = None,
+    report: ConsoleReport | None = None,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     What it will take of its devices is planned before, and kept beside what was measured; where
-    memory runs out, the error says what would fit. On several hosts `training.loop.train` says
-    what there is to know.
+    memory runs out, the error says what would fit. On several hosts see `training.loop.train`.
     """
     return loop.train(recipe, overrides, hosts=hosts, signals=signals, report=report, plans=True)
 
@@ -115,9 +114,9 @@ def prepare(
     *,
     console: Console | None = None,
 ) -> Prepared:
-    """The data of a recipe as the model will see it: tokenised, split and packed.
+    """Prepared data of a recipe, as the model will see it: tokenised, split and packed.
 
-    No model is built, and the devices that the recipe asks for need not be here.
+    No model is built, and the devices that the recipe requests need not be here.
     """
     layers = origin.load(recipe, overrides)
     run = layers.read(Run, _kind(layers))
@@ -135,15 +134,15 @@ def plan(
     overrides: Sequence[str] = (),
     **how: Any,
 ) -> Plan | list[Plan | Refused]:
-    """What a recipe would be on devices that need not be here: does it fit, how fast, how much.
+    """Plan of a recipe on devices that need not be here: memory, speed and cost.
 
-    `on` are TPU slices such as v5e-8, GPUs such as h100 or 8xh200, `cpu`, or `here`; where it is
-    not said, this machine and a few that many have a way to. `how` is as for `plans`. On one target
+    `on` are TPU slices such as v5e-8, GPUs such as h100 or 8xh200, `cpu`, or `here`; by
+    default, this machine and a few common targets. `how` is as for `plans`. On one target
     it is a plan; on several a list, with a reason in place of a plan where the recipe cannot be
     laid out.
     """
-    found = plans([recipe], on, overrides, **how)
-    return found[0] if len(found) == 1 and isinstance(found[0], Plan) else found
+    results = plans([recipe], on, overrides, **how)
+    return results[0] if len(results) == 1 and isinstance(results[0], Plan) else results
 
 
 def plans(
@@ -160,18 +159,18 @@ def plans(
     within: str | None = None,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
-    """Every recipe on every target, and `each` of the values of some keys: `["train.batch=8,16"]`.
+    """Plans of every recipe on every target, and `each` value of keys: `["train.batch=8,16"]`.
 
-    `rows` are those of an epoch, where the data is not here to tell; `region` is where prices are
-    asked for, or a provider; `preemptions` is how often an hour spot machines are taken away. What
-    costs more than `budget`, in USD, or takes longer than `within`, such as `6h`, is left out. With
-    `compiles` the compiler of each target is asked, where it is here.
+    `rows` is the number of sequences per epoch, where the data is not here; `region` is that of the
+    prices, or a provider; `preemptions` are those of a spot machine per hour. What costs more than
+    `budget`, in USD, or takes longer than `within`, such as `6h`, is left out. With `compiles` the
+    step is compiled for each target whose compiler is here.
     """
     most = _limits(budget, within)
     request = _plan_request(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
-    found = matrix.plans(recipes, where, overrides, each=each, request=request, console=console)
-    return limits.kept(found, most)
+    results = matrix.plans(recipes, where, overrides, each=each, request=request, console=console)
+    return limits.enforce(results, most)
 
 
 def best(
@@ -189,12 +188,11 @@ def best(
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Ranking:
-    """The settings with which a recipe fits and is fastest on each target, and the best target.
+    """Search for the settings with which a recipe fits and is fastest, and the best target.
 
-    Rows at a time, rematerialisation, mesh and layers per loop are looked over, and what a step
-    computes stays the same; keys among `overrides` stay as they are said. `wanted` is `cheapest` or
-    `fastest`; the rest is as for `plans`, and `tell` hears how far it is. Compilers are
-    asked only of what is found.
+    Microbatch, rematerialisation, mesh and layers per loop are searched, and what a step computes
+    stays the same; so do keys among `overrides`. `wanted` is `cheapest` or `fastest`; the rest is
+    as for `plans`, and `tell` is called with the progress. Only the result is compiled.
     """
     if wanted not in get_args(Wanted):
         raise UserError(f"best is {wanted}; it must be {listing(get_args(Wanted))}")
@@ -208,7 +206,7 @@ def best(
 def _plan_request(
     rows: int | None, region: str | None, preemptions: float | None, compiles: bool
 ) -> PlanRequest:
-    if region is not None:  # a slip of the pen is told before anything is planned
+    if region is not None:  # a typo is reported before anything is planned
         costs.check_place(costs.load(), region)
     return PlanRequest(rows, region, Assumed(preemptions=preemptions), compiles)
 
@@ -218,7 +216,7 @@ def _limits(budget: int | float | None, within: str | None) -> Limits:
 
 
 def calibrate(*names: str | Path) -> list[Fitted]:
-    """Put the times of plans right by what runs measured: these, or all in `runs`."""
+    """Fit time estimates to the times of finished runs: these, or all in `runs`."""
     return calibration.calibrate([find(name) for name in names] or standings.within(RUNS))
 
 
@@ -229,7 +227,7 @@ def recipe(
     *,
     console: Console | None = None,
 ) -> Written:
-    """A recipe that tunes a model on data, for `train`: what is left open is chosen.
+    """Fine-tuning recipe for a model and data, for `train`: what is left open is chosen.
 
     The model is a folder, a run, or OWNER/NAME of the hub; the data a file, a folder or OWNER/NAME.
     """
@@ -245,12 +243,12 @@ def evaluate(
     step: int | None = None,
     console: Console | None = None,
 ) -> dict[str, Any]:
-    """The loss and perplexity of a run's newest checkpoint, or of one step, on held-out rows.
+    """Loss and perplexity of a run's newest checkpoint, or of one step, on held-out data.
 
     `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
     average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
-    perplexity are of. On test rows validation is measured too, with a verdict on both,
-    and the run notes how many `looks` there were: each makes it less of a test.
+    perplexity are of. On the test split validation is measured too, with a verdict on
+    both, and the run counts the `looks`: each makes it less of a test.
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
@@ -302,9 +300,9 @@ def tasks(
     step: int | None = None,
     batch: int = 8,
 ) -> dict[str, dict[str, float]]:
-    """What tasks of lm-evaluation-harness measure of a run's model; `folder` has one's own tasks.
+    """Scores of a run's model on lm-evaluation-harness tasks; `folder` has one's own tasks.
 
-    Of each task at most `limit` questions are asked, after so many solved examples (`shots`).
+    At most `limit` examples are measured per task, each after `shots` solved ones.
     """
     from windlass.evaluation import harness
 
@@ -328,14 +326,14 @@ def generate(
     batch: int = 16,
     **sampling: Any,
 ) -> list[str]:
-    """What a run's model writes after each prompt; `sampling` has the fields of `Sampling`.
+    """Completions of prompts by a run's model; `sampling` has the fields of `Sampling`.
 
-    A prompt is text to write on from, or with `chat` what a user says; a list of messages is
-    a chat to answer.
+    A prompt is text to continue, or with `chat` a user message; a list of messages is a chat to
+    answer.
     """
     every = [prompts] if isinstance(prompts, str) else prompts
-    asked = {"chat": chat, "weights": weights, "step": step, "batch": batch}
-    return list(each(run, every, overrides, **asked, **sampling))
+    how = {"chat": chat, "weights": weights, "step": step, "batch": batch}
+    return list(each(run, every, overrides, **how, **sampling))
 
 
 def each(
@@ -349,15 +347,15 @@ def each(
     batch: int = 16,
     **sampling: Any,
 ) -> Iterator[str]:
-    """The same one after the other, as they come; so many prompts are written on from at a time."""
+    """Completions one after the other, as they come, in batches of `batch` prompts."""
     if batch < 1:
         raise UserError(f"batch is {batch}; it must be 1 or more")
     how = read(Sampling, sampling, origin="the call")
     opened = open_run(run, overrides, weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
-        asked = [_asked(prompt, chat, generator, opened.folder) for prompt in prompts]
-        yield from generator.each(asked, how, batch)
+        inputs = [_prompt(prompt, chat, generator, opened.folder) for prompt in prompts]
+        yield from generator.each(inputs, how, batch)
 
 
 def stream(
@@ -369,7 +367,7 @@ def stream(
     step: int | None = None,
     **sampling: Any,
 ) -> Iterator[str]:
-    """What a run's model writes after a prompt, in pieces as they come."""
+    """Completion of a prompt by a run's model, streamed in pieces."""
     how = read(Sampling, sampling, origin="the call")
     opened = open_run(run, overrides, weights=weights, step=step)
     with opened.scope():
@@ -386,7 +384,7 @@ def chat(
     step: int | None = None,
     **sampling: Any,
 ) -> Conversation:
-    """A conversation with a run's model: called with what is said, it answers and remembers.
+    """Conversation with a run's model: called with a message, it answers and remembers.
 
     `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
     """
@@ -395,11 +393,11 @@ def chat(
     with opened.scope():
         generator = _generator(opened)
     _check_chats(generator, opened.folder)
-    given = {"longest": opened.context_length, "scope": opened.scope}
-    return Conversation(generator, how, system=system, thinking=thinking, **given)
+    context = {"longest": opened.context_length, "scope": opened.scope}
+    return Conversation(generator, how, system=system, thinking=thinking, **context)
 
 
-def verify(run: str | Path | None) -> checking.Report | exports.Report:
+def verify(run: str | Path | None) -> checking.VerifyReport | exports.ExportReport:
     """Compare every file and array of a run's checkpoints with their hashes; change nothing.
 
     In place of a run it may be an export, all of whose files have hashes.
@@ -410,34 +408,34 @@ def verify(run: str | Path | None) -> checking.Report | exports.Report:
 
 
 def runs(folder: str | Path = RUNS) -> list[Standing]:
-    """Every run in a folder, newest first: its step, loss and size, and whether it is training."""
+    """Runs in a folder, newest first: step, loss, size and state of each."""
     return [standings.standing(place) for place in standings.within(Path(folder).expanduser())]
 
 
 def standing(run: str | Path) -> Standing:
-    """Where one run stands."""
+    """Step, loss, size and state of one run."""
     return standings.standing(find(run))
 
 
 def report(run: str | Path | None) -> Account:
-    """What became of a run, and what was planned for it; written to report.html in its folder."""
-    found = account(find(run), costs.load())
-    page = found.standing.folder / folders.REPORT
+    """Report of a run, beside its plan; written to report.html in its folder."""
+    summary = account(find(run), costs.load())
+    page = summary.standing.folder / folders.REPORT
     with writable(page):
-        write(page, run_page.page(found))
-    return found
+        write(page, run_page.page(summary))
+    return summary
 
 
-def compare(*names: str | Path) -> Comparison:
-    """Runs side by side: speed, memory, cost, losses after as many steps, and what differs."""
+def compare(*names: str | Path) -> RunComparison:
+    """Comparison of runs: speed, memory, cost, losses after as many steps, and what differs."""
     if len(names) < 2:
         raise UserError("which runs? windlass compare RUN RUN puts two or more side by side")
-    known = costs.load()
-    return Comparison([account(find(name), known) for name in names])
+    catalogue = costs.load()
+    return RunComparison([account(find(name), catalogue) for name in names])
 
 
 def delete(*names: str | Path) -> list[Path]:
-    """Delete runs, without asking; gives back what was in their folders and is not theirs.
+    """Delete runs, without confirmation; returns what was in their folders and is not theirs.
 
     Where one of them is no run, or is being trained, none is deleted.
     """
@@ -456,7 +454,7 @@ def launch(
     dry_run: bool = False,
     **how: Any,
 ) -> str:
-    """Rent a slice and train a recipe there, without asking; gives the file that says how.
+    """Rent a slice and train a recipe there, without confirmation; returns the file for it.
 
     `how` is the rest of what the command takes: `spot`, `region` or `zone`, `bucket`, `name`,
     `install` and `keep`. With `dry_run` nothing is rented.
@@ -473,41 +471,41 @@ def launch(
 
 
 def launches() -> dict[str, Record]:
-    """What was launched and not deleted, by name."""
+    """Records of launches that were not deleted, by name."""
     return records.every()
 
 
 def prices(
     chips: Sequence[str] = (), *, update: str | Path | None = None, reset: bool = False
 ) -> Prices:
-    """What chips cost to rent, all of them or some: data with a date, and nothing is fetched.
+    """Prices of chips, all of them or some: data with a date, and nothing is fetched.
 
     `update` is a file whose prices are taken from now on; `reset` goes back to those of windlass.
     """
     if update is not None:
-        found = costs.update(update)
+        catalogue = costs.update(update)
     else:
-        found = costs.reset() if reset else costs.load()
-    return found.of([targets.chip(name).slug for name in chips]) if chips else found
+        catalogue = costs.reset() if reset else costs.load()
+    return catalogue.of([targets.chip(name).slug for name in chips]) if chips else catalogue
 
 
 def schema() -> dict[str, Any]:
-    """The JSON schema of a recipe."""
+    """JSON schema of a recipe."""
     return json_schema(Run)
 
 
 def _kind(layers: Layers) -> str | None:
-    """The kind of device that decides which keys win; None where none does."""
-    asked = layers.peek("device", Device) or Device()
-    if asked.kind != "auto":
-        return asked.kind
+    """Kind of device that decides which keys win; None where none does."""
+    device = layers.peek("device", Device) or Device()
+    if device.kind != "auto":
+        return device.kind
     return (
-        selection.choose(asked, selection.present(), os.environ).kind if layers.by_device else None
+        selection.choose(device, selection.present(), os.environ).kind if layers.by_device else None
     )
 
 
 def _tokenizer(folder: Path, run: Run) -> Tokenizer:
-    """How to read text: what was learned from a corpus is not learned again from another."""
+    """Tokenizer of a run: what was learned from a corpus is not learned again from another."""
     if run.tokenizer.kind != "bpe":
         return folders.tokenizer(folder, run.tokenizer)
     return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
@@ -516,21 +514,21 @@ def _tokenizer(folder: Path, run: Run) -> Tokenizer:
 def _warn_of_changed_documents(
     folder: Path, run: Run, prepared: Prepared, step: int, console: Console | None
 ) -> None:
-    """Says when a run's own documents are no longer those that it was trained on."""
-    is_asked = _is_other_data(folder, run)
+    """Warn when a run's own documents are no longer those that it was trained on."""
+    is_other = _is_other_data(folder, run)
     written = manifest(folder_of(folder) / str(step))["identity"].get("data", "")
-    if not is_asked and not str(written).startswith(prepared.fingerprint[:12]):
+    if not is_other and not str(written).startswith(prepared.fingerprint[:12]):
         _say(console, f"the documents of {folder} changed since it was trained: these are measured")
 
 
 def _is_other_data(folder: Path, run: Run) -> bool:
-    """Whether other documents are asked for than a run's own."""
+    """Test for other documents than a run's own."""
     stored, ours = folders.stored(folder)["data"], tree(run.data)
     return any(stored.get(name) != ours[name] for name in ("source", "mixture"))
 
 
 def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) -> int:
-    """Notes in a run that its own test rows were measured; gives how often they have been."""
+    """Record in a run that its own test split was evaluated; returns how often it has been."""
     about = About(folder / folders.ABOUT)
     if _is_other_data(folder, run):
         return len(abouts.read(about.path, "looks"))
@@ -557,20 +555,20 @@ def _generator(opened: FinishedRun) -> Generator:
     return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
 
 
-def _asked(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
-    """A prompt as a generator takes it: text, or the tokens of a chat."""
+def _prompt(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
+    """Prompt as a generator takes it: text, or the tokens of a chat."""
     if isinstance(prompt, str) and not is_chat:
         return prompt
     _check_chats(generator, folder)
-    said = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return encoded(generator.vocabulary, said)
+    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
+    return encoded(generator.vocabulary, messages)
 
 
 def _check_chats(generator: Generator, folder: Path) -> None:
     if generator.vocabulary.chat is None:
         raise UserError(
             f"{folder} has no chat template, since its tokenizer came without one; "
-            f'`windlass generate {folder} "..."` writes on from a text'
+            f'`windlass generate {folder} "..."` continues a text'
         )
 
 

@@ -12,11 +12,11 @@ def mix(numbers: np.ndarray) -> np.ndarray:
 
 
 def keys(seed: int, *numbers: np.ndarray) -> np.ndarray:
-    """64 bits for each row of some numbers, such as its epoch and its place."""
-    found = mix(np.full(np.shape(numbers[0]), seed))
-    for some in numbers:
-        found = mix(found + some.astype(np.uint64))
-    return found
+    """Hash keys: 64 bits for each row of some counters, such as its epoch and its place."""
+    bits = mix(np.full(np.shape(numbers[0]), seed))
+    for counter in numbers:
+        bits = mix(bits + counter.astype(np.uint64))
+    return bits
 
 
 def permutations(keys: np.ndarray, count: int) -> np.ndarray:

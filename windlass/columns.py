@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 
-LENGTH = "length"  # the axis of positions, as long as data.length says
+LENGTH = "length"  # the sequence axis, as long as data.length says
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ class Column:
         return replace(self, axes=tuple(length if axis == LENGTH else axis for axis in self.axes))
 
     def shape(self, rows: int) -> tuple[int, ...]:
-        """The shape of so many rows, of a column whose axes are numbers."""
+        """Array shape of a batch of `rows`, for a column whose axes are numbers."""
         return (rows, *(int(axis) for axis in self.axes))
 
     def padded(self, rows: int) -> np.ndarray:
-        """So many rows of nothing."""
+        """An array of `rows` rows of padding."""
         return np.full(self.shape(rows), self.padding, self.dtype)
 
 
@@ -48,7 +48,7 @@ def sized(columns: Mapping[str, Column], length: int) -> dict[str, Column]:
 
 
 def length_of(columns: Mapping[str, Column]) -> int:
-    """The positions of a row: those of its tokens, or of the first column that has any."""
+    """Sequence length of a row: that of its tokens, or of the first column that has positions."""
     first = [columns["tokens"]] if "tokens" in columns else columns.values()
     return next((int(column.axes[0]) for column in first if column.axes), 1)
 

@@ -41,7 +41,7 @@ def write_json(file: Path, content: Any) -> None:
 
 
 def publish(partial: Path, folder: Path) -> None:
-    """Put a folder that was built elsewhere on the same disk in its place, fsynced, at once."""
+    """Publish a folder that was built elsewhere on the same disk: fsync, then rename."""
     for path in partial.rglob("*"):
         if path.is_file():
             with path.open("rb") as file:
@@ -60,9 +60,9 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
 
     False where another process has it, unless this one is to wait.
     """
-    how = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
+    operation = fcntl.LOCK_SH if shared else fcntl.LOCK_EX
     try:
-        fcntl.flock(file, how if wait else how | fcntl.LOCK_NB)
+        fcntl.flock(file, operation if wait else operation | fcntl.LOCK_NB)
     except BlockingIOError:
         return False
     return True
@@ -70,16 +70,16 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
 
 @contextmanager
 def building(place: Path, waiting: Callable[[], None]) -> Iterator[Path]:
-    """An empty folder to build in, that no other process builds in at the same time.
+    """A build folder, empty, locked against other processes that would build in it.
 
     A folder whose lock is free was left by a kill: it is emptied before use, and others like it
     are removed on the way. `waiting` is called before another process is waited for.
     """
     place.parent.mkdir(parents=True, exist_ok=True)
-    with place.with_suffix(".lock").open("w") as held:
-        if not lock(held):
+    with place.with_suffix(".lock").open("w") as lock_file:
+        if not lock(lock_file):
             waiting()
-            lock(held, wait=True)
+            lock(lock_file, wait=True)
         for other in place.parent.glob("*.lock"):
             _sweep(other.with_suffix(""), spare=place)
         shutil.rmtree(place, ignore_errors=True)
@@ -92,7 +92,7 @@ def building(place: Path, waiting: Callable[[], None]) -> Iterator[Path]:
 
 @contextmanager
 def full_disk(refusal: Callable[[OSError], str]) -> Iterator[None]:
-    """A full disk as a UserError with these words; every other error as it is."""
+    """Turn ENOSPC and its like into a UserError with these words; other errors pass as they are."""
     try:
         yield
     except OSError as error:
@@ -103,7 +103,7 @@ def full_disk(refusal: Callable[[OSError], str]) -> Iterator[None]:
 
 @contextmanager
 def writable(place: Path, advice: str = "") -> Iterator[None]:
-    """Whatever keeps a place from being written as a UserError; advice for a full disk alone."""
+    """Turn an OSError at a place into a UserError; `advice` is added for a full disk alone."""
     try:
         yield
     except OSError as error:
@@ -114,6 +114,6 @@ def writable(place: Path, advice: str = "") -> Iterator[None]:
 def _sweep(place: Path, spare: Path) -> None:
     if place == spare or not place.exists():
         return
-    with place.with_suffix(".lock").open("w") as held:
-        if lock(held):
+    with place.with_suffix(".lock").open("w") as lock_file:
+        if lock(lock_file):
             shutil.rmtree(place, ignore_errors=True)

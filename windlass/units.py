@@ -14,7 +14,7 @@ def number(value: int | float) -> str:
 
 
 def counted(number: int, what: str) -> str:
-    """A number of things: 1 row, 2 rows."""
+    """A number of things: 1 step, 2 steps."""
     return f"{number:,} {what}{'' if number == 1 else 's'}"
 
 
@@ -41,8 +41,8 @@ def size(count: int | float) -> str:
 
 def gib(size: int | float) -> str:
     """Bytes in GiB, without the unit: 9.1, and what is less than one in two digits."""
-    held = size / 2**30
-    return f"{held:.1f}" if held >= 1 or held == 0 else f"{held:#.2g}"
+    value = size / 2**30
+    return f"{value:.1f}" if value >= 1 or value == 0 else f"{value:#.2g}"
 
 
 def duration(seconds: int | float) -> str:

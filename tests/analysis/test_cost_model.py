@@ -136,7 +136,7 @@ def test_adam_reads_and_writes_three_numbers_of_every_weight_and_the_gradient():
 def test_attention_is_a_call_each_way_and_a_third_where_nothing_is_kept():
     calls = work_of("h200").attention
     assert [(one.is_backward, one.times) for one in calls] == [(False, LAYERS), (True, LAYERS)]
-    assert (calls[0].rows, calls[0].length, calls[0].heads, calls[0].dim) == (
+    assert (calls[0].batch, calls[0].length, calls[0].heads, calls[0].dim) == (
         ROWS,
         LENGTH,
         HEADS,

@@ -72,7 +72,7 @@ def recipe(tmp_path_factory) -> Path:
         (
             ["plan", "quickstart", "--on", "cpu", "--best"],
             "no speed estimate for CPUs, so --best cannot rank settings there; "
-            "train.microbatch=auto takes as many rows at a time as fit",
+            "train.microbatch=auto chooses the largest microbatch that fits",
         ),
         # Said once, and not for each target.
         (
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_reached_is_said_as_it_is_to_train(program, monke
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "none"))
     with pytest.raises(UserError) as refusal:
         origin.load("legal-cot-sft")
-    assert str(refusal.value).startswith("model.hub is Qwen/Qwen2.5-0.5B; the hub is not asked")
+    assert str(refusal.value).startswith("model.hub is Qwen/Qwen2.5-0.5B; the hub is not contacted")
     done = program("plan", "legal-cot-sft", "--on", "v5e-1")
     assert (done.code, done.out, done.err) == (2, "", f"{refusal.value}\n")
 
@@ -174,7 +174,7 @@ def test_the_best_settings_are_lines_to_write_and_words_to_say(program, tmp_path
         f"or      windlass train mine.yaml {' '.join(keys)} train.accumulation=1",
     ]
     assert "why     train.accumulation 1: 64 sequences per device and microbatch, not 8" in lines
-    assert any(line.startswith("note  spot is without restarts, ") for line in lines)
+    assert any(line.startswith("note  spot costs are without restarts: ") for line in lines)
 
 
 def test_files_of_one_name_in_several_folders_are_told_apart(recipe, tmp_path):

@@ -34,7 +34,7 @@ v5e-8  8 × TPU v5e
   epoch    6.0 ±1.2 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
   prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, per chip-hour
   assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
-  note     spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
+  note     spot costs are without restarts: --preemptions 0.1 adds those of one preemption in ten hours
 
 h100  1 × H100
   batch    64 sequences of 1,024 tokens: 64 per device × 1 accumulation × 1 shard; bfloat16, splash attention, remat saved
@@ -66,7 +66,7 @@ the fastest that fits
 recipe    target  fits  batch  it/s   GiB per device  tokens/s  per chip         run    on demand         spot  epoch on demand   epoch spot
 mine a=2  v5e-8   yes      64  2.50  8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min  $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
 
-note  v5e-8: spot is without restarts, as nobody says how often such machines are taken away: --preemptions 0.1 is once in ten hours
+note  v5e-8: spot costs are without restarts: --preemptions 0.1 adds those of one preemption in ten hours
 note  h100: no price of h100 spot is known; `windlass prices --update FILE` takes one
 note  h100: mine a=2: it cannot be laid out
 """  # noqa: E501

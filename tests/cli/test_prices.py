@@ -76,7 +76,7 @@ def test_old_prices_are_shown_with_a_warning(program, monkeypatch):
     monkeypatch.setattr(prices, "OLD", 30)
     warning = program("prices", "v4").out.splitlines()[-1]
     assert warning == prices.warning(prices.load().find("v4"))
-    assert "prices here are of 2026-08-22, " in warning
+    assert "prices are from 2026-08-22, " in warning
 
 
 def test_a_file_with_problems_is_refused_and_what_there_was_stays(program, config, tmp_path):

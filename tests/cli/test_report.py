@@ -199,6 +199,6 @@ def test_ticks_are_round_and_hold_all_values(low, high, marks):
 
 def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends():
     curve = [(step, float(step)) for step in range(5000)]
-    picture = curves.chart([curves.Line("loss", curve, "first")], str)
+    picture = curves.chart([curves.CurveStyle("loss", curve, "first")], str)
     titles = re.findall(r"<title>step ([\d,]+): loss", picture)
     assert (len(titles), titles[0], titles[-1]) == (curves.MOST, "0", "4,999")

@@ -56,7 +56,7 @@ def test_the_recipe_is_printed_with_its_reasons_and_the_run_says_what_comes_next
         "# Chosen by\n#\n#   windlass train --model model --data chats.jsonl\n"
     )
     assert "\nmodel:\n  path: model\n" in chosen
-    assert "  format: chat  # rows look like chats: messages\n" in chosen
+    assert "  format: chat  # examples look like chats: messages\n" in chosen
     assert "  length: 128  # the longest of 64 examples has 49 tokens\n" in chosen
     assert "\nlength       96 steps, 3 epochs of 32\n" in told
     assert f"\nnext         windlass chat runs/{trained.only_run(spoken).name}\n" in told
@@ -145,7 +145,7 @@ def test_a_run_without_a_chat_template_is_refused_with_what_to_do(program, place
     assert (code, out) == (2, "")
     assert err == (
         f"runs/{run.name} has no chat template, since its tokenizer came without one; "
-        f'`windlass generate runs/{run.name} "..."` writes on from a text\n'
+        f'`windlass generate runs/{run.name} "..."` continues a text\n'
     )
 
 

@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Tokenized, prepare
+from tests.prepared import tokenized
+from windlass.data import Data, Tokenized
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import jsonl
 
@@ -29,8 +30,6 @@ def documents(tmp_path: Path, console: Console) -> Callable[..., Tokenized]:
         file.write_text("".join(f"{line}\n" for line in lines))
         how = {"length": 16, "cache": str(tmp_path / "cache"), **how}
         data = Data(source=jsonl.Source(path=str(file)), **how)
-        found = prepare(data, tokenizer or Tokenizer(kind="byte"), console=console)
-        assert isinstance(found, Tokenized)
-        return found
+        return tokenized(data, tokenizer or Tokenizer(kind="byte"), console=console)
 
     return prepare_texts

@@ -14,6 +14,7 @@ from windlass.columns import Column
 from windlass.data import Data, Prepared, prepare, rows_of_an_epoch
 from windlass.data.blocks import BlockRows
 from windlass.data.load import Loader, evaluation_batches
+from windlass.data.mix import Mixture
 from windlass.data.show import show
 from windlass.data.split import split
 from windlass.data.tokenizer import Tokenizer
@@ -122,7 +123,9 @@ def test_a_worker_is_sent_no_rows():
 def test_a_mixture_has_the_rows_of_each_part_in_its_own_epoch():
     parts = (grid.Source(count=30, weight=3.0), grid.Source(count=5, weight=1.0, seed=1))
     rows = prepared(source=None, mixture=parts).split("train")
+    assert isinstance(rows, Mixture)
     numbers, epochs, _ = rows.drawn(np.arange(400), 0, True)
+    assert epochs is not None
     of_second = numbers >= 30
     assert of_second.mean() == pytest.approx(0.25)
     assert epochs[of_second].max() == 19 and epochs[~of_second].max() == 9

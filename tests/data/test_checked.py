@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from tests.prepared import tokenized
 from windlass.config import read
-from windlass.data import Data, Prepared, prepare
+from windlass.data import Data, Tokenized
 from windlass.data.show import facts
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -17,17 +18,17 @@ from windlass.errors import UserError
 TEXTS = ["a first text", "a second text", "A first text!", "", "a first text", "the last text"]
 
 
-def prepared(tmp_path: Path, checks: dict[str, Any] | None, **more: Any) -> Prepared:
+def prepared(tmp_path: Path, checks: dict[str, Any] | None, **more: Any) -> Tokenized:
     file = tmp_path / "rows.jsonl"
     if not file.exists():
         rows = [{"text": text, "level": "low" if i else "high"} for i, text in enumerate(TEXTS)]
         file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     source = {"kind": "jsonl", "path": str(file)}
     data = {"source": source, "length": 16, "checks": checks, "cache": str(tmp_path / "cache")}
-    return prepare(read(Data, data | more), Tokenizer(), console=Console(file=StringIO()))
+    return tokenized(read(Data, data | more), Tokenizer(), console=Console(file=StringIO()))
 
 
-def documents(found: Prepared) -> list[str]:
+def documents(found: Tokenized) -> list[str]:
     corpus = found.corpora[0]
     bounds = zip(corpus.offsets, corpus.offsets[1:], strict=False)
     return [corpus.vocabulary.decode(corpus.tokens[begin:end]) for begin, end in bounds]
@@ -94,8 +95,8 @@ def test_other_checks_are_not_taken_from_the_cache_and_the_same_ones_are(tmp_pat
     with pytest.raises(UserError) as refused:
         prepared(tmp_path, {"allowed": {"level": ["low"]}})
     assert str(refused.value) == (
-        "rows of data.source break data.checks, 6 were looked at:\n"
-        "  allowed level: 1 row\n"
+        "examples of data.source break data.checks, 6 were checked:\n"
+        "  allowed level: 1 example\n"
         f"    {tmp_path / 'rows.jsonl'} line 1: level is high; it can be low\n"
         "data.checks.offending=drop leaves them out"
     )

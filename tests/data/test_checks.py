@@ -97,25 +97,25 @@ def test_rows_that_break_rules_are_refused_with_the_first_of_each_and_their_coun
     with pytest.raises(UserError) as refused:
         checker.finish()
     assert str(refused.value) == (
-        "rows of data.source break data.checks, 10 were looked at:\n"
-        "  required question: 6 rows\n"
+        "examples of data.source break data.checks, 10 were checked:\n"
+        "  required question: 6 examples\n"
         "    a.jsonl line 2: question is empty\n"
         "    a.jsonl line 3: question is missing\n"
         "    a.jsonl line 7: question is missing\n"
         "    and 3 more\n"
-        "  allowed level: 1 row\n"
+        "  allowed level: 1 example\n"
         "    a.jsonl line 3: level is easy; it can be basic, expert\n"
-        "  answer words: 1 row\n"
-        "    a.jsonl line 3: answer has 1 words; 2 are asked for\n"
-        "  answer characters: 1 row\n"
-        "    a.jsonl line 4: answer has 18 characters; 50 are asked for where level is expert\n"
-        "  answer citations: 1 row\n"
-        "    a.jsonl line 4: answer has 1 citations; 2 are asked for where level is expert\n"
-        "  answer steps: 1 row\n"
-        "    a.jsonl line 4: answer has 0 steps; 1 are asked for where level is expert\n"
-        "  empty: 1 row\n"
+        "  answer words: 1 example\n"
+        "    a.jsonl line 3: answer has 1 words; the minimum is 2\n"
+        "  answer characters: 1 example\n"
+        "    a.jsonl line 4: answer has 18 characters; the minimum is 50 where level is expert\n"
+        "  answer citations: 1 example\n"
+        "    a.jsonl line 4: answer has 1 citations; the minimum is 2 where level is expert\n"
+        "  answer steps: 1 example\n"
+        "    a.jsonl line 4: answer has 0 steps; the minimum is 1 where level is expert\n"
+        "  empty: 1 example\n"
         "    a.jsonl line 5: it has no text\n"
-        "  duplicate: 1 row\n"
+        "  duplicate: 1 example\n"
         "    a.jsonl line 6: the same as a.jsonl line 1\n"
         "data.checks.offending=drop, data.checks.empty=drop and data.checks.duplicates=drop "
         "leave them out"
@@ -156,7 +156,7 @@ def test_rules_that_leave_nothing_are_refused():
     with pytest.raises(UserError) as refused:
         checker.finish()
     assert str(refused.value) == (
-        "data.checks leave none of the 1 rows; the first to go breaks required question: "
+        "data.checks leave none of the 1 examples; the first to go breaks required question: "
         "a.jsonl line 1: question is missing"
     )
 
@@ -171,5 +171,5 @@ def test_settings_that_mean_nothing_are_refused():
         read(Checks, {"least": {"basic": {"answer": {"words": 1}}}})
     assert str(refused.value) == (
         "1 problem in the recipe:\n  least  names basic; by says which column has these values, "
-        "and any stands for every row"
+        "and any stands for every example"
     )

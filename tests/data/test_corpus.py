@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.prepared import tokenized
 from tests.test_files import files_of_at_most
-from windlass.data import Data, Prepared, prepare
+from windlass.data import Data, Tokenized, prepare
 from windlass.data import corpus as cache
 from windlass.data import documents as documents_of
 from windlass.data.corpus import corpus_of
@@ -21,7 +22,7 @@ from windlass.data.vocabulary import byte
 from windlass.errors import UserError
 from windlass.sources import jsonl, stories
 
-Documents = Callable[..., Prepared]
+Documents = Callable[..., Tokenized]
 BYTE = Tokenizer(kind="byte")
 
 
@@ -64,7 +65,7 @@ def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenize
     assert first.data.source is not None
     times = os.stat(first.data.source.path)
     refuse_to_tokenize()
-    again = prepare(first.data, BYTE)
+    again = tokenized(first.data, BYTE)
     assert again.fingerprint == first.fingerprint
     assert again.corpora[0].folder == first.corpora[0].folder
     assert os.stat(first.data.source.path) == times
@@ -161,7 +162,7 @@ def test_the_same_text_in_another_file_is_the_same_corpus(documents: Documents, 
     moved = tmp_path / "moved.jsonl"
     moved.write_text('{"n": 1, "text": "one"}\n\n{"n": 2, "text": "two"}\n')
     data = Data(source=jsonl.Source(path=str(moved)), length=16, cache=first.data.cache)
-    second = prepare(data, BYTE)
+    second = tokenized(data, BYTE)
     assert second.fingerprint == first.fingerprint
     assert corpora(tmp_path) == [second.corpora[0].folder]
 
@@ -192,7 +193,7 @@ def test_a_damaged_cache_is_written_again(documents: Documents):
     tokens = first.corpora[0].folder / "tokens.bin"
     for damage in (lambda: os.truncate(tokens, 3), tokens.unlink):
         damage()
-        again = prepare(first.data, BYTE)
+        again = tokenized(first.data, BYTE)
         assert contents(again.corpora[0].folder) == whole
 
 

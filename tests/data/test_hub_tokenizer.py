@@ -9,7 +9,8 @@ import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
-from windlass.data import Data, prepare
+from tests.prepared import tokenized
+from windlass.data import Data
 from windlass.data import vocabulary as vocabularies
 from windlass.data.tokenizer import Tokenizer
 from windlass.run_folder import folder as folders
@@ -36,7 +37,7 @@ def cached(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> vocabularies.Voca
 @pytest.mark.parametrize("revision", [None, "main", COMMIT])
 def test_text_is_read_as_the_model_on_the_hub_reads_it(cached, revision: str | None):
     asked = Tokenizer(kind="hub", hub="some/model", revision=revision)
-    prepared = prepare(DATA, asked, console=Console(quiet=True))
+    prepared = tokenized(DATA, asked, console=Console(quiet=True))
     text = SOURCE[3]["text"]
     assert prepared.vocabulary.encode(text).tolist() == cached.encode(text).tolist()
     assert prepared.vocabulary.eos == cached.eos

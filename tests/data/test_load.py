@@ -8,7 +8,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from windlass.data import Prepared
-from windlass.data.load import Loader, evaluation_batches, held
+from windlass.data.load import Loader, addressable_rows, evaluation_batches
 from windlass.data.pack import Sequences
 from windlass.errors import UserError
 
@@ -103,8 +103,8 @@ def test_a_process_reads_the_rows_of_its_own_devices_alone():
     mesh = jax.make_mesh((4, 2), ("data", "tensor"))
     parts = NamedSharding(mesh, P("data")).devices_indices_map((8, 16))
     mine = [parts[device] for device in mesh.devices[1:3].flat]
-    assert held(mine, 8).tolist() == [2, 3, 4, 5]
-    assert held(parts.values(), 8).tolist() == list(range(8))
+    assert addressable_rows(mine, 8).tolist() == [2, 3, 4, 5]
+    assert addressable_rows(parts.values(), 8).tolist() == list(range(8))
 
 
 def test_fewer_rows_than_a_batch_are_refused(rows: Sequences):

@@ -7,8 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.prepared import tokenized
 from windlass.config import listing, read
-from windlass.data import SOURCES, Data, Prepared, prepare
+from windlass.data import SOURCES, Data, Tokenized, prepare
 from windlass.data.load import Loader, evaluation_batches
 from windlass.data.mix import Mixture
 from windlass.data.tokenizer import Tokenizer
@@ -29,13 +30,13 @@ def part(folder: Path, letter: str, documents: int, **how: Any) -> jsonl.Source:
     return jsonl.Source(path=str(file), **how)
 
 
-def mixed(folder: Path, *parts: jsonl.Source, **how: Any) -> Prepared:
+def mixed(folder: Path, *parts: jsonl.Source, **how: Any) -> Tokenized:
     how = {"length": 16, "packing": "none", "cache": str(folder / "cache"), **how}
-    return prepare(Data(mixture=parts, **how), BYTE)
+    return tokenized(Data(mixture=parts, **how), BYTE)
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Prepared:
+def prepared(tmp_path: Path) -> Tokenized:
     """300, 90 and 30 rows, in shares of 0.2, 0.5 and 0.3."""
     sizes = {"a": (300, 2.0), "b": (90, 5.0), "c": (30, 3.0)}
     parts = [part(tmp_path, name, size, weight=weight) for name, (size, weight) in sizes.items()]
@@ -47,7 +48,7 @@ def letters(batch: dict[str, np.ndarray]) -> Counter:
 
 
 @pytest.mark.parametrize("shuffle", [True, False])
-def test_shares_are_right_to_one_percent_over_an_epoch(prepared: Prepared, shuffle: bool):
+def test_shares_are_right_to_one_percent_over_an_epoch(prepared: Tokenized, shuffle: bool):
     loader = Loader(prepared.split("train"), 7, seed=3, shuffle=shuffle)
     assert loader.batches_per_epoch == 420 // 7
     for epoch in range(2):
@@ -57,13 +58,13 @@ def test_shares_are_right_to_one_percent_over_an_epoch(prepared: Prepared, shuff
         assert shares == pytest.approx({"a": 0.2, "b": 0.5, "c": 0.3}, abs=0.01)
 
 
-def test_every_batch_has_about_its_share(prepared: Prepared):
+def test_every_batch_has_about_its_share(prepared: Tokenized):
     loader = Loader(prepared.split("train"), 20, seed=0, shuffle=True)
     for step in range(50):
         assert letters(loader.batch(step)) == Counter(a=4, b=10, c=6)
 
 
-def test_each_part_is_drawn_whole_before_any_of_it_comes_again_and_anew(prepared: Prepared):
+def test_each_part_is_drawn_whole_before_any_of_it_comes_again_and_anew(prepared: Tokenized):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
     drawn = rows.drawn(np.arange(3000), 5, True).numbers
@@ -75,7 +76,7 @@ def test_each_part_is_drawn_whole_before_any_of_it_comes_again_and_anew(prepared
         assert len({tuple(epoch) for epoch in epochs}) == len(epochs)
 
 
-def test_without_shuffling_each_part_comes_in_its_order(prepared: Prepared):
+def test_without_shuffling_each_part_comes_in_its_order(prepared: Tokenized):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
     drawn = rows.drawn(np.arange(200), 0, False).numbers
@@ -83,7 +84,7 @@ def test_without_shuffling_each_part_comes_in_its_order(prepared: Prepared):
     assert its.tolist() == [390 + number % 30 for number in range(60)]
 
 
-def test_what_is_drawn_follows_from_the_seed_and_the_place_alone(prepared: Prepared):
+def test_what_is_drawn_follows_from_the_seed_and_the_place_alone(prepared: Tokenized):
     first, again = (Loader(prepared.split("train"), 8, seed=1, shuffle=True) for _ in range(2))
     other = Loader(prepared.split("train"), 8, seed=2, shuffle=True)
     for step in (10**9 + 7, 3, 0, 1250, 1249):  # 1250 steps of 8 rows are a cycle of turns
@@ -95,7 +96,7 @@ def test_what_is_drawn_follows_from_the_seed_and_the_place_alone(prepared: Prepa
             assert same(next(batches), first.batch(step))
 
 
-def test_a_batch_of_a_mixture_is_the_rows_of_its_parts(prepared: Prepared):
+def test_a_batch_of_a_mixture_is_the_rows_of_its_parts(prepared: Tokenized):
     rows = prepared.split("train")
     assert isinstance(rows, Mixture)
     numbers = [0, 299, 300, 389, 390, 419, -1, 5]
@@ -141,7 +142,7 @@ def test_a_vocabulary_is_learned_from_every_part_by_its_share(tmp_path: Path, co
     for weight in (1.0, 0.001):
         parts = (many, jsonl.Source(path=few.path, weight=weight))
         data = Data(mixture=parts, length=64, cache=str(tmp_path / "cache"))
-        learned[weight] = prepare(data, Tokenizer(kind="bpe", vocab=300), console=console)
+        learned[weight] = tokenized(data, Tokenizer(kind="bpe", vocab=300), console=console)
     names = {weight: len(one.vocabulary.encode("ü" * 6)) for weight, one in learned.items()}
     assert names[1.0] < names[0.001]
     assert len({one.vocabulary.fingerprint for one in learned[1.0].corpora}) == 1
@@ -225,5 +226,5 @@ def test_a_part_that_is_smaller_than_its_validation_share_is_named(tmp_path: Pat
     )
 
 
-def test_tokens_of_all_parts_are_of_one_vocabulary(prepared: Prepared):
+def test_tokens_of_all_parts_are_of_one_vocabulary(prepared: Tokenized):
     assert {one.vocabulary.fingerprint for one in prepared.corpora} == {byte().fingerprint}

@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Prepared, prepare
+from tests.prepared import tokenized
+from windlass.data import Data, Tokenized
 from windlass.data.mix import Mixture
 from windlass.data.pack import COLUMNS, Sequences, best_fit
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories
 
-Documents = Callable[..., Prepared]
+Documents = Callable[..., Tokenized]
 TEXTS = ["a" * n + chr(98 + n % 20) for n in (3, 40, 1, 0, 16, 15, 14, 33, 7, 2, 9, 9, 9, 31, 64)]
 
 
@@ -148,6 +149,6 @@ def test_rows_are_in_the_order_of_their_earliest_documents(documents: Documents)
 def test_packing_of_stories_is_efficient(tmp_path: Path, console: Console):
     for length, least in ((256, 0.9), (512, 0.93)):
         data = Data(source=stories.Source(count=1000), length=length, cache=str(tmp_path))
-        rows = prepare(data, Tokenizer(kind="bpe", vocab=1024), console=console).split("train")
+        rows = tokenized(data, Tokenizer(kind="bpe", vocab=1024), console=console).split("train")
         assert rows.efficiency > least
         assert rows.efficiency == rows.batch(range(len(rows)))["weight"].mean(dtype=np.float64)

@@ -4,18 +4,19 @@ from pathlib import Path
 import pytest
 
 from windlass.config import read, tree
-from windlass.data import Data, Prepared
+from windlass.data import Data, Tokenized
 from windlass.errors import UserError
 from windlass.sources import stories, text
 
-Documents = Callable[..., Prepared]
+Documents = Callable[..., Tokenized]
 
 
 def test_splits_share_no_document_and_lose_none(documents: Documents):
     prepared = documents([f"document {number}" for number in range(200)], validation=0.2, test=0.1)
+    splits = {name: prepared.split(name) for name in prepared.splits}
     held = {
         name: {piece.document for number in range(len(rows)) for piece in rows.pieces(number)}
-        for name, rows in prepared.splits.items()
+        for name, rows in splits.items()
     }
     assert list(held) == ["train", "validation", "test"]
     assert sum(map(len, held.values())) == 200

@@ -6,13 +6,13 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Prepared, prepare
+from windlass.data import Data, Tokenized, prepare
 from windlass.data.mix import Mixture
 from windlass.data.show import row, show
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories, text
 
-Documents = Callable[..., Prepared]
+Documents = Callable[..., Tokenized]
 SHOWN = """\
 row 0
 document 0, tokens 0 to 5: <|endoftext|>ab[c<|endoftext|>

@@ -3,15 +3,16 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from windlass.data import Prepared
+from windlass.data import Tokenized
+from windlass.data.mix import Mixture
 from windlass.data.pack import Sequences
 
-Documents = Callable[..., Prepared]
+Documents = Callable[..., Tokenized]
 LONG = "abcdefghijklmnopqrstuvwxyz"  # and a beginning and an end: 28 tokens, 27 to predict
 TEXTS = [LONG, "short", LONG[:7], LONG[:8], LONG[::-1] * 2]
 
 
-def pieces(rows: Sequences) -> list[tuple[int, int]]:
+def pieces(rows: Sequences | Mixture) -> list[tuple[int, int]]:
     found = [piece for number in range(len(rows)) for piece in rows.pieces(number)]
     return [(piece.start, piece.stop) for piece in sorted(found)]
 
@@ -30,7 +31,7 @@ def test_rows_of_a_long_document_begin_a_stride_apart(documents: Documents):
 @pytest.mark.parametrize("readable", range(1, 30))
 def test_no_row_holds_only_what_the_one_before_it_holds(documents: Documents, readable: int):
     rows = documents(["x" * (readable - 1)] if readable > 1 else ["y"], length=8, stride=3)
-    ends = [stop for _, stop in pieces(rows.split("train"))]  # pyright: ignore
+    ends = [stop for _, stop in pieces(rows.split("train"))]
     assert ends == sorted(set(ends))
 
 

@@ -8,7 +8,7 @@ import pytest
 from rich.console import Console
 
 from windlass.columns import Column, sized
-from windlass.data import Prepared
+from windlass.data import Tokenized
 from windlass.data.pack import COLUMNS, Beside, Packing, Sequences, sequences
 
 LENGTH = 16
@@ -18,11 +18,11 @@ TOO_LONG, LACKING = 1, 4
 
 
 @pytest.fixture
-def prepared(documents) -> Prepared:
+def prepared(documents) -> Tokenized:
     return documents(["x" * size for pair in SIZES for size in pair])
 
 
-def of(prepared: Prepared, console: Console, packing: Packing = "documents") -> Sequences:
+def of(prepared: Tokenized, console: Console, packing: Packing = "documents") -> Sequences:
     corpus = prepared.corpora[0]
     every = np.arange(corpus.documents)
     return sequences(

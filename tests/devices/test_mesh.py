@@ -108,8 +108,8 @@ def test_tensor_does_not_go_between_slices():
     assert problems(Mesh(**split), split, 8, 8, SIZES, slices=2) == [
         (
             "mesh",
-            "is data 1 × fsdp 1 × tensor 8 on 2 slices, which a network joins that is too slow "
-            "for tensor: data × fsdp is 1, and must be a multiple of 2",
+            "is data 1 × fsdp 1 × tensor 8 on 2 slices, whose network is too slow for tensor: "
+            "data × fsdp is 1, and must be a multiple of 2",
         )
     ]
     split = {"data": 2, "fsdp": 2, "tensor": 2}

@@ -66,8 +66,8 @@ def test_the_whole_conversation_is_sent_with_each_turn(generator, vocabulary):
     assert 1 <= talk.tokens <= 12
     length = len(encoded(vocabulary, said)) + talk.tokens
     assert length > 40 and talk.warning() == (
-        f"this conversation has {length} tokens, and the model has learned to read 40; answers get "
-        "worse from here, and /reset forgets what was said"
+        f"this conversation has {length} tokens, and the context length of the model is 40; "
+        "answers get worse from here, and /reset clears the conversation"
     )
     talk.reset()
     assert talk.messages == SAID[:1]
@@ -100,7 +100,7 @@ def test_the_token_that_ends_a_turn_ends_an_answer_beside_the_one_that_ends_a_do
 
 
 def test_a_template_that_refuses_a_conversation_is_told_and_nothing_is_kept(model, vocabulary):
-    strict = vocabulary.speaking("{{ raise_exception('System role not supported') }}")
+    strict = vocabulary.with_template("{{ raise_exception('System role not supported') }}")
     talk = Conversation(Generator(model, strict), SAMPLING, system="Be brief.")
     with pytest.raises(UserError) as refusal:
         talk("Hello")

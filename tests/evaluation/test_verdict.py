@@ -2,7 +2,7 @@
 
 import pytest
 
-from windlass.evaluation.verdict import Trained, training_loss, verdict
+from windlass.evaluation.verdict import TrainingLoss, training_loss, verdict
 
 CLOSE, BETWEEN, FAR = "less than 0.1", "between 0.1 and 0.2", "more than 0.2"
 
@@ -45,11 +45,11 @@ def test_a_gap_of_exactly_a_tenth_is_no_longer_close(test, word, monkeypatch):
 def test_the_training_loss_is_that_of_the_last_tenth_of_the_steps_and_of_an_epoch_at_most():
     losses = [{"step": n, "loss": 9.0, "cross_entropy": float(n)} for n in range(0, 101, 2)]
     records = [*losses, {"step": 100, "validation_loss": 7.0}]
-    assert training_loss(records, 100, 1000) == Trained(96.0, 10)  # 92, 94, 96, 98, 100
-    assert training_loss(records, 100, 4) == Trained(99.0, 4)
+    assert training_loss(records, 100, 1000) == TrainingLoss(96.0, 10)  # 92, 94, 96, 98, 100
+    assert training_loss(records, 100, 4) == TrainingLoss(99.0, 4)
     assert training_loss(records, 100, 1) is None  # one step, told once
 
 
 def test_a_loss_that_was_not_finite_is_left_out():
     records = [{"step": 99, "loss": "nan"}, *({"step": n, "loss": 2.0} for n in (97, 98, 100))]
-    assert training_loss(records, 100, 1000) == Trained(2.0, 10)
+    assert training_loss(records, 100, 1000) == TrainingLoss(2.0, 10)

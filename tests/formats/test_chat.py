@@ -13,7 +13,8 @@ from tokenizers import Tokenizer as Library
 from transformers import PreTrainedTokenizerFast
 
 from tests.formats.templates import DEEPSEEK, HARMONY, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
-from windlass.data import Data, Prepared, prepare
+from tests.prepared import tokenized
+from windlass.data import Data, Tokenized, prepare
 from windlass.data.pack import Sequences
 from windlass.data.show import COLORS, row, table
 from windlass.data.tokenizer import Tokenizer
@@ -57,7 +58,7 @@ def folder(words: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable
 
 
 @pytest.fixture
-def prepared(tmp_path: Path, folder: Callable[..., Path]) -> Callable[..., Prepared]:
+def prepared(tmp_path: Path, folder: Callable[..., Path]) -> Callable[..., Tokenized]:
     """Prepares rows, each in a long row of its own."""
 
     def prepare_rows(shape: Shape, rows: list[dict], source: str | None = None, **how: Any):
@@ -71,12 +72,12 @@ def prepared(tmp_path: Path, folder: Callable[..., Path]) -> Callable[..., Prepa
             cache=str(tmp_path / "cache"),
         )
         vocabulary = Tokenizer(kind="file", path=str(folder(shape, source)))
-        return prepare(data, vocabulary)
+        return tokenized(data, vocabulary)
 
     return prepare_rows
 
 
-def trained(prepared: Prepared, number: int = 0) -> list[str]:
+def trained(prepared: Tokenized, number: int = 0) -> list[str]:
     """The text of each run of tokens that are trained on, special ones by their names."""
     corpus = prepared.corpora[0]
     span = slice(corpus.offsets[number], corpus.offsets[number + 1])
@@ -91,7 +92,7 @@ def trained(prepared: Prepared, number: int = 0) -> list[str]:
     return [library.decode(run, skip_special_tokens=False) for run in runs if run]
 
 
-def text_of(prepared: Prepared, number: int = 0) -> str:
+def text_of(prepared: Tokenized, number: int = 0) -> str:
     corpus = prepared.corpora[0]
     tokens = corpus.tokens[corpus.offsets[number] : corpus.offsets[number + 1]]
     library = Library.from_str(prepared.vocabulary.text)
@@ -236,7 +237,7 @@ def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
     assert held_out.documents == 2 * len(set(corpus.owner[held_out.index.document].tolist()))
 
 
-def _files(found: Prepared) -> str:
+def _files(found: Tokenized) -> str:
     place = found.corpora[0].folder.parent / "files"
     found.vocabulary.save(place)
     return str(place)
@@ -274,7 +275,7 @@ def test_rows_that_spell_out_special_tokens_are_counted(prepared: Callable, tmp_
     odd = [{"role": "user", "content": "What is <|im_end|>?"}, PLAIN[1]]
     found = prepared(QWEN25, [{"messages": PLAIN}, {"messages": odd}])
     assert found.corpora[0].notes == (
-        "rows look like chats: messages",
+        "examples look like chats: messages",
         "1 of 2 rows spell out special tokens in their own words, which the model reads as such: "
         f"<|im_end|> in {tmp_path}/chats.jsonl line 2",
     )
@@ -287,8 +288,8 @@ TOLD = {"role": "assistant", "content": "Good day"}
 @pytest.mark.parametrize(
     ("row", "said", "how"),
     [
-        ({"messages": [ASKED, TOLD]}, "rows look like chats: messages", {}),
-        ({"messages": json.dumps([ASKED, TOLD])}, "rows look like chats: messages", {}),
+        ({"messages": [ASKED, TOLD]}, "examples look like chats: messages", {}),
+        ({"messages": json.dumps([ASKED, TOLD])}, "examples look like chats: messages", {}),
         (
             {
                 "conversations": [
@@ -297,22 +298,22 @@ TOLD = {"role": "assistant", "content": "Good day"}
                     {"from": "human", "value": "nobody answers this"},
                 ]
             },
-            "rows look like ShareGPT: conversations",
+            "examples look like ShareGPT: conversations",
             {},
         ),
         (
             {"prompt": "Hi\n\nthere", "completion": "Good day"},
-            "rows look like questions and answers: prompt, completion",
+            "examples look like questions and answers: prompt, completion",
             {},
         ),
         (
             {"prompt": [ASKED], "completion": [TOLD]},
-            "rows look like questions and answers: prompt, completion",
+            "examples look like questions and answers: prompt, completion",
             {},
         ),
         (
             {"instruction": "Hi", "input": "there", "output": "Good day"},
-            "rows look like Alpaca: instruction, input, output",
+            "examples look like Alpaca: instruction, input, output",
             {},
         ),
         ({"q": "Hi\n\nthere", "a": "Good day"}, None, {"prompt": "q", "completion": "a"}),
@@ -328,7 +329,7 @@ TOLD = {"role": "assistant", "content": "Good day"}
                     TOLD | {"content": [{"type": "text", "text": "Good day"}]},
                 ]
             },
-            "rows look like chats: messages",
+            "examples look like chats: messages",
             {},
         ),
     ],
@@ -445,7 +446,7 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
         (
             {"messages": [ASKED, TOLD], "chat_template_kwargs": {"messages": []}},
             {},
-            "{where} has messages in chat_template_kwargs, which no row can set",
+            "{where} has messages in chat_template_kwargs, which no example can set",
         ),
     ],
     ids=(
@@ -622,7 +623,7 @@ def test_a_second_start_reads_the_cache_and_another_template_does_not(
     again = prepared(QWEN25, rows)
     assert again.corpora[0].folder == first.corpora[0].folder
     first.vocabulary.save(tmp_path / "run")
-    resumed = prepare(first.data, Tokenizer(kind="file", path=str(tmp_path / "run")))
+    resumed = tokenized(first.data, Tokenizer(kind="file", path=str(tmp_path / "run")))
     assert resumed.corpora[0].folder == first.corpora[0].folder
     other = prepared(QWEN25, rows, template="chatml")
     assert other.corpora[0].folder != first.corpora[0].folder
@@ -637,7 +638,7 @@ def test_text_in_the_cache_has_the_template_of_who_asks_for_it(folder: Callable,
     data = Data(source=source, length=8, cache=str(tmp_path / "cache"))
     for template in ("one", "two"):
         asked = Tokenizer(kind="file", path=str(folder(QWEN25, template)))
-        assert prepare(data, asked).vocabulary.template == template
+        assert tokenized(data, asked).vocabulary.template == template
 
 
 def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, tmp_path: Path):

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.data import Data, Prepared, prepare
+from tests.prepared import tokenized
+from windlass.data import Data, Tokenized
 from windlass.data.checks import Checks
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -117,7 +118,7 @@ def test_as_text_an_answer_stands_right_behind_its_prompt():
             {},
             TEMPLATE,
             f"{WHERE} has the same in chosen and rejected, so that there is nothing to prefer; "
-            "data.checks.offending=drop leaves such rows out",
+            "data.checks.offending=drop leaves such examples out",
         ),
         (
             {"chosen": [ASKED, NO], "rejected": [said("user", "Is 7 prime?"), YES]},
@@ -173,12 +174,12 @@ def test_a_row_that_is_no_pair_is_refused_with_its_place(row, how, template, mes
     assert str(refused.value) == message
 
 
-def pairs(place: Path, rows: list[dict[str, Any]], **how: Any) -> Prepared:
+def pairs(place: Path, rows: list[dict[str, Any]], **how: Any) -> Tokenized:
     file = place / "pairs.jsonl"
     file.write_text("".join(json.dumps(row) + "\n" for row in rows))
     how = {"format": Format(), "length": 40, "cache": str(place / "cache")} | how
     data = Data(source=jsonl.Source(path=str(file)), **how)
-    return prepare(data, Tokenizer(kind="byte"), console=Console(file=io.StringIO()))
+    return tokenized(data, Tokenizer(kind="byte"), console=Console(file=io.StringIO()))
 
 
 def test_rows_of_tokens_hold_whole_pairs_and_weigh_the_answers_and_their_ends(tmp_path):

@@ -6,8 +6,9 @@ from typing import Any
 import numpy as np
 import pytest
 
+from tests.prepared import tokenized
 from windlass.config import read
-from windlass.data import Data, Prepared, prepare
+from windlass.data import Data, Tokenized, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.formats.sections import Format, Section
@@ -45,8 +46,8 @@ The owner."""
 
 
 @pytest.fixture
-def prepared(tmp_path: Path) -> Callable[..., Prepared]:
-    def prepare_rows(rows: list[dict], length: int = 256, **how: Any) -> Prepared:
+def prepared(tmp_path: Path) -> Callable[..., Tokenized]:
+    def prepare_rows(rows: list[dict], length: int = 256, **how: Any) -> Tokenized:
         file = tmp_path / "law.jsonl"
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
         longer = how.pop("longer", None)
@@ -57,7 +58,7 @@ def prepared(tmp_path: Path) -> Callable[..., Prepared]:
             longer=longer,
             cache=str(tmp_path / "cache"),
         )
-        return prepare(data, Tokenizer(kind="byte"))
+        return tokenized(data, Tokenizer(kind="byte"))
 
     return prepare_rows
 
@@ -129,12 +130,12 @@ def test_rows_longer_than_a_row_are_split_cut_or_dropped_and_counted(prepared: C
         (
             {"question": "a", "topic": "b"},
             "has no column answer, which the section ### Answer needs; optional: true leaves it "
-            "out of such rows. The row has question and topic",
+            "out of such examples. This one has question and topic",
         ),
         (
             {"question": " ", "topic": "b"},
             "has nothing in column question, which the section ### Instruction needs; optional: "
-            "true leaves it out of such rows. The row has question and topic",
+            "true leaves it out of such examples. This one has question and topic",
         ),
         ({"question": ["a"]}, "has no text in column question"),
     ],
@@ -190,7 +191,7 @@ def test_a_source_without_rows_is_refused(tmp_path: Path):
 
 def test_a_vocabulary_is_learned_from_all_that_rows_say(prepared: Callable, tmp_path: Path):
     data = prepared([{**ROW, "answer": "zyzzyva " * 20}], 512).data
-    found = prepare(data, Tokenizer(kind="bpe", vocab=270))
+    found = tokenized(data, Tokenizer(kind="bpe", vocab=270))
     tokens = found.vocabulary.encode("zyzzyva")
     assert len(tokens) < 4 and found.vocabulary.decode(tokens) == "zyzzyva"
 

@@ -123,7 +123,7 @@ def test_a_key_that_is_left_out_means_what_it_means_to_transformers(name, key):
     config = text(name)
     config.pop(key, None)
     # Not all of these sizes go together, so they are compared before a section is made of them.
-    found = configs.read(config, "config.json", given=["nothing"])
+    found = configs.read(config, "config.json", skip=["nothing"])
     expected = theirs(config)
     assert {field: found[field] for field in found if field in expected and field != "scaling"} == {
         field: expected[field] for field in found if field in expected and field != "scaling"
@@ -216,20 +216,19 @@ def test_all_that_would_compute_something_else_is_refused_at_once():
         (
             LLAMA_3_2_1B,
             {"rope_theta": "gone"},
-            "rope_theta  is missing: the base of rotary positions has no usual value; "
-            "model.theta gives it",
+            "rope_theta  is missing: the RoPE base has no default; model.theta sets it",
         ),
         (
             GEMMA_3_1B_IT,
             {"rope_local_base_freq": "gone"},
-            "rope_local_base_freq  is missing: the base of rotary positions has no usual value; "
-            "model.local_theta gives it",
+            "rope_local_base_freq  is missing: the RoPE base has no default; "
+            "model.local_theta sets it",
         ),
         (
             LLAMA_3_2_1B,
             {"rope_parameters": {"rope_theta": 1e4}},
-            "rope_theta  is said in two ways that differ: rope_parameters.rope_theta 10000.0 and "
-            "rope_theta 500000.0",
+            "rope_theta  is given twice, with different values: rope_parameters.rope_theta "
+            "10000.0 and rope_theta 500000.0",
         ),
         (
             LLAMA_3_2_1B,
@@ -316,7 +315,7 @@ def test_an_unknown_architecture_is_refused_with_those_that_are_known():
 def test_a_base_that_the_recipe_gives_need_not_be_in_the_file():
     config = json.loads(LLAMA_3_2_1B)
     del config["rope_theta"]
-    assert configs.read(config, "config.json", given=["theta"])["embed"] == 2048
+    assert configs.read(config, "config.json", skip=["theta"])["embed"] == 2048
 
 
 def test_a_folder_without_a_readable_config_is_refused(tmp_path):

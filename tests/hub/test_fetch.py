@@ -161,7 +161,7 @@ def test_a_hub_that_breaks_off_or_a_full_disk_is_said(hub, there):
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
     assert said == (
         f"model.hub is {NAME}; there is no room for it in {there}: File too large. HF_HOME names "
-        "another place, and `hf cache` tells what is there"
+        "another place, and `hf cache` lists what is there"
     )
 
 
@@ -171,8 +171,8 @@ def test_without_the_hub_it_says_what_is_there_and_how_to_bring_more(there, monk
         "copied here, and with --local-dir FOLDER makes one that a recipe names by its path"
     )
     assert refused(NAME) == (
-        "model.hub is someone/tiny; the hub is not asked, since HF_HUB_OFFLINE is set, and it is "
-        f"not in {there}, which has no model. {how}"
+        "model.hub is someone/tiny; the hub is not contacted, since HF_HUB_OFFLINE is set, and it "
+        f"is not in {there}, which has no model. {how}"
     )
     for name in ("models--a--one", "models--b--two--three", "datasets--c--rows"):
         (there / name).mkdir()

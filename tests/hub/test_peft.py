@@ -11,7 +11,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import published, tiny
 from tests.hub import peers
 from tests.models import reference
 from windlass import adapters
@@ -124,7 +124,7 @@ def test_an_adapter_that_peft_made_is_read_with_all_it_is(case, tmp_path):
 
 def test_an_adapter_for_another_model_is_refused_with_both_names_and_every_shape(tmp_path):
     model, table = peers.adapted("dora"), peers.table("dora")
-    peft.write(tmp_path, model, peers.CASES["dora"][1], table, "owner/other")
+    published.save_adapter(tmp_path, model, peers.CASES["dora"][1], table, "owner/other")
     wider = dataclasses.replace(peers.config("dora"), mlp=50, layers=1)
     adapter = Adapter(rank=2, dora=True, targets=("gate_proj", "q_proj"))
     shapes = eqx.filter_eval_shape(
@@ -148,7 +148,9 @@ def test_an_adapter_for_another_model_is_refused_with_both_names_and_every_shape
 
 
 def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
-    peft.write(tmp_path, peers.adapted("dora"), peers.CASES["dora"][1], peers.table("dora"), None)
+    published.save_adapter(
+        tmp_path, peers.adapted("dora"), peers.CASES["dora"][1], peers.table("dora"), None
+    )
     about = json.loads((tmp_path / peft.CONFIG).read_text())
     about |= {"rank_pattern": {"q_proj": 8}, "bias": "all", "init_lora_weights": "pissa"}
     about |= {"modules_to_save": ["lm_head"], "layers_to_transform": [0], "alpha_pattern": {}}

@@ -8,12 +8,11 @@ import jax
 import numpy as np
 import pytest
 
-from tests import tiny
+from tests import published, tiny
 from tests.hub import folders
 from tests.models import reference
 from tests.models.test_parity import apart
 from windlass.hub import config as configs
-from windlass.hub import weights
 from windlass.program.built import Built
 from windlass.starting import origin
 from windlass.starting.describe import describe
@@ -65,7 +64,7 @@ def answers(folder: Path, config) -> np.ndarray:
 
 def export(model, built: Built, folder: Path, **how) -> Path:
     folder.mkdir()
-    weights.write(folder, model, built.names, **how)
+    published.save_weights(folder, model, built.names, **how)
     came = configs.load(Path(built.run.start.path))  # pyright: ignore
     dtype = how.get("dtype", "float32")
     config = configs.written(built.run.model, length=14, dtype=dtype, like=came)

@@ -8,13 +8,13 @@ import pytest
 from safetensors import safe_open
 from safetensors.numpy import load_file
 
-from windlass.hub.shards import INDEX, Tensor, divided, index
+from windlass.hub.shards import INDEX, ShardTensor, divided, index
 
 BFLOAT16 = np.dtype(ml_dtypes.bfloat16)
 
 
-def tensor(name: str, value: np.ndarray) -> Tensor:
-    return Tensor(name, value.shape, value.dtype, lambda: value)
+def tensor(name: str, value: np.ndarray) -> ShardTensor:
+    return ShardTensor(name, value.shape, value.dtype, lambda: value)
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from tests import tiny
+from tests import published, tiny
 from tests.hub import folders
 from windlass.devices.axes import placements
 from windlass.errors import UserError
@@ -139,7 +139,7 @@ def test_a_folder_whose_weights_cannot_be_read_is_refused_with_what_would_do(tmp
 
 def test_without_a_table_of_names_a_model_is_written_under_its_own_paths(tmp_path):
     model = tiny.model("gru")
-    weights.write(tmp_path, model, {})
+    published.save_weights(tmp_path, model, {})
     found, expected = folders.contents(tmp_path), to_tensors(model, {})
     assert found.keys() == expected.keys()
     assert all(np.array_equal(found[name], expected[name]) for name in expected)

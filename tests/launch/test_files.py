@@ -258,7 +258,7 @@ def test_a_text_that_holds_the_end_of_a_heredoc_arrives_whole(tmp_path):
     from windlass.launch import shell
 
     text = "a: 1\nEND\nb: '$HOME' `date`\nEND_\n"
-    script = shell.written("recipe.yaml", text)
+    script = shell.write_file("recipe.yaml", text)
     outer = f'bash -c "$(cat {shell.heredoc(script)}\n)"'
     subprocess.run(["bash", "-c", outer], check=True, env={"HOME": str(tmp_path), "PATH": "/bin"})
     assert (tmp_path / "launch" / "recipe.yaml").read_text() == text

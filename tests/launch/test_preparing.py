@@ -141,7 +141,7 @@ def test_a_batch_that_the_slice_cannot_divide_is_refused_before_it_is_rented():
 
 def test_matrices_are_not_split_between_slices():
     said = refusal("mesh.tensor=2", on="2xv6e-1", bucket=BUCKET)
-    assert "mesh" in said and "on 2 slices, which a network joins that is too slow" in said
+    assert "mesh" in said and "on 2 slices, whose network is too slow" in said
 
 
 def test_a_recipe_for_another_kind_of_device_is_refused():

@@ -81,15 +81,13 @@ def test_nothing_is_reported_in_generation():
 # Into the loss
 
 
+class Declaring(AuxiliaryLosses):
+    losses: dict[str, float]
+
+
 def losing(**losses: float):
     """A model of nothing but declared losses."""
-
-    class Declaring(AuxiliaryLosses):
-        @property
-        def losses(self) -> dict[str, float]:
-            return losses
-
-    return {"blocks": [Declaring(), Declaring()]}
+    return {"blocks": [Declaring(losses), Declaring(losses)]}
 
 
 def tally(total: float, weight: float, auxiliary: dict[str, tuple[float, float]]) -> Tally:
@@ -103,7 +101,7 @@ def test_the_loss_is_the_weighted_mean_of_the_microbatches_with_their_auxiliary_
     of_a, of_b = rng.uniform(1, 9, (2, 3))
     model = losing(a=0.3, b=2.0)
     parts = [
-        settled(tally(*each[:2], {"a": each[2:4], "b": each[4:6], "seen": (1, 2)}), model)
+        settled(tally(each[0], each[1], {"a": each[2:4], "b": each[4:6], "seen": (1, 2)}), model)
         for each in zip(total, weight, a, of_a, b, of_b, strict=True)
     ]
     found = (parts[0] + parts[1] + parts[2]).metrics()
@@ -151,18 +149,18 @@ def plainly_balanced(model, batch) -> dict[str, float]:
     """The balance loss and the entropy of the router, in numpy."""
     seen = []
 
-    class Watched(eqx.Module):
-        inner: eqx.Module
+    def watched(inner):
+        def mixture(x, context):
+            seen.append((inner.route.weight, x))
+            return inner(x, context)
 
-        def __call__(self, x, context):
-            seen.append((self.inner.route.weight, x))
-            return self.inner(x, context)
+        return mixture
 
     x, totals = model.embedding(batch["tokens"]), np.zeros(2)
     tokens = np.asarray(batch["document"]) >= 0
     for layer in range(3):
         block = jax.tree.map(lambda w, i=layer: w[i], model.blocks.kinds[0])
-        x = eqx.tree_at(lambda b: b.mixture, block, Watched(block.mixture))(x, Packed(batch))
+        x = eqx.tree_at(lambda b: b.mixture, block, watched(block.mixture))(x, Packed(batch))
     for weight, inside in seen:
         z = np.asarray(inside, np.float64) @ np.asarray(weight, np.float64)
         p = np.exp(z) / np.exp(z).sum(-1, keepdims=True)

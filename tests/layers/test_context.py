@@ -10,7 +10,7 @@ import pytest
 from tests import tiny
 from windlass.layers import recurrence
 from windlass.layers.context import Packed
-from windlass.layers.kv_cache import Cached, KVCache
+from windlass.layers.kv_cache import DecodeContext, KVCache
 
 LENGTHS = [[14, 3, 6], [23, 2], [1, 1, 17], [5, 9, 5]]  # of the documents of each row, with padding
 SEQ = 27
@@ -114,17 +114,20 @@ def test_on_a_mesh_and_rematerialised_there_are_the_same_gradients(expected, blo
     np.testing.assert_allclose(found, whole, atol=1e-5)
 
 
-def turns(x: np.ndarray, chunks: list[int]) -> list[tuple[dict[str, np.ndarray], np.ndarray]]:
+Turn = tuple[dict[str, np.ndarray], np.ndarray]  # the columns of a call, and its inputs
+
+
+def turns(x: np.ndarray, chunks: list[int]) -> list[Turn]:
     """Prompts of several lengths, padded on the left; then so many inputs more in each call."""
     frame = max(PROMPTS)
-    found = [({name: np.zeros((4, frame), np.int32) for name in ("position", "document")}, [])]
+    position, document = np.zeros((2, 4, frame), np.int32)
     first = np.zeros((4, frame, *SIZE), np.float32)
     for row, length in enumerate(PROMPTS):
         first[row, frame - length :] = x[row, :length]
         first[row, : frame - length] = 99  # padding that is seen is seen
-        found[0][0]["position"][row, frame - length :] = np.arange(length)
-        found[0][0]["document"][row, : frame - length] = -1
-    found[0] = (found[0][0], first)
+        position[row, frame - length :] = np.arange(length)
+        document[row, : frame - length] = -1
+    found: list[Turn] = [({"position": position, "document": document}, first)]
     at = np.array(PROMPTS)[:, None]
     for chunk in chunks:
         here = at + np.arange(chunk)
@@ -137,7 +140,7 @@ def turns(x: np.ndarray, chunks: list[int]) -> list[tuple[dict[str, np.ndarray],
 def generated(block, calls, place=lambda tree: tree) -> list[np.ndarray]:
     @jax.jit
     def step(batch, x, cache):
-        context = Cached(batch, cache)
+        context = DecodeContext(batch, cache)
         layer = context.layer(cache.layers)
         y = block(layer, x)
         return y, context.finish(layer.leave())

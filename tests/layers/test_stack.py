@@ -15,7 +15,7 @@ from windlass.devices.axes import cast
 from windlass.layers.attention import Attention
 from windlass.layers.context import Packed
 from windlass.layers.decoder import Block
-from windlass.layers.kv_cache import Cached, KVCache
+from windlass.layers.kv_cache import DecodeContext, KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Rotary
@@ -135,7 +135,9 @@ def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
     def both(stack):
         cache, found = KVCache.empty(1, 8), []
         for here in (slice(0, 5), slice(5, 6), slice(6, 8)):
-            context = Cached({name: column[:, here] for name, column in batch.items()}, cache)
+            context = DecodeContext(
+                {name: column[:, here] for name, column in batch.items()}, cache
+            )
             y, layers, _ = stack(x[:, here], context, cache.layers)
             cache = context.finish(layers)
             found.append(y)

@@ -1,5 +1,6 @@
 """What all optimisers have in common: one clip, decay, groups and the schedule."""
 
+import dataclasses
 import importlib
 
 import equinox as eqx
@@ -124,16 +125,18 @@ def test_groups_are_told_with_their_sizes_and_a_run_without_them_tells_nothing()
 def test_a_group_of_another_kind_has_the_updates_and_the_state_of_that_kind_alone():
     weights = eqx.filter(tiny.model("llama"), eqx.is_array)
     gradient = jax.tree.map(lambda x: jnp.cos(7 * x), weights)
-    common = dict(learning_rate=0.1, weight_decay=0.3, clip_norm=0.5)
+    plain = Optimizer(learning_rate=0.1, weight_decay=0.3, clip_norm=0.5)
     groups = (
         Group(match="embedding.*", kind=sign.Rule(), learning_rate=0.02),
         Group(match="blocks.mlp.*", kind=muon.Rule(momentum=0.9), weight_decay=0.0),
     )
-    mixed = Optimizer(**common, groups=groups)
+    mixed = dataclasses.replace(plain, groups=groups)
     alone = {
-        "the rest": Optimizer(**common),
-        "embedding": sign.Optimizer(**common | {"learning_rate": 0.02}),
-        "blocks.mlp": muon.Optimizer(**common | {"weight_decay": 0.0}, momentum=0.9),
+        "the rest": plain,
+        "embedding": sign.Optimizer(learning_rate=0.02, weight_decay=0.3, clip_norm=0.5),
+        "blocks.mlp": muon.Optimizer(
+            learning_rate=0.1, weight_decay=0.0, clip_norm=0.5, momentum=0.9
+        ),
     }
     found, state = updated(mixed, gradient, weights, step=20)
     expected = {

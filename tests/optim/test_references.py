@@ -9,7 +9,7 @@ import pytest
 from jax.sharding import PartitionSpec as P
 
 from tests import tiny
-from windlass.devices.axes import About, placements
+from windlass.devices.axes import ArrayFacts, placements
 from windlass.layers.embedding import Embedding
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
@@ -178,7 +178,7 @@ def test_muon_leaves_embeddings_and_norms_to_adamw_at_a_rate_of_its_own():
 def test_on_a_mesh_muon_gives_each_device_whole_matrices_of_some_layers(layers, place, capfd):
     rng = np.random.default_rng(0)
     whole = jnp.asarray(rng.normal(size=(layers, 6, 2, 4)).astype(np.float32))
-    about = About(("embed", "heads", "head_dim"), True, 1)
+    about = ArrayFacts(("embed", "heads", "head_dim"), True, 1)
     turn = muon.Optimizer(learning_rate=RATE)._turned
     expected = turn(whole, about)
     query = Linear("embed", "heads head_dim", SIZES, key=jax.random.key(0))

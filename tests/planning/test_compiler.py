@@ -63,7 +63,7 @@ def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_pa
     assert plan.settings["accumulation"] == 4 and plan.compiled is not None
     report = compiler.find(said, here)
     assert isinstance(report, compiler.CompilerReport)
-    assert plan.compiled.found.peak_bytes == report.peak_bytes
+    assert plan.compiled.report.peak_bytes == report.peak_bytes
 
 
 @pytest.mark.skipif(
@@ -76,8 +76,8 @@ def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_pa
         ("v5e-8", "libtpu is missing, the compiler for TPUs{}"),
         (
             "h100",
-            "no H100 is here, and JAX's plugin for CUDA is missing, which compiles for one from "
-            "afar; `pip install 'windlass[cuda]'` has it",
+            "no H100 is here, and JAX's plugin for CUDA is missing, which cross-compiles for "
+            "one; `pip install 'windlass[cuda]'` has it",
         ),
     ],
 )

@@ -112,7 +112,7 @@ def test_a_run_that_loses_more_than_it_does_has_no_price_on_spot():
     assert (found.run.spot_hours, found.run.spot, found.run.restarts) == (None, None, None)
     assert found.run.on_demand is not None
     assert found.notes == [
-        "at 3 preemptions an hour a run on spot machines would lose more than it does: "
+        "at 3 preemptions an hour a run on spot machines would lose more than it gains: "
         "checkpoint.every must be shorter"
     ]
 
@@ -141,13 +141,13 @@ def test_what_is_not_known_is_none_and_is_said():
     assert costs("h100").notes == [
         "no price of h100 spot is known; `windlass prices --update FILE` takes one"
     ]
-    assert costs("cpu").notes == ["what a CPU costs is not in the catalogue"]
+    assert costs("cpu").notes == ["no price of a CPU is in the catalogue"]
     unknown = costs(extent=Extent(tokens=32768, steps=None, epoch_steps=None))
     assert (unknown.run, unknown.epoch) == (None, None)
     assert unknown.million_tokens.on_demand is not None
     assert unknown.notes == [
-        "spot is without restarts, as nobody says how often such machines are taken away: "
-        "--preemptions 0.1 is once in ten hours"
+        "spot costs are without restarts: --preemptions 0.1 adds those of one preemption in ten "
+        "hours"
     ]
 
 
@@ -161,8 +161,8 @@ def test_one_can_ask_for_a_place():
     with pytest.raises(UserError) as refusal:
         costs(where="us-east")
     assert str(refusal.value) == (
-        "no price is of us-east; did you mean us-east5? there are gcp, us-central1, us-east5, "
-        "us-south1 and vast"
+        "no price is known at us-east; did you mean us-east5? there are gcp, us-central1, "
+        "us-east5, us-south1 and vast"
     )
 
 

@@ -95,9 +95,9 @@ def test_out_of_memory_is_told_by_what_filled_it_and_by_what_would_fit(large, by
     assert said == (
         "out of memory after step 40: a step needs about 4.1 GiB on each TPU v5e, of which a "
         "program may use 3.0 GiB: 1.1 GiB too much\n"
-        "the most of it: activations 2.0 GiB (of 4 rows of 64 tokens at a time, "
-        "train.remat=saved), optimiser 2.0 GiB (adamw), logits 128.0 MiB (of 4 rows of 64 tokens "
-        "over 257 words)\n"
+        "the most of it: activations 2.0 GiB (of 4 sequences of 64 tokens, train.remat=saved), "
+        "optimiser 2.0 GiB (adamw), logits 128.0 MiB (of 4 sequences of 64 tokens, vocabulary "
+        "257)\n"
         "what would fit:\n"
         "  on v5e-8                               2.1 GiB, a step 50% faster\n"
         "  mesh.data=1 mesh.fsdp=4 mesh.tensor=1  2.6 GiB, a step as fast\n"

@@ -32,7 +32,8 @@ def asked(corpus: Path | str, **train: int | float | None) -> Described:
 def test_the_rows_of_an_epoch_are_those_of_the_data_once_it_is_tokenised(corpus):
     run = asked(corpus)
     unknown = (
-        "how many rows the data has is not known, as it is not tokenised yet; --rows N says it"
+        "the number of sequences per epoch is not known, as the data is not tokenized yet; "
+        "--rows N gives it"
     )
     assert extent(run) == Extent(8 * 90, 4, None, unknown)
     rows = len(prepare(run.run.data, run.run.tokenizer, console=QUIET).split("train"))
@@ -52,10 +53,12 @@ def test_rows_that_are_said_win_over_those_that_are_here(corpus):
 
 def test_documents_elsewhere_are_not_asked_for():
     run = asked("gs://mine/stories.jsonl", steps=None, epochs=2)
-    unknown = "how many rows the data has is not known, as it is elsewhere; --rows N says it"
+    unknown = (
+        "the number of sequences per epoch is not known, as the data is remote; --rows N gives it"
+    )
     assert extent(run) == Extent(720, None, None, unknown)
 
 
 def test_fewer_rows_than_a_batch_are_said_and_no_reason_to_refuse(corpus):
-    unknown = "the data has 7 rows, fewer than a batch of 8; --rows N plans for more"
+    unknown = "the data has 7 sequences, less than a batch of 8; --rows N gives more"
     assert extent(asked(corpus), rows=7) == Extent(720, 4, None, unknown)

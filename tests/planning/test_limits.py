@@ -6,7 +6,7 @@ from tests.planning.plans import made
 from windlass import api
 from windlass.config import Limits, Within
 from windlass.errors import UserError
-from windlass.planning.limits import kept
+from windlass.planning.limits import enforce
 from windlass.planning.plan import Plan
 
 # 7200 steps of half a second are an hour, a start takes 4 minutes: $10.24 of 8 v5e at $1.20.
@@ -19,7 +19,7 @@ OTHER = made("v6e-8", seconds=0.1)  # nobody knows its price
 
 def told(budget: float | None = None, within: str | None = None, *plans: Plan) -> list[str]:
     limits = Limits(budget=budget, within=Within.read(within) if within else None)
-    found = kept(plans or [EIGHT, SLOW, H100, LARGE], limits)
+    found = enforce(plans or [EIGHT, SLOW, H100, LARGE], limits)
     return [getattr(one, "why", "kept") for one in found]
 
 
@@ -77,13 +77,13 @@ def test_what_is_in_time_on_demand_and_cheap_enough_on_spot_alone_is_left_out():
         (
             (50.0, None),
             [OTHER],
-            "nothing keeps to --budget 50: mine on v6e-8: what a TPU v6e costs is not known",
+            "nothing keeps to --budget 50: mine on v6e-8: no price of a TPU v6e is known",
         ),
         (
             (None, "2d"),
             [made("v5e-8", steps=None)],
-            "nothing keeps to --within 2d: mine on v5e-8: how long it takes is not known; "
-            "--rows N may say it",
+            "nothing keeps to --within 2d: mine on v5e-8: its duration is not known; "
+            "--rows N may give it",
         ),
     ],
 )

@@ -97,7 +97,7 @@ def test_no_loop_over_layers_leaves_the_weights_that_each_had_gathered(remat):
 
 def test_where_the_compiler_has_spoken_the_parts_add_up_to_what_it_said():
     parts = {"weights": 4.0, "optimiser": 8.0, "activations": 6.0, "other": 2.0}
-    found = memory.Memory(parts, limit=100, error=0.1).as_found(28.0)
+    found = memory.Memory(parts, limit=100, error=0.1).as_compiled(28.0)
     assert found.parts == {"weights": 4.0, "optimiser": 8.0, "activations": 12.0, "other": 4.0}
     assert found.total == 28.0 and found.fits
     assert math.isclose(found._replace(limit=28).total, 28.0) and found._replace(limit=28).fits

@@ -50,7 +50,7 @@ def test_where_no_speed_is_known_the_memory_is_told_all_the_same():
 def test_what_a_compiler_takes_fits_only_into_what_a_program_may_use(gib, fits):
     plan = made(gib=gib)
     found = CompilerReport("XLA", round(gib * GIB), True, None, None, None, None, 1.0)
-    memory = plan.memory.as_found(found.peak_bytes)
+    memory = plan.memory.as_compiled(found.peak_bytes)
     compiled = CompilerCheck(found, gib * GIB)
     assert dataclasses.replace(plan, memory=memory, compiled=compiled).fits == fits
 

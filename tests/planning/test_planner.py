@@ -25,7 +25,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.traced import described, trace
 from windlass.run_folder import plan_file
 from windlass.starting.describe import describe
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import Meter
 from windlass.training import loop, report
 
@@ -48,7 +48,7 @@ class Greedy(Meter):
 
 def refused(folder: Path, *keys: str) -> str:
     console = Console(file=StringIO())
-    with pytest.raises(UserError) as refusal, Report(console) as told:
+    with pytest.raises(UserError) as refusal, ConsoleReport(console) as told:
         windlass.train(copy.deepcopy(RECIPE), [*KEYS, f"run.dir={folder}", *keys], report=told)
     assert isinstance(refusal.value.__cause__, JaxRuntimeError)
     return str(refusal.value)
@@ -71,7 +71,7 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
     happened, *same, left = refused(run).splitlines()
     assert re.fullmatch(
         r"out of memory after step 3: a step needs about \S+ \wiB on each CPU, of which a program "
-        r"may use \S+ GiB, and 1024.0 TiB more could not be had: something else holds memory "
+        r"may use \S+ GiB, and 1024.0 TiB more could not be allocated: something else holds memory "
         r"there, or this estimate is too low",
         happened,
     )

@@ -63,7 +63,7 @@ def test_a_place_that_no_price_is_of_is_refused_with_the_nearest():
     with pytest.raises(UserError) as refusal:
         prices.check_place(prices.load(), "us-east-5")
     said, there = str(refusal.value).split("? ")
-    assert said == "no price is of us-east-5; did you mean us-east5"
+    assert said == "no price is known at us-east-5; did you mean us-east5"
     assert there.startswith("there are asia-east1, asia-northeast1, ") and "aws" in there
 
 
@@ -82,7 +82,7 @@ def test_old_prices_are_warned_about():
     assert prices.warning([new]) is None
     assert prices.warning([]) is None
     assert prices.warning([new, first._replace(date="2020-02-01"), *others]) == (
-        f"prices here are of 2020-02-01, {prices.days('2020-02-01')} days ago, and spot prices "
+        f"prices are from 2020-02-01, {prices.days('2020-02-01')} days ago, and spot prices "
         "change daily: `windlass prices --update FILE` takes newer ones"
     )
 
@@ -96,10 +96,7 @@ prices:
   - {chip: v6e, on_demand: cheap, regions: x}
 """
 CHIPS = ", ".join(chip.slug for chip in chips.every()[:-1]) + " and rtx-pro-6000"
-DOLLARS = (
-    "it must be USD for a chip and an hour, above 0 and at most 50; one that is not known is left "
-    "out"
-)
+DOLLARS = "it must be USD per chip-hour, above 0 and at most 50; one that is not known is left out"
 
 
 def refused(file: Path, text: str) -> list[str]:
@@ -119,7 +116,7 @@ def test_every_problem_of_a_file_is_said_at_once_and_nothing_is_stored(tmp_path,
         ("prices.0.chip", f'is "h10"; did you mean h100? there are {CHIPS}'),
         ("prices.0.on_demand", f"is 700; {DOLLARS}"),
         ("prices.0.spot", f"is 0; {DOLLARS}"),
-        ("prices.0.date", 'is "2926-01-01"; it must not be yet to come'),
+        ("prices.0.date", 'is "2926-01-01"; it must not be in the future'),
         ("prices.1", "has neither on_demand nor spot"),
         ("prices.2.regions", "unknown; did you mean region?"),
         ("prices.2.provider", "is required: text"),
@@ -128,13 +125,13 @@ def test_every_problem_of_a_file_is_said_at_once_and_nothing_is_stored(tmp_path,
     row = "  - {chip: v6e, provider: gcp, spot: 1}\n"
     assert refused(file, f"date: 2026-01-01\nsources: []\nprices:\n{row}{row}") == [
         f"1 problem in {file}:",
-        "  prices.1  is of the same chip and place as prices.0",
+        "  prices.1  has the same chip and place as prices.0",
     ]
     assert refused(file, "date: 2026-01-01\nsources: []\nprices: []\n")[1:] == [
         "  prices  is empty"
     ]
     assert refused(file, "v5e 1.20") == [
-        f"{file} is no file of prices: these have date, sources and prices"
+        f"{file} is no price file: these have date, sources and prices"
     ]
     assert not config.exists()
 
@@ -155,7 +152,7 @@ def test_stored_prices_that_were_spoilt_since_say_the_way_back(config):
     with pytest.raises(UserError) as refusal:
         prices.load()
     assert str(refusal.value) == (
-        f"{config}/windlass/prices.yaml is no file of prices: these have date, sources and prices\n"
-        "`windlass prices --reset` goes back to those of windlass"
+        f"{config}/windlass/prices.yaml is no price file: these have date, sources and prices\n"
+        "`windlass prices --reset` restores those of windlass"
     )
     assert prices.reset() == prices.load()

@@ -28,7 +28,7 @@ class MadeUp(Trials):
     def __init__(self, run: Described, limit: int):
         super().__init__(run, find("v5e-8"), limit=limit)
 
-    def _tried(self, setting: Setting, described: Described) -> Trial:
+    def _estimate(self, setting: Setting, described: Described) -> Trial:
         assert self.limit is not None
         rows, split = described.batches.per_device, dict(setting.split)
         held = HELD[setting.remat] * rows / split["tensor"] + 400 / split["fsdp"] / split["tensor"]

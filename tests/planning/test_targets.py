@@ -111,7 +111,7 @@ V5E = "v5e-1, v5e-4, v5e-8, v5e-16, v5e-32, v5e-64, v5e-128 and v5e-256"
         ),
         (
             "12xh100,0xcpu",
-            '"12xh100" is no number of whole hosts, which have 8 GPUs each; 8xh100 or 16xh100 '
+            '"12xh100" is no whole number of hosts, which have 8 GPUs each; 8xh100 or 16xh100 '
             'would do\n"0xcpu" has no CPU devices; 1 or more would do',
         ),
         ("8000000xh100", '"8000000xh100" is 8,000,000 devices; a plan has 100,000 at most'),

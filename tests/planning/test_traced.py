@@ -5,7 +5,7 @@ import gc
 from tests.trained import recipe
 from windlass.models import qwen3
 from windlass.planning import targets, traced
-from windlass.program.abstract import blank
+from windlass.program.abstract import abstract_model
 from windlass.program.built import Built
 from windlass.program.programs import Programs
 
@@ -18,7 +18,7 @@ def test_a_model_is_made_once_for_all_targets(monkeypatch):
         return init(self, key)
 
     monkeypatch.setattr(qwen3.Config, "init", counted)
-    blank.cache_clear()
+    abstract_model.cache_clear()
     for target in targets.several("v5e-8,v6e-1,h200"):
         described = traced.described(recipe(adapter={"kind": "lora"}), target)
         with described.scope():

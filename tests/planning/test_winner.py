@@ -41,7 +41,7 @@ def test_a_run_that_trains_on_more_is_not_dearer_for_it():
 def test_where_prices_are_missing_it_is_said_and_the_fastest_counts_if_all_are():
     some = best_of(made("v5e-8"), made("v6e-8", seconds=0.1))
     assert (named(some), some.by) == ("v5e-8", "cheapest")
-    assert some.note == "what v6e-8 would cost is not known"
+    assert some.note == "no price of v6e-8 is known"
     none = best_of(made("v6e-8"), made("v6e-4", seconds=0.1))
     assert (named(none), none.by) == ("v6e-4", "fastest")
-    assert none.note == "no price is known, and so the fastest is looked for"
+    assert none.note == "no price is known, so targets are ranked by speed"

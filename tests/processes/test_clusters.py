@@ -6,15 +6,15 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 import pytest
 
 from windlass.errors import UserError
-from windlass.processes.clusters import Asked, Hosts, find
+from windlass.processes.clusters import ClusterFlags, Hosts, find
 
 TORCHRUN = {"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "host-a", "MASTER_PORT": "29500"}
 SLURM = {"SLURM_JOB_ID": "7", "SLURM_STEP_NODELIST": "node[1-2]", "SLURM_NTASKS": "2"}
 SLURM |= {"SLURM_PROCID": "1", "SLURM_LOCALID": "0", "SLURM_STEP_NUM_NODES": "2"}
 
 
-def flags(coordinator="host-a:8476", processes=2, process=1) -> Asked:
-    return Asked(coordinator=coordinator, processes=processes, process=process)
+def flags(coordinator="host-a:8476", processes=2, process=1) -> ClusterFlags:
+    return ClusterFlags(coordinator=coordinator, processes=processes, process=process)
 
 
 def test_flags_win_over_what_the_environment_says():
@@ -64,13 +64,13 @@ def test_a_single_process_joins_nobody(asked, environ):
     "asked, environ, message",
     [
         (
-            Asked(coordinator="host-a:8476", processes=2),
+            ClusterFlags(coordinator="host-a:8476", processes=2),
             {},
             "--process is missing; --coordinator HOST:PORT, --processes N and --process I go "
             "together, on every host",
         ),
         (
-            Asked(process=1),
+            ClusterFlags(process=1),
             {},
             "--coordinator and --processes are missing; --coordinator HOST:PORT, --processes N and "
             "--process I go together, on every host",

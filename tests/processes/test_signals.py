@@ -95,8 +95,8 @@ def test_a_signal_during_a_compilation_leaves_no_crash():
 def test_a_trainer_ends_when_its_parent_and_the_terminal_are_gone():
     body = """
         import time
-        from windlass.processes.pipe import Line
-        with Signals(Line(heard=0, told=1, log="")).listening():
+        from windlass.processes.pipe import Pipe
+        with Signals(Pipe(signals=0, facts=1, log="")).listening():
             print("ready", flush=True)
             time.sleep(30)
     """

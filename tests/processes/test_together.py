@@ -15,7 +15,7 @@ from windlass import api
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.processes.signals import Signals
 from windlass.run_folder import folder as folders
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read
 from windlass.training.loop import train
 
@@ -28,7 +28,7 @@ ON_EACH = ["train.batch=null", "train.batch_per_device=1", "train.accumulation=2
 def alone(folder: Path, *keys: str) -> str:
     """A run in this process; what it said."""
     console = Console(record=True, width=1000, file=StringIO())
-    with Report(console) as report:
+    with ConsoleReport(console) as report:
         words = [*KEYS, f"run.dir={folder}", *keys]
         train(copy.deepcopy(RECIPE), words, signals=Signals(), report=report)
     return console.export_text()

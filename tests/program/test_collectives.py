@@ -12,7 +12,7 @@ import pytest
 from tests import tiny
 from tests.collectives import Collective, collectives
 from tests.training.bench import Bench
-from windlass.devices.axes import WEIGHTS, About, annotate
+from windlass.devices.axes import WEIGHTS, ArrayFacts, annotate
 from windlass.devices.mesh import AXES
 
 GATHERS = ("all-gather",)
@@ -36,7 +36,7 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     model = tiny.made(config)
     rows = tuple(name for name in ("data", "fsdp") if sizes[name] > 1)
 
-    def held(x: jax.Array, about: About) -> int:
+    def held(x: jax.Array, about: ArrayFacts) -> int:
         """A weight where it is used: gathered over fsdp, still in pieces over tensor."""
         shape = dict(zip(about.axes, x.shape[x.ndim - len(about.axes) :], strict=True))
         split = any(
@@ -45,10 +45,10 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
         )
         return WORD * x.size // (sizes["tensor"] if split else 1)
 
-    def stored(x: jax.Array, about: About) -> int:
+    def stored(x: jax.Array, about: ArrayFacts) -> int:
         return held(x, about) if "embed" in about.axes else 0
 
-    def spread(x: jax.Array, about: About) -> int:
+    def spread(x: jax.Array, about: ArrayFacts) -> int:
         return 0 if about.is_matrix else held(x, about)
 
     weights, in_pieces, vectors = (

@@ -20,7 +20,7 @@ from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.program.trainable import choose
 from windlass.starting.describe import describe
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.training.loop import train
 
 FROZEN = {"family": "frozen", "vocab": 257, "embed": 16, "units": 24, "layers": 2, "seed": 5}
@@ -48,7 +48,7 @@ def recipe(**train) -> dict:
 
 def test_training_leaves_a_fixed_array_as_it_was_drawn(tmp_path):
     console = Console(record=True, width=1000, file=StringIO())
-    with Report(console) as report:
+    with ConsoleReport(console) as report:
         train(recipe(), [f"run.dir={tmp_path}/run"], report=report)
     shape = jax.ShapeDtypeStruct((2, 24, 24), jnp.float32)
     stored = load_frozen(tmp_path / "run", {"model": {RESERVOIR: shape}}, {}, part=True)

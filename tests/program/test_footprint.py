@@ -59,7 +59,7 @@ CHOSEN = [
     (
         ("0.5B", V5E),
         (1, 8, 1),
-        "weights and optimiser take 1.0 of 15.8 GiB, whole they would take 8.3",
+        "weights and optimiser take 1.0 of 15.8 GiB, unsharded they would take 8.3",
     ),
     (
         ("0.5B", V5E, LORA),
@@ -74,23 +74,23 @@ CHOSEN = [
     (
         ("8B", V5E, LORA, "train.batch=8"),
         (1, 8, 1),
-        "weights and optimiser take 2.0 of 15.8 GiB, whole they would take 15.7",
+        "weights and optimiser take 2.0 of 15.8 GiB, unsharded they would take 15.7",
     ),
     (
         ("3B", V6E),
         (1, 8, 1),
-        "weights and optimiser take 6.5 of 31.2 GiB, whole they would take 51.7",
+        "weights and optimiser take 6.5 of 31.2 GiB, unsharded they would take 51.7",
     ),
     (
         ("0.6B", V6E, "train.batch=4"),
         (1, 4, 2),
-        "4 rows for 8 devices; weights and optimiser take 1.2 of 31.2 GiB, whole they would take "
-        "5.0",
+        "4 rows for 8 devices; weights and optimiser take 1.2 of 31.2 GiB, "
+        "unsharded they would take 5.0",
     ),
     (
         ("0.6B", V6E, "train.batch_per_device=2", "train.batch=null", "mesh.data=2"),
         (2, 4, 1),
-        "weights and optimiser take 2.5 of 31.2 GiB, whole they would take 10.0",
+        "weights and optimiser take 2.5 of 31.2 GiB, unsharded they would take 10.0",
     ),
 ]
 
@@ -122,7 +122,7 @@ def test_slices_divide_the_data_and_each_has_the_weights_in_pieces():
     found = choice(run, 32, held, slices=2)
     assert found.split == {"data": 2, "fsdp": 16, "tensor": 1}
     assert found.why == (
-        "weights and optimiser take 3.2 of 31.2 GiB, whole they would take 51.7; "
+        "weights and optimiser take 3.2 of 31.2 GiB, unsharded they would take 51.7; "
         "data over the network between 2 slices"
     )
     # Each slice alone is too small for what is trained.
@@ -134,7 +134,7 @@ def test_slices_divide_the_data_and_each_has_the_weights_in_pieces():
 def test_where_memory_is_not_known_weights_are_in_pieces_and_on_one_device_nothing_is_said():
     found = choice(read("0.5B"), 8)
     assert tuple(found.split.values()) == (1, 8, 1)
-    assert found.why == "in pieces, as the catalogue has not the memory of such devices"
+    assert found.why == "sharded, as the memory of such devices is not in the catalogue"
     assert choice(read("0.5B"), 1, bytes_of("0.5B", V5E)).why is None
     assert choice(read("0.5B", "mesh.fsdp=1"), 8).split["data"] == 8
     assert choice(read("0.5B", "mesh.tensor=2"), 8).split == {"data": 1, "fsdp": 4, "tensor": 2}

@@ -4,7 +4,7 @@ import pytest
 
 from windlass.optim import Schedule
 from windlass.optim.adamw import Optimizer
-from windlass.program.length import Length, fate
+from windlass.program.length import Length, schedule_change
 from windlass.run import Train
 
 
@@ -35,7 +35,7 @@ from windlass.run import Train
 )
 def test_the_learning_rate_before_and_after_is_said(schedule, after, done, said):
     optimizer = Optimizer(learning_rate=1e-3, schedule=Schedule(**schedule))
-    told = fate(optimizer.rate, 100, after, done)
+    told = schedule_change(optimizer.rate, 100, after, done)
     end = float(optimizer.rate(after)(after - 1))
     assert told == (
         f"the run had 100 steps and has {after}: the learning rate {said}; "

@@ -90,8 +90,8 @@ def test_whoever_is_not_logged_in_is_told_how_before_anything_is_written(folder)
         "`hf auth login` does that, with a token that may write"
     )
     assert pushed(folder, "me/mine", HF_HUB_OFFLINE="1") == (
-        "--push needs the hub, which is not asked, since HF_HUB_OFFLINE is set; without --push the "
-        "folder is written, and `hf upload me/mine FOLDER` uploads it later"
+        "--push needs the hub, which is not contacted, since HF_HUB_OFFLINE is set; without --push "
+        "the folder is written, and `hf upload me/mine FOLDER` uploads it later"
     )
     assert pushed(folder, "me/mine/it") == (
         "--push is me/mine/it; it must be OWNER/NAME, as the hub writes it"

@@ -37,5 +37,5 @@ def test_what_is_paid_on_spot_takes_as_long_as_on_spot():
 
 def test_what_a_compiler_said_of_memory_is_not_off_by_nothing():
     plan = made()
-    sure = dataclasses.replace(plan, memory=plan.memory.as_found(plan.memory.total))
+    sure = dataclasses.replace(plan, memory=plan.memory.as_compiled(plan.memory.total))
     assert dict(gains.gain(Best(sure, sure, {}, 3)))["memory"] == "8.0 of 15.8 GiB per device"

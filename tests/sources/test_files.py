@@ -15,7 +15,7 @@ import pyarrow.parquet
 import pytest
 
 from windlass.errors import UserError
-from windlass.sources import File, Reader, files, jsonl, npy, parquet, text
+from windlass.sources import Reader, SourceFile, files, jsonl, npy, parquet, text
 
 TEXTS = ["one", "two\nlines", "", "vier und fünf"]
 FAR = {"memory": "memory://corpus", "local": "file://{folder}"}
@@ -110,13 +110,13 @@ def test_a_weight_does_not_change_the_fingerprint(here: Path):
 
 def test_a_reader_keeps_one_file_open(here: Path, monkeypatch: pytest.MonkeyPatch):
     opened: list[str] = []
-    plain = File.open
+    plain = SourceFile.open
 
-    def watched(self: File):
+    def watched(self: SourceFile):
         opened.append(Path(self.name).name)
         return plain(self)
 
-    monkeypatch.setattr(File, "open", watched)
+    monkeypatch.setattr(SourceFile, "open", watched)
     first, second = files(str(here), ".jsonl")
     reader = Reader()
     for file, begin in ((first, 0), (first, 9), (first, 2), (second, 0), (second, 1)):

@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests.prepared import tokenized
 from windlass.data import Data, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -65,7 +66,7 @@ def test_ids_are_prepared_as_the_text_that_they_were_made_of(tmp_path: Path):
         path=save(tmp_path / "a.npy", sum(ids, [])), offsets=save(tmp_path / "b.npy", offsets)
     )
     how = {"length": 64, "cache": str(tmp_path / "cache")}
-    made, read = (prepare(Data(source=source, **how), BYTE) for source in (tokens, told))
+    made, read = (tokenized(Data(source=source, **how), BYTE) for source in (tokens, told))
     assert (made.corpora[0].tokens == read.corpora[0].tokens).all()
     assert (made.corpora[0].offsets == read.corpora[0].offsets).all()
     assert (made.corpora[0].counts == read.corpora[0].counts).all()

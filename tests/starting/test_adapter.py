@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from tests import published
 from tests.training.campaign import RECIPE
 from tests.training.test_loop import SMALL, Told
 from windlass import adapters, api
@@ -22,7 +23,6 @@ from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.checkpoint.store import FROZEN, Store, folder_of, load, load_frozen
 from windlass.errors import UserError
-from windlass.hub import peft
 from windlass.models import qwen3
 from windlass.run_folder import folder as folders
 from windlass.starting import adapter, origin
@@ -173,7 +173,7 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
         state, frozen = old.programs.abstract_state()
         state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
     whole = eqx.combine(state, old.built.static)
-    peft.write(Path("from"), whole, lora(old), qwen3.NAMES, "owner/name")
+    published.save_adapter(Path("from"), whole, lora(old), qwen3.NAMES, "owner/name")
     recipe = RECIPE | {"adapter": {"kind": "lora", "path": "from", "dropout": 0.2}}
 
     new = session("run.dir=new", recipe=recipe)
@@ -204,7 +204,7 @@ def test_a_field_that_disagrees_with_the_folder_of_an_adapter_is_refused(run):
     whole = begun.built
     arrays = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), whole.abstract)
     model = eqx.combine(arrays, whole.static)
-    peft.write(Path("from"), model, lora(begun), qwen3.NAMES, None)
+    published.save_adapter(Path("from"), model, lora(begun), qwen3.NAMES, None)
     given = {"kind": "lora", "path": "from", "rank": 8, "alpha": 8, "dora": True}
     assert refused(recipe=RECIPE | {"adapter": given}) == (
         "2 problems in the recipe and the command line:\n"

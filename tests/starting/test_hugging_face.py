@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import windlass
-from tests import tiny, trained
+from tests import published, tiny, trained
 from tests.hub import folders as models
 from tests.training.test_loop import Told
 from windlass.checkpoint import archive
@@ -21,7 +21,6 @@ from windlass.config.start import Start
 from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.hub import config as configs
-from windlass.hub import weights
 from windlass.models import qwen3
 from windlass.run_folder import folder as folders
 from windlass.starting import origin
@@ -38,7 +37,7 @@ def publish(folder: Path, seed: int = 0) -> dict[str, np.ndarray]:
     """A small model with a tokenizer, as it would be downloaded; gives its arrays."""
     folder.mkdir(parents=True)
     model = jax.jit(CONFIG.init)(jax.random.key(seed))
-    weights.write(folder, model, qwen3.NAMES, shard_bytes=50_000)
+    published.save_weights(folder, model, qwen3.NAMES, shard_bytes=50_000)
     config = configs.written(CONFIG, length=90, dtype="float32")
     (folder / "config.json").write_text(json.dumps(config))
     (folder / "generation_config.json").write_text(json.dumps(GENERATION))

@@ -125,8 +125,8 @@ def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
     with pytest.raises(UserError) as refusal:
         chosen(place, monkeypatch, "someone/chat")
     assert str(refusal.value) == (
-        "data.source.name is someone/chat; the hub is not asked, since HF_HUB_OFFLINE is set, and "
-        f"it is not in {tmp_path}, which has someone/chats. Where there is a connection, `hf "
+        "data.source.name is someone/chat; the hub is not contacted, since HF_HUB_OFFLINE is set, "
+        f"and it is not in {tmp_path}, which has someone/chats. Where there is a connection, `hf "
         "download someone/chat --repo-type dataset` fills that folder, which can be copied here, "
         "and with --local-dir FOLDER makes one that a recipe names by its path"
     )
@@ -157,7 +157,7 @@ def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
             "--data is table.tsv; files that end in .jsonl, .ndjson, .json, .parquet, .csv or .txt "
             "are read, and folders of them",
         ),
-        ("model", "empty.jsonl", "--data is empty.jsonl, which has no rows"),
+        ("model", "empty.jsonl", "--data is empty.jsonl, which has no examples"),
         (
             "model",
             "pairs.jsonl",
@@ -183,5 +183,6 @@ def test_a_name_that_is_neither_a_folder_nor_on_the_hub_says_both(place, monkeyp
     with pytest.raises(UserError) as refusal:
         chosen(place, monkeypatch, "few.jsonl", model="modles/qwen")
     assert str(refusal.value).startswith(
-        "there is no folder modles/qwen here, and model.hub is modles/qwen; the hub is not asked"
+        "there is no folder modles/qwen here, and model.hub is modles/qwen; the hub is not "
+        "contacted"
     )

@@ -16,7 +16,7 @@ from rich.console import Console
 from tests import tiny
 from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.compiles import Program, Recompiled, Watch
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.heartbeat import PATIENCE
 
 
@@ -31,8 +31,8 @@ class Watched:
         patience: float = PATIENCE,
     ):
         self.file, self.out = folder / "compile.jsonl", io.StringIO()
-        self.report = Report(Console(file=self.out, width=1000), patience=patience)
-        self.watch = Watch(self.report, strict=strict, kept=Kept(None), former=former)
+        self.report = ConsoleReport(Console(file=self.out, width=1000), patience=patience)
+        self.watch = Watch(self.report, strict=strict, cache=Kept(None), former=former)
         self.watch.open(self.file, 0)
 
     @property
@@ -190,7 +190,7 @@ def test_what_another_run_wrote_of_its_compilations_may_be_spoilt(tmp_path):
 
 
 def test_records_are_written_once_the_run_is_known_to_be_right(tmp_path):
-    watch = Watch(Report(Console(file=io.StringIO())), strict=False, kept=Kept(None))
+    watch = Watch(ConsoleReport(Console(file=io.StringIO())), strict=False, cache=Kept(None))
     with watch:
         Program(double, "start")(np.int16(3), {"tokens": np.ones(3, np.int16)})
         assert not list(tmp_path.iterdir())

@@ -4,7 +4,7 @@ import re
 import pytest
 from rich.console import Console
 
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 
 SPEEDS = {"loss": 3.21456, "step_ms": 250, "tokens_per_second": 12_345.0, "mfu": 0.4123}
 
@@ -17,7 +17,7 @@ class Clock:
         return self.now
 
 
-def tell_everything(report: Report, clock: Clock):
+def tell_everything(report: ConsoleReport, clock: Clock):
     with report:
         report.banner([("device", "8 × TPU v5 lite"), ("run", "runs/[quickstart]-1a2b")])
         report.note("going on from step 10")
@@ -35,17 +35,17 @@ def tell_everything(report: Report, clock: Clock):
         report.end([("loss", "3.1000")])
 
 
-def plain(environ=None) -> tuple[Report, io.StringIO, Clock]:
+def plain(environ=None) -> tuple[ConsoleReport, io.StringIO, Clock]:
     file, clock = io.StringIO(), Clock()
-    return Report(Console(file=file, _environ=environ or {}), clock=clock), file, clock
+    return ConsoleReport(Console(file=file, _environ=environ or {}), clock=clock), file, clock
 
 
-def terminal(**environ) -> tuple[Report, io.StringIO, Clock]:
+def terminal(**environ) -> tuple[ConsoleReport, io.StringIO, Clock]:
     file, clock = io.StringIO(), Clock()
     console = Console(
         file=file, force_terminal=True, width=120, _environ={"TERM": "xterm-256color"} | environ
     )
-    return Report(console, clock=clock), file, clock
+    return ConsoleReport(console, clock=clock), file, clock
 
 
 def test_without_a_terminal_everything_is_a_plain_line():
@@ -130,8 +130,8 @@ def test_waiting_for_data_is_said_once_with_what_helps_and_not_of_the_first_step
         for step, wait in [(11, 150.0), (12, 19.0), (13, 50.0), (14, 90.0)]:
             report.step(step, waiting(wait))
     assert [line for line in file.getvalue().splitlines() if "waiting" in line] == [
-        "warning: 25% of a step is spent waiting for data (data_wait_ms in metrics.jsonl goes on "
-        "telling); more data.workers or a larger data.prefetch may help"
+        "warning: 25% of a step is spent waiting for data (see data_wait_ms in metrics.jsonl); "
+        "more data.workers or a larger data.prefetch may help"
     ]
 
 

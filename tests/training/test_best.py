@@ -165,7 +165,7 @@ def test_patience_without_anything_to_wait_for_is_refused():
     recipe = RECIPE | {"data": RECIPE["data"] | {"validation": 0}}
     assert refused("train.patience=3", "train.evaluate_every=null", recipe=recipe) == (
         "1 problem in the recipe and the command line:\n"
-        "  train.patience  is 3; it counts evaluations: say train.evaluate_every and "
+        "  train.patience  is 3; it counts evaluations: set train.evaluate_every and "
         "data.validation too"
     )
     assert refused("train.patience=0", "train.ema=1") == (

@@ -13,7 +13,7 @@ from tests.spawn import REPOSITORY, processes
 from windlass import api
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read
 from windlass.training.loop import train
 
@@ -24,7 +24,7 @@ KEYS = ["telemetry.every=1", "train.evaluate_every=3", "checkpoint.every=3"]
 def alone(folder: Path, *keys: str) -> str:
     """A run in this process; what it printed."""
     console = Console(record=True, width=1000, file=StringIO())
-    with Report(console) as report:
+    with ConsoleReport(console) as report:
         words = [*KEYS, f"run.dir={folder}", *keys]
         train(RECIPE, words, signals=Signals(), report=report)
     return console.export_text()

@@ -28,14 +28,14 @@ from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
 from windlass.data.load import Loader
 from windlass.devices import selection
-from windlass.devices.selection import Chosen
+from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
 from windlass.planning import planner
 from windlass.processes.signals import Signals
 from windlass.program.described import Divided
 from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.training import loop
 from windlass.training.loop import Trained, train
 from windlass.training.session import open_session
@@ -56,7 +56,7 @@ class Told:
     ):
         self.console = Console(record=True, width=1000, file=StringIO())
         recipe, signals = copy.deepcopy(recipe or RECIPE), Stops(stops)
-        with Report(self.console) as report:
+        with ConsoleReport(self.console) as report:
             how = {"signals": signals, "report": report, "plans": plans}
             self.trained: Trained = train(recipe, [*SMALL, *keys], **how)
         self.text = self.console.export_text()
@@ -129,8 +129,8 @@ def test_the_banner_says_what_will_happen(finished):
     _, told = finished
     expected = [
         f"device       {len(jax.devices())} × cpu (requested: cpu)",
-        "mesh         data 1 × fsdp 8 × tensor 1 (in pieces, as the catalogue has not the memory "
-        "of such devices)",
+        "mesh         data 1 × fsdp 8 × tensor 1 (sharded, as the memory of such devices is not "
+        "in the catalogue)",
         "parameters   26,848 trainable of 26,848",
         "batch        16 = 1 a device × 2 accumulation × 8 shards, of 64 tokens",
         "precision    float32 compute, float32 weights and optimiser",
@@ -409,14 +409,12 @@ def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(
 def test_a_checkpoint_of_another_vocabulary_is_refused_with_both(finished, here):
     run = mine(finished, here)
     keys = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
-    there, other = (
-        api.prepare(copy.deepcopy(RECIPE), words).vocabulary.fingerprint[:12]
-        for words in ([], keys)
-    )
+    there, other = (api.prepare(copy.deepcopy(RECIPE), words).vocabulary for words in ([], keys))
+    assert there is not None and other is not None
     assert refused(f"run.dir={run}", *keys) == (
-        f"checkpoint at step 6 was written for tokenizer of 257 tokens ({there}); this run "
-        f"describes tokenizer of 257 tokens ({other}). Take the change back, or start another run "
-        "with run.dir"
+        "checkpoint at step 6 was written for tokenizer of 257 tokens "
+        f"({there.fingerprint[:12]}); this run describes tokenizer of 257 tokens "
+        f"({other.fingerprint[:12]}). Take the change back, or start another run with run.dir"
     )
 
 
@@ -466,7 +464,9 @@ def test_a_folder_that_cannot_be_made_is_refused(here):
 
 
 def test_sizes_that_a_tpu_pads_are_told(monkeypatch):
-    monkeypatch.setattr(selection, "choose", lambda *_: Chosen("tpu", 1, "tpu", [], ["first"]))
+    monkeypatch.setattr(
+        selection, "choose", lambda *_: DeviceChoice("tpu", 1, "tpu", [], ["first"])
+    )
     monkeypatch.setattr(selection, "devices", lambda _: jax.devices()[:1])
     first, *padded = describe(copy.deepcopy(RECIPE)).warnings
     assert first == "first" and [told.partition(" is ")[0] for told in padded] == [

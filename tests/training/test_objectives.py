@@ -84,7 +84,7 @@ def test_the_sums_of_all_microbatches_of_all_steps_give_the_head_of_least_square
         hidden, targets, used = [], [], []
         for batch in _batches(opened, steps=4):
             states, _, _ = model(batch)
-            hidden.append(np.asarray(states, np.float64).reshape(-1, WIDTHS["embed"]))
+            hidden.append(np.asarray(states, np.float64).reshape(-1, states.shape[-1]))
             targets.append(np.asarray(batch["targets"]).ravel())
             used.append(np.asarray(batch["weight"]).ravel() > 0)
         found = np.asarray(opened.model(print).head.weight)

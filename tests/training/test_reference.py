@@ -15,7 +15,7 @@ from windlass.checkpoint import archive
 from windlass.errors import UserError
 from windlass.run_folder import folder as folders
 from windlass.telemetry import metrics
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 
 WORDS = "ash bay cedar dune elm fern gale heath iris jade".split()
 RECIPE = {
@@ -49,7 +49,7 @@ def write(place: Path, count: int = 100) -> None:
 
 def train(*words: str) -> tuple[Path, str]:
     console = Console(file=StringIO(), width=1000)
-    with Report(console) as report:
+    with ConsoleReport(console) as report:
         found = windlass.train(RECIPE, ["run.dir=run", *words], report=report)
     assert found.folder == Path("run")
     return found.folder, console.file.getvalue()  # pyright: ignore

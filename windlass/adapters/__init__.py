@@ -1,9 +1,10 @@
 """Adapters: what takes the place of a model's linear maps. `adapter.kind` in a recipe is the file.
 
-A file defines `Adapter`, a section that extends `Contract` with `adapt(model, names=..., key=...)`,
-which puts an `Adapted` in the place of each linear map that its patterns choose; `replaced` does
-the walking. `names` is the family's table of Hugging Face names, by which a map may be called too.
-Of a list in a recipe each is applied to what those before it made. No family knows of adapters.
+A file defines `Adapter`, a section that extends `BaseAdapter` with
+`adapt(model, names=..., key=...)`, which puts an `Adapted` in the place of each linear map that its
+patterns choose; `replaced` does the walking. `names` is the family's table of Hugging Face names,
+by which a map may be called too. Of a list in a recipe each is applied to what those before it
+made. No family knows of adapters.
 """
 
 from abc import abstractmethod
@@ -43,10 +44,10 @@ class Adapted(LinearMap):
         return self.merged().weight
 
 
-class Contract:
-    """What the section of an adapter declares beside its keys."""
+class BaseAdapter:
+    """Interface of an adapter's section, beside its keys."""
 
-    # What a run exports of it unless told: a PEFT folder, the merged model, or as it is, in files
+    # Default form of an export of its run: a PEFT folder, the merged model, or as it is, in files
     # that only Windlass reads.
     exports: ClassVar[Literal["peft", "merged", "own"]] = "merged"
     free: ClassVar[tuple[str, ...]] = ()  # keys that change nothing of what its arrays mean
@@ -55,7 +56,7 @@ class Contract:
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model: ...
 
 
-class Peft(Contract):
+class Peft(BaseAdapter):
     """An adapter that PEFT knows: it may start from a folder of PEFT's, and be exported as one.
 
     It has the keys `path`, where it starts from, and `targets`.
@@ -69,7 +70,7 @@ class Peft(Contract):
 
     @abstractmethod
     def to_peft(self) -> dict[str, Any]:
-        """What adapter_config.json has of these settings."""
+        """These settings as adapter_config.json has them."""
 
     @classmethod
     @abstractmethod
@@ -136,12 +137,12 @@ def plain(model: Model) -> Model:
 
 
 def own(model: PyTree) -> PyTree:
-    """True at each array of an adapter, False at those of the model it adapts."""
+    """Mask of adapter arrays: True there, False at those of the model it adapts."""
     return _marked(model, lambda node, field: field != "base")
 
 
 def trained(model: PyTree) -> PyTree:
-    """True at each array that an adapter declares to be trained."""
+    """Mask of the arrays that an adapter declares to be trained."""
     return _marked(model, lambda node, field: field in node.trains)
 
 
@@ -162,8 +163,8 @@ def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> lis
     The maps of a residual connection are none of the model's, and are never chosen.
     """
     apart = (LinearMap, Connection)
-    found = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda x: isinstance(x, apart))
-    maps = dict.fromkeys(name(path) for path, node in found if _is_map(node))
+    nodes = jax.tree_util.tree_leaves_with_path(model, is_leaf=lambda x: isinstance(x, apart))
+    maps = dict.fromkeys(name(path) for path, node in nodes if _is_map(node))
     called = {one: [one, EVERY, *_elsewhere(names.get(one))] for one in maps}
     words = [word for each in called.values() for word in each]
     idle = [p for p in patterns if all(first_match(word, [p]) is None for word in words)]

@@ -5,7 +5,7 @@ W + s A B by itself: y = x (W + s A B) m / ‖W + s A B‖.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, ClassVar, Literal, TypeVar
 
 import equinox as eqx
@@ -22,7 +22,7 @@ from windlass.layers.initializers import small, uniform, zeros
 from windlass.layers.linear import Linear, LinearMap
 
 Model = TypeVar("Model")
-DRAWS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
+INITIALIZERS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
 
 # How an adapter of PEFT's may have begun; the others change the weights it is added to as well.
 BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
@@ -70,7 +70,7 @@ class Adapter(Peft):
 
     @property
     def scale(self) -> float:
-        """What the product of the two matrices is multiplied with."""
+        """Scale of the product of the two matrices: alpha / rank, or alpha / sqrt(rank)."""
         alpha = 2 * self.rank if self.alpha is None else self.alpha
         return alpha / (math.sqrt(self.rank) if self.scaling == "rslora" else self.rank)
 
@@ -134,8 +134,8 @@ class Lora(Adapted):
         reads, writes = " ".join(base.reads), " ".join(base.writes)
         sizes = base.sizes | {"rank": config.rank}
         self.base = base
-        self.down = Linear(reads, "rank", sizes, draw=DRAWS[config.init], key=key)
-        self.up = Linear("rank", writes, sizes, draw=zeros, key=key)
+        self.down = Linear(reads, "rank", sizes, initializer=INITIALIZERS[config.init], key=key)
+        self.up = Linear("rank", writes, sizes, initializer=zeros, key=key)
         self.dropout, self.scale = Dropout(config.dropout, stack), config.scale
         self.magnitude = self._norms(_float32(base.merged())) if config.dora else None
 
@@ -158,21 +158,21 @@ class Lora(Adapted):
         return eqx.tree_at(lambda one: one.weight, base, weight)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self._added(self.base(x), x)
+        return self._beside(self.base, x)
 
     def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self._added(self.base.product(x), x)
+        return self._beside(self.base.product, x)
 
-    def _added(self, y: Float[Array, "..."], x: Float[Array, "..."]) -> Float[Array, "..."]:
+    def _beside(self, base: Callable, x: Float[Array, "..."]) -> Float[Array, "..."]:
         leading = ("batch", "seq", "")[: x.ndim - len(self.reads)]
         dropped = self.dropout(x, leading + self.reads)
         added = self.up(self.down(dropped)) * self.scale
         if self.magnitude is None:
-            return y + added
+            return base(x) + added
         # As PEFT: the norms are constants to the gradient, and the bias is not scaled.
         norms = jax.lax.stop_gradient(self._norms(self._sum()))
         ratio = gathered(self.magnitude / norms, self.writes).astype(x.dtype)
-        return y + (ratio - 1) * self.base.product(dropped) + ratio * added
+        return base(x) + (ratio - 1) * self.base.product(dropped) + ratio * added
 
     def _sum(self) -> Float[Array, "..."]:
         base, down, up = map(_float32, (self.base.merged(), self.down, self.up))

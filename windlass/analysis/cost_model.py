@@ -98,34 +98,34 @@ class _Reader:
                 self.collectives += _sums(node, readers, times)
 
     def has_vocab_axis(self, program: Jaxpr) -> bool:
-        """Whether logits are computed here, and not only in calls or bodies of loops."""
+        """Return True if logits are computed here, and not only in calls or bodies of loops."""
         dots = [e for e in program.eqns if primitive(e).kind is Kind.MATMUL]
         shapes = [per_device.shape(v) for e in dots for v in (*e.invars, *e.outvars)]
         return any(per_device.has_vocab_axis(shape, self.vocab) for shape in shapes)
 
 
 def _divide(nodes: list[Node], outputs: list[Value]) -> None:
-    """Count of arrays that the compiler shards only the shard that each device needs: of random
-    numbers, say, those of its own part of the batch."""
-    wanted: dict[int, Amount] = dict.fromkeys(map(id, outputs), 1.0)
+    """Scale the operations on arrays that the compiler shards to the shard that a device needs: of
+    random numbers, say, those of its own part of the batch."""
+    needed: dict[int, Amount] = dict.fromkeys(map(id, outputs), 1.0)
     for node in reversed(nodes):
-        share = max(wanted.get(id(value), 0.0) for value in node.writes) if node.is_auto else 1.0
+        share = max(needed.get(id(value), 0.0) for value in node.writes) if node.is_auto else 1.0
         node.operations *= share
         size = node.writes[0].elements
         for value in node.reads:
             is_alike = node.is_auto and value.elements == size
             piece = size / value.elements if node.name == "reshard" and value.elements else 1.0
             of_it = share if is_alike else min(1.0, piece)
-            wanted[id(value)] = max(wanted.get(id(value), 0.0), of_it)
+            needed[id(value)] = max(needed.get(id(value), 0.0), of_it)
 
 
 def _add_up(nodes: list[Node], readers: dict[int, list[Node]]) -> None:
     """Move all-reduces behind sums of their results: one of the sum instead of one of each term."""
-    made = {id(value): node for node in nodes for value in node.writes}
+    makers = {id(value): node for node in nodes for value in node.writes}
     for node in nodes:
         if node.name not in ("add", "add_any"):
             continue
-        terms = [made[id(value)] for value in node.reads if id(value) in made]
+        terms = [makers[id(value)] for value in node.reads if id(value) in makers]
         axes = {tuple(term.partial_axes) for term in terms}
         alone = all(len(readers[id(value)]) == 1 for value in node.reads)
         if len(terms) == len(node.reads) and len(axes) == 1 and alone:
@@ -136,22 +136,22 @@ def _add_up(nodes: list[Node], readers: dict[int, list[Node]]) -> None:
 
 def _sums(node: Node, readers: dict[int, list[Node]], times: Amount) -> list[Collective]:
     """The collectives of a partial sum: a reduce-scatter where a shard is needed, or all-reduce."""
-    value, wanted = node.writes[0], frozenset[str]()
-    while len(found := readers.get(id(value), [])) == 1:
-        (reader,) = found
+    value, scattered = node.writes[0], frozenset[str]()
+    while len(users := readers.get(id(value), [])) == 1:
+        (reader,) = users
         if reader.name == "reshard":
-            wanted = reader.writes[0].axes - reader.reads[0].axes
+            scattered = reader.writes[0].axes - reader.reads[0].axes
             break
         # A reduce-scatter may as well come after a scaling.
         if not reader.is_scaling:
             break
         value = reader.writes[0]
-    over = [axis for axis in node.partial_axes if axis not in wanted]
-    pieces = [axis for axis in node.partial_axes if axis in wanted]
-    moved, found = node.writes[0].bytes, []
+    over = [axis for axis in node.partial_axes if axis not in scattered]
+    pieces = [axis for axis in node.partial_axes if axis in scattered]
+    moved, collectives = node.writes[0].bytes, []
     if pieces:
-        found.append(Collective("reduce-scatter", tuple(pieces), moved, times, node.part))
+        collectives.append(Collective("reduce-scatter", tuple(pieces), moved, times, node.part))
     if over:
         share = reader.writes[0].elements / reader.reads[0].elements if pieces else 1.0
-        found.append(Collective("all-reduce", tuple(over), moved * share, times, node.part))
-    return found
+        collectives.append(Collective("all-reduce", tuple(over), moved * share, times, node.part))
+    return collectives

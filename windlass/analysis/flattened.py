@@ -1,4 +1,4 @@
-"""A flattened jaxpr: operations in a row, with what is called in the place of the calls."""
+"""Flattened jaxpr: a list of operations, with calls inlined."""
 
 import itertools
 import math
@@ -90,12 +90,12 @@ class Flattened:
             (body,) = sub_jaxprs(equation)
             return self._inline(body, arguments, _inside(scope, equation))
         results = [self._value(variable) for variable in equation.outvars]
-        made = Operation(_name(equation), arguments, results, equation, scope)
-        self.operations.append(made)
+        operation = Operation(_name(equation), arguments, results, equation, scope)
+        self.operations.append(operation)
         return results
 
     def _is_inlined(self, equation: JaxprEqn) -> bool:
-        """Whether a compiler puts the body of an equation in its place."""
+        """Return True if a compiler puts the body of an equation in its place."""
         kind, bodies = primitive(equation).kind, list(sub_jaxprs(equation))
         if len(bodies) != 1 or len(bodies[0].invars) != len(equation.invars):
             return False
@@ -136,7 +136,7 @@ def _all(program: Jaxpr) -> Iterator[JaxprEqn]:
 
 
 def _is_attention(equation: JaxprEqn) -> bool:
-    """Whether an equation is a pass of attention, forward or backward.
+    """Return True if an equation is a pass of attention, forward or backward.
 
     JAX cuts what has the name in pieces: around the backward pass is a call of the forward name,
     and a mask is taken out of a loop without the queries.

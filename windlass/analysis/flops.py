@@ -79,29 +79,29 @@ class _Body:
         return self.flops([False] * arguments, [False] * results)
 
     def varied(self, arguments: Flags) -> list[bool]:
-        """Of the results, given the arguments."""
+        """Varied results, given the arguments."""
         varied = self._forwards(arguments)
         return [value in varied for value in self.flattened.outputs]
 
     def useful(self, results: Flags) -> list[bool]:
-        """Of the arguments, given the results."""
+        """Useful arguments, given the results."""
         useful = self._backwards(results)
         return [value in useful for value in self.flattened.inputs]
 
     def _forwards(self, arguments: Flags) -> Values:
-        known = _those(self.flattened.inputs, arguments)
+        known = _flagged(self.flattened.inputs, arguments)
         for one in self.operations:
-            known |= _those(one.results, one.varied(one.flags(one.arguments, known)))
+            known |= _flagged(one.results, one.varied(one.flags(one.arguments, known)))
         return known
 
     def _backwards(self, results: Flags) -> Values:
-        known = _those(self.flattened.outputs, results)
+        known = _flagged(self.flattened.outputs, results)
         for one in reversed(self.operations):
-            known |= _those(one.arguments, one.useful(one.flags(one.results, known)))
+            known |= _flagged(one.arguments, one.useful(one.flags(one.results, known)))
         return known
 
 
-def _those(values: Sequence[int | None], flags: Flags) -> Values:
+def _flagged(values: Sequence[int | None], flags: Flags) -> Values:
     return {value for value, is_so in zip(values, flags, strict=True) if is_so} - {None}
 
 
@@ -138,7 +138,7 @@ class _Active:
         return self.kernel_flops() * (3 if any(varied) and any(useful) else 1)
 
     def kernel_flops(self) -> int:
-        """Forward, of attention, of what a kernel declares, or else of what it holds."""
+        """Forward FLOPs of attention, as a kernel declares them, or else of its body."""
         pattern = self.operation.attention
         if pattern is not None and not pattern.is_backward:
             query, key = map(shape, self.equation.invars[:2])
@@ -170,20 +170,20 @@ class _Scan(_Active):
         return self.equation.params["length"] * inside
 
     def _varied_in(self, arguments: Flags) -> list[bool]:
-        return _fixed(self.body.varied, arguments, 0, self.first, self.carry)
+        return _fixed_point(self.body.varied, arguments, 0, self.first, self.carry)
 
     def _useful_out(self, results: Flags) -> list[bool]:
-        return _fixed(self.body.useful, results, self.first, 0, self.carry)
+        return _fixed_point(self.body.useful, results, self.first, 0, self.carry)
 
 
-def _fixed(
+def _fixed_point(
     round: Callable[[Flags], list[bool]], flags: Flags, source: int, target: int, carry: int
 ) -> list[bool]:
-    """Flags to which another round adds none; those of the carry go from one end to the other."""
+    """Fixed point of the flags of a loop; those of the carry go from one end to the other."""
     known = list(flags)
     while True:
-        found = round(known)
-        new = [known[target + i] or found[source + i] for i in range(carry)]
+        result = round(known)
+        new = [known[target + i] or result[source + i] for i in range(carry)]
         if new == known[target : target + carry]:
             return known
         known[target : target + carry] = new
@@ -223,9 +223,9 @@ def _active(operation: Operation) -> _Active:
 
 
 def attention_flops(query: Sequence[int], slots: int, pattern: Pattern) -> int:
-    """FLOPs of attention, of queries of this shape to so many keys: scores, and values mixed."""
-    rows, length, heads, dim = query
-    return 2 * 2 * rows * heads * dim * pattern.pairs(length, slots)
+    """FLOPs of attention, of queries of this shape to `slots` keys: scores, and mixed values."""
+    batch, length, heads, dim = query
+    return 2 * 2 * batch * heads * dim * pattern.pairs(length, slots)
 
 
 def _is_array(x: Any) -> bool:

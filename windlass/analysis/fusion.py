@@ -42,12 +42,12 @@ class Node:
 
 def live(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
     """Dead code elimination: the nodes that an output depends on."""
-    wanted, kept = set(map(id, outputs)), []
+    needed, alive = set(map(id, outputs)), []
     for node in reversed(nodes):
-        if any(id(value) in wanted for value in node.writes):
-            wanted.update(map(id, node.reads))
-            kept.append(node)
-    return kept[::-1]
+        if any(id(value) in needed for value in node.writes):
+            needed.update(map(id, node.reads))
+            alive.append(node)
+    return alive[::-1]
 
 
 def traffic(
@@ -97,39 +97,39 @@ class _Kernels:
         self.levels = [self.follow(node) for node in nodes]
 
     def follow(self, node: Node) -> int:
-        found: dict[int, tuple[Value, Amount]] = {}
+        sources: dict[int, tuple[Value, Amount]] = {}
         most = max((value.elements for value in node.writes), default=0.0)
         for value in node.reads:
             for key, (source, elements) in self.behind(value).items():
                 elements = min(elements, most) if node.is_slice else elements
-                if key not in found or found[key][1] < elements:
-                    found[key] = (source, elements)
-        level = 1 + max((self.level[key] for key in found), default=0)
+                if key not in sources or sources[key][1] < elements:
+                    sources[key] = (source, elements)
+        level = 1 + max((self.level[key] for key in sources), default=0)
         for value in node.writes:
-            self.sources[id(value)] = {} if node.is_unfused else found
+            self.sources[id(value)] = {} if node.is_unfused else sources
             self.level[id(value)] = level
         return level
 
     def behind(self, value: Value) -> dict[int, tuple[Value, Amount]]:
-        """What is read from memory, and how much of it, for a value."""
+        """Arrays in memory that a value is computed from, and the elements read of each."""
         if id(value) in self.in_memory:
             return {id(value): (value, value.elements)}
         return self.sources.get(id(value), {})
 
     def worth_keeping(self) -> set[int]:
         """Values that kernels of several levels compute, each from more than the value's bytes."""
-        wanted: dict[int, set[int]] = defaultdict(set)
+        users: dict[int, set[int]] = defaultdict(set)
         for node, level in reversed(list(zip(self.nodes, self.levels, strict=True))):
             own = {level} if node.is_unfused else set[int]()
             for value in node.writes:
-                own |= {level} if id(value) in self.in_memory else wanted[id(value)]
+                own |= {level} if id(value) in self.in_memory else users[id(value)]
             for value in node.reads:
-                wanted[id(value)] |= own
+                users[id(value)] |= own
         return {
             id(value)
             for node in self.nodes
             for value in node.writes
-            if len(wanted[id(value)]) > 1 and _size(self.behind(value)) > value.bytes
+            if len(users[id(value)]) > 1 and _size(self.behind(value)) > value.bytes
         }
 
     def moved(self) -> dict[str, Amount]:
@@ -163,7 +163,7 @@ def _accumulated(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
         for value in node.writes
         if readers[id(value)] == 1
     }
-    found = []
+    fused = []
     for node in nodes:
         factors = [value for value in node.reads if value.elements <= 1]
         if node.name == "mul" and factors and any(id(value) in alone for value in node.reads):
@@ -171,8 +171,8 @@ def _accumulated(nodes: Sequence[Node], outputs: Sequence[Value]) -> list[Node]:
         terms = [value for value in node.reads if id(value) not in alone]
         if node.name in ("add", "add_any") and len(terms) == 1 and terms[0].elements > 1:
             node = dataclasses.replace(node, is_unfused=True, is_matmul=True, own=terms[0].bytes)
-        found.append(node)
-    return found
+        fused.append(node)
+    return fused
 
 
 def _size(sources: dict[int, tuple[Value, Amount]]) -> Amount:

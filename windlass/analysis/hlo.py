@@ -17,12 +17,11 @@ WIDTHS = {"pred": 1, "bf16": 2, "f16": 2, "c64": 8, "token": 0}  # others say th
 
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _OPERATION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*)$")
-_NAME = re.compile(r"^(.*?) ([a-z][\w\-]*)\(")
 _CALLED = re.compile(r"(?:body|calls|to_apply|branch_computations)=\{?((?:%?[\w.\-]+(?:, )?)+)\}?")
 _TRIPS = re.compile(r'"known_trip_count":\{"n":"(\d+)"')
 _ARRAY = re.compile(r"\b([a-z]+\d*\w*)\[([\d,]*)\](\{[^}]*\})?")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
-_ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # a memory that is not the device's large one
+_ELSEWHERE = re.compile(r"S\([1-9]\d*\)")  # a memory space other than HBM
 # What moves nothing: it names what is there.
 _NAMES = frozenset(
     "parameter constant tuple get-tuple-element bitcast while call conditional after-all "
@@ -41,7 +40,7 @@ class Instruction(NamedTuple):
 
 
 class Text:
-    """The computations of a compiled program, and how often each runs."""
+    """HLO text of a compiled program: its computations, and the execution count of each."""
 
     def __init__(self, text: str):
         self.computations: dict[str, list[Instruction]] = {}
@@ -52,12 +51,12 @@ class Text:
                 self.computations[here] = []
                 self.entry = here if line.startswith("ENTRY") else self.entry
             elif body := _OPERATION.match(line):
-                said = re.sub(r"/\*.*?\*/", "", body[2])
-                self.computations.setdefault(here, []).append(_operation(body[1], said))
+                definition = re.sub(r"/\*.*?\*/", "", body[2])
+                self.computations.setdefault(here, []).append(_operation(body[1], definition))
 
     @cached_property
     def times(self) -> Counter[str]:
-        """How often each computation runs."""
+        """Execution count of each computation."""
         times: Counter[str] = Counter()
 
         def visit(name: str, count: int) -> None:
@@ -71,14 +70,14 @@ class Text:
 
     @property
     def flops(self) -> int:
-        """Of matmuls, on one device."""
+        """FLOPs of matmuls, on one device."""
         return sum(
             self.times[name] * _flops(operation, shapes) for name, shapes, operation in self._all()
         )
 
     @property
     def moved_bytes(self) -> int:
-        """That operations read from a device's large memory and write to it."""
+        """Memory traffic: bytes that operations read from HBM and write to it."""
         return sum(
             self.times[name] * self._moved(operation, shapes)
             for name, shapes, operation in self._all()
@@ -87,11 +86,11 @@ class Text:
 
     @property
     def cycles(self) -> int | None:
-        """As a TPU's compiler estimates, kernels written elsewhere and links left out."""
+        """Cycles by a TPU's compiler's estimate, without custom kernels and the interconnect."""
         cycles = [
-            self.times[name] * int(found[1])
+            self.times[name] * int(match[1])
             for name, _, operation in self._all()
-            if name not in self._fused_bodies and (found := _CYCLES.search(operation.text))
+            if name not in self._fused_bodies and (match := _CYCLES.search(operation.text))
         ]
         return sum(cycles) if cycles else None
 
@@ -120,12 +119,12 @@ class Text:
                 yield name.lstrip("%"), trips
 
     def _trips(self, operation: Instruction) -> int:
-        """How often a loop runs: as it says, or else the only number in its condition."""
+        """Trip count of a loop: as it says, or else the only number in its condition."""
         if known := _TRIPS.search(operation.text):
             return int(known[1])
         condition = re.search(r"condition=%?([\w.\-]+)", operation.text)
-        held = self.computations.get(condition[1], []) if condition else []
-        numbers = re.findall(r" constant\((\d+)\)", "\n".join(one.text for one in held))
+        instructions = self.computations.get(condition[1], []) if condition else []
+        numbers = re.findall(r" constant\((\d+)\)", "\n".join(one.text for one in instructions))
         return int(numbers[0]) if len(numbers) == 1 else 1
 
     def _moved(self, operation: Instruction, shapes: Mapping[str, str]) -> int:
@@ -146,7 +145,7 @@ class Text:
         return sum(read) + written
 
     def _fused(self, name: str, read: list[int], written: int) -> tuple[list[int], int]:
-        """Of what a fusion only takes a slice of, or only writes a slice to, that slice alone."""
+        """Traffic of a fusion: of what it only reads or writes a slice of, that slice alone."""
         operations = self.computations.get(name, [])
         shapes = {operation.name: operation.shape for operation in operations}
         users: dict[str, list[Instruction]] = defaultdict(list)
@@ -161,24 +160,24 @@ class Text:
                 else:
                     yield name, user
 
-        found = list(read)
+        sizes = list(read)
         for operation in operations:
             if operation.kind != "parameter":
                 continue
             number = int(re.findall(r"parameter\((\d+)\)", operation.text)[0])
-            met = list(readers(operation.name))
-            first = [one for under, one in met if one.operands[0] == under]
+            uses = list(readers(operation.name))
+            first = [one for under, one in uses if one.operands[0] == under]
             cuts = [one for one in first if one.kind == "dynamic-slice"]
             puts = [one for one in first if one.kind == "dynamic-update-slice"]
-            if number < len(found) and met and len(cuts) + len(puts) == len(met):
-                found[number] = sum(size(one.shape) for one in cuts)
+            if number < len(sizes) and uses and len(cuts) + len(puts) == len(uses):
+                sizes[number] = sum(size(one.shape) for one in cuts)
                 for put in puts:
                     written += size(shapes.get(put.operands[1], "")) - size(put.shape)
-        return found, max(0, written)
+        return sizes, max(0, written)
 
 
 def size(shape: str) -> int:
-    """Bytes of the arrays that a shape names, in the device's large memory."""
+    """Bytes of the arrays that a shape names, in HBM."""
     return sum(
         math.prod(int(side) for side in sides.split(",") if side) * width(of)
         for of, sides, layout in _ARRAY.findall(shape)
@@ -215,8 +214,8 @@ def _flops(operation: Instruction, shapes: Mapping[str, str]) -> int:
 
 def _product(operation: Instruction, shapes: Mapping[str, str], contracted: str) -> int:
     left = _sides(shapes.get(operation.operands[0], ""))
-    said = re.search(contracted, operation.text)
-    axes = [int(axis) for axis in re.findall(r"\d+", said[1] if said else "")]
+    match = re.search(contracted, operation.text)
+    axes = [int(axis) for axis in re.findall(r"\d+", match[1] if match else "")]
     return 2 * math.prod(_sides(operation.shape)) * math.prod(left[axis] for axis in axes)
 
 
@@ -233,13 +232,13 @@ def _convolution(operation: Instruction, shapes: Mapping[str, str]) -> int:
         )
     )
     window = re.search(r"window=\{(.*?)\}", operation.text)
-    said = dict(re.findall(r"(\w+)=([\w\-]+)", window[1])) if window else {}
+    attributes = dict(re.findall(r"(\w+)=([\w\-]+)", window[1])) if window else {}
     slid = sorted(name for name in out if name.isdigit())
-    met = 1
+    overlaps = 1
     for i, name in enumerate(slid):
-        low = [int(pad.split("_")[0]) for pad in said.get("pad", "").split("x") if pad]
+        low = [int(pad.split("_")[0]) for pad in attributes.get("pad", "").split("x") if pad]
         steps = {
-            key: [int(n) for n in said[key].split("x")] if key in said else []
+            key: [int(n) for n in attributes[key].split("x")] if key in attributes else []
             for key in ("stride", "lhs_dilate", "rhs_dilate")
         }
         stride, apart, spread = (
@@ -252,16 +251,16 @@ def _convolution(operation: Instruction, shapes: Mapping[str, str]) -> int:
             for place in range(out[name])
             for tap in range(right.get(name, 1))
         )
-        met *= sum(0 <= at <= last and at % apart == 0 for at in places)
-    return 2 * out.get("b", 1) * out.get("f", 1) * right.get("i", 1) * met
+        overlaps *= sum(0 <= at <= last and at % apart == 0 for at in places)
+    return 2 * out.get("b", 1) * out.get("f", 1) * right.get("i", 1) * overlaps
 
 
 def _sides(shape: str) -> list[int]:
-    """Of the first array that a shape names."""
-    found = _ARRAY.search(shape)
-    return [int(side) for side in found[2].split(",") if side] if found else []
+    """Dimensions of the first array that a shape names."""
+    match = _ARRAY.search(shape)
+    return [int(side) for side in match[2].split(",") if side] if match else []
 
 
 def flags(environ: Mapping[str, str]) -> str:
-    """What else decides which program a compiler makes."""
+    """Compiler flags in the environment, which decide what program a compiler makes."""
     return json.dumps({name: environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")})

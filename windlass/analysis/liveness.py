@@ -81,10 +81,10 @@ class _Liveness:
             for value in operation.results:
                 if value not in self.materialized:
                     continue
-                taken = self.reused(operation, value, live, ends[i])
-                if taken is not None:
-                    ends[i].remove(taken)
-                    del live[taken]
+                old = self.reused(operation, value, live, ends[i])
+                if old is not None:
+                    ends[i].remove(old)
+                    del live[old]
                 live[value] = 0 if value in self.results else self.bytes_of(value)
             inner = self.inner(operation)
             total = sum(live.values()) + sum(buffer.bytes for buffer in inner)
@@ -140,12 +140,12 @@ class _Liveness:
         return ends
 
     def computed_at(self, i: int) -> int:
-        """Where an operation is computed: in its place, or where it is fused into."""
+        """Place of an operation in the program: its own, or that of what it is fused into."""
         writes = self.operations[i].results
         return i if not writes or writes[0] in self.materialized else self.used[writes[0]]
 
     def last_use(self, i: int, source: int) -> int:
-        """Of a buffer that operation i reads."""
+        """Last use of a buffer that operation i reads."""
         is_gathered = self.operations[self.maker[source]].kind is Kind.RESHARD
         if not (self.compiler.keeps_gathered and is_gathered):
             return i
@@ -165,9 +165,9 @@ class _Liveness:
         return not self.is_fused_into_sum(i)
 
     def is_shared(self, value: int) -> bool:
-        """Whether several operations read a value, so that it is fused into none of them."""
-        made = self.operations[self.maker[value]].primitive
-        return len(self.readers[value]) > 1 and not made.is_cheap
+        """Return True if several operations read a value, so that it is fused into none of them."""
+        maker = self.operations[self.maker[value]].primitive
+        return len(self.readers[value]) > 1 and not maker.is_cheap
 
     def is_fused(self, i: int) -> bool:
         kind = self.operations[i].kind
@@ -182,7 +182,7 @@ class _Liveness:
         return operation.kind in (Kind.ALIAS, Kind.RESIDUAL)
 
     def is_slice(self, i: int) -> bool:
-        """Whether each device keeps only its slice, which a reduce-scatter may give at once."""
+        """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
         operation = self.operations[i]
         if operation.kind is not Kind.RESHARD or not operation.reads:
             return False
@@ -190,7 +190,7 @@ class _Liveness:
         return math.prod(before) > math.prod(after)
 
     def is_fused_into_sum(self, i: int) -> bool:
-        """Whether a matmul is only read by a sum or a cast, which is its epilogue."""
+        """Return True if a matmul is only read by a sum or a cast, which is its epilogue."""
         operation = self.operations[i]
         if operation.kind not in _CONTRACTED or not self.compiler.fuses_epilogues:
             return False
@@ -200,7 +200,7 @@ class _Liveness:
         return is_epilogue and value not in self.results
 
     def is_read_from_memory(self, value: int) -> bool:
-        """Whether an unfused operation reads the value."""
+        """Return True if an unfused operation reads the value."""
         if value not in self.read_from_memory:
             self.read_from_memory[value] = value in self.results or any(
                 self.is_read_from_memory(self.operations[i].results[0])

@@ -24,7 +24,7 @@ def names(entry: Any) -> tuple[str, ...]:
 
 
 def is_automatic(variable: Any) -> bool:
-    """Whether the compiler chooses the sharding of an array (axes of type Auto)."""
+    """Return True if the compiler chooses the sharding of an array (axes of type Auto)."""
     return AxisType.Auto in variable.aval.sharding.mesh.axis_types
 
 
@@ -33,7 +33,7 @@ def value(variable: Any) -> Value:
 
 
 def device_shape(variable: Any) -> tuple[int, ...]:
-    """The shape of a shard, on one device."""
+    """Shard shape of an array, on one device."""
     sharding = variable.aval.sharding
     if not any(sharding.spec):
         return shape(variable)
@@ -44,7 +44,7 @@ def device_shape(variable: Any) -> tuple[int, ...]:
 
 
 def has_vocab_axis(shape: Sequence[int], vocab: int | None) -> bool:
-    """Whether a shape has the vocabulary axis of logits, or of an embedding table.
+    """Return True if a shape has the vocabulary axis of logits, or of an embedding table.
 
     Where it stands in the shape counts: a sequence may be as long as the vocabulary is large.
     """

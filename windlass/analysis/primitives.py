@@ -13,7 +13,7 @@ from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn
 
 
 class Kind(Enum):
-    """What a compiler makes of a primitive."""
+    """Kind of a primitive: what a compiler makes of it."""
 
     CALL = auto()  # of another jaxpr, which is compiled in its place
     LOOP = auto()  # scan, while, cond: bodies that are compiled by themselves
@@ -36,7 +36,7 @@ class Kind(Enum):
 
 
 class Primitive(NamedTuple):
-    """A row of the table."""
+    """Properties of a primitive: a row of the table."""
 
     kind: Kind
     operations: int = 1  # on the vector units for each element, in sums that would take as long
@@ -131,7 +131,7 @@ def sub_jaxprs(equation: JaxprEqn) -> Iterator[Jaxpr]:
 
 
 def constants_and_carry(body: Jaxpr, equation: JaxprEqn) -> tuple[int, int]:
-    """How many arguments of a scan are constants, and how many the carry; slices follow."""
+    """Numbers of constants and of carries among the arguments of a scan; slices follow."""
     # By shapes: a slice has an axis less inside, as has what is stacked.
     carry = sum(map(_is_alike, body.outvars, equation.outvars))
     return sum(map(_is_alike, body.invars, equation.invars)) - carry, carry
@@ -157,7 +157,7 @@ class Contraction(NamedTuple):
 
     @property
     def is_depthwise(self) -> bool:
-        """Whether each output has a group of its own: no work for matrix units."""
+        """Return True if each output has a group of its own: no work for matrix units."""
         return self.batch > 1 and self.n == 1
 
     @property
@@ -179,11 +179,11 @@ def contraction(equation: JaxprEqn, shape: Shape = shape) -> Contraction:
     return Contraction(m, n, k, batch, contracted)
 
 
-def _convolution(equation: JaxprEqn, local: Shape) -> Contraction:
+def _convolution(equation: JaxprEqn, shape_of: Shape) -> Contraction:
     """Positions by taps and input features, times those by output features, in each group."""
     params, (result,) = equation.params, equation.outvars
     (_, filters), numbers = equation.invars, params["dimension_numbers"]
-    out, taps = local(result), local(filters)
+    out, taps = shape_of(result), shape_of(filters)
     feature, inputs = numbers.out_spec[1], numbers.rhs_spec[1]
     groups = params["feature_group_count"] * params["batch_group_count"]
     n = shape(result)[feature] // groups

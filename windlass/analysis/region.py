@@ -53,7 +53,7 @@ class Region:
         return self.values[number]
 
     def part_of(self, operation: Operation) -> str:
-        """Of the step: what comes after its microbatches is the optimiser."""
+        """Part of the step: what comes after its microbatches is the optimiser."""
         is_before = not {MICROBATCH, "scan"}.isdisjoint(operation.scope.names)
         return "elementwise" if self.part == "optimiser" and is_before else self.part
 
@@ -93,10 +93,10 @@ class Region:
 
     def add(self, equation: JaxprEqn, reads: list[Value], part: str, **about: Any) -> list[Value]:
         writes = [per_device.value(variable) for variable in equation.outvars]
-        for variable, given in zip(equation.outvars, writes, strict=True):
+        for variable, result in zip(equation.outvars, writes, strict=True):
             if per_device.is_automatic(variable) and (ways := _ways(equation, reads)) > 1:
-                given.elements /= ways
-                given.axes = max((value.axes for value in reads), key=len)
+                result.elements /= ways
+                result.axes = max((value.axes for value in reads), key=len)
         if part == "elementwise" and self.has_vocab_axis(equation.outvars):
             part = "head"
         is_auto = any(map(per_device.is_automatic, equation.outvars))
@@ -113,9 +113,9 @@ class Region:
         """A flash kernel, which the program only sketches."""
         shapes = [per_device.shape(variable) for variable in equation.invars]
         heads = [shape for shape in shapes if len(shape) == 4]
-        rows, length, most, dim = max(heads, key=lambda shape: shape[2])
+        batch, length, most, dim = max(heads, key=lambda shape: shape[2])
         return AttentionCall(
-            rows,
+            batch,
             length,
             min(shape[1] for shape in heads),
             most,
@@ -127,20 +127,20 @@ class Region:
         )
 
     def convolution(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
-        found = contraction(equation, per_device.device_shape)
-        if not found.is_depthwise:
+        shape = contraction(equation, per_device.device_shape)
+        if not shape.is_depthwise:
             return self.matmul(equation, reads, part)
         # By vector units, for which a multiplication and a sum are one operation.
-        return self.unfused(equation, reads, part, operations=found.flops / 2)
+        return self.unfused(equation, reads, part, operations=shape.flops / 2)
 
     def matmul(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         m, n, k, batch, contracted = contraction(equation, per_device.device_shape)
-        written = per_device.value(equation.outvars[0])
+        result = per_device.value(equation.outvars[0])
         dtype = per_device.dtype(max(equation.invars, key=per_device.itemsize))
         here = {"elementwise": "matmuls"}.get(part, part)
         if here == "matmuls" and self.has_vocab_axis([*equation.invars, *equation.outvars]):
             here = "head"
-        moved = reads[0].bytes + reads[1].bytes + written.bytes
+        moved = reads[0].bytes + reads[1].bytes + result.bytes
         record = Matmul(m, n, k, batch, dtype, moved, self.times, here)
         partial_axes = per_device.axes_at(equation.invars[0], contracted)
         about = dict(is_unfused=True, is_matmul=True, record=record, partial_axes=partial_axes)
@@ -153,11 +153,11 @@ class Region:
             per_device.axes(equation.invars[0]) or reads[0].axes,
             per_device.axes(equation.outvars[0]),
         )
-        lost = tuple(sorted(before - after))
-        if not lost:
+        gathered = tuple(sorted(before - after))
+        if not gathered:
             return self.add(equation, reads, part, is_slice=True)
         moved = per_device.value(equation.outvars[0]).bytes
-        record = Collective("all-gather", lost, moved, self.times, part)
+        record = Collective("all-gather", gathered, moved, self.times, part)
         return self.add(equation, reads, part, is_unfused=True, record=record)
 
     def collective(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
@@ -211,10 +211,10 @@ class Region:
 def _operations(equation: JaxprEqn, reads: list[Value]) -> Amount:
     """Operations of vector units, in sums that would take as long."""
     row = primitive(equation)
-    given = max((math.prod(per_device.device_shape(v)) for v in equation.outvars), default=0)
+    elements = max((math.prod(per_device.device_shape(v)) for v in equation.outvars), default=0)
     if row.kind is Kind.REDUCTION:
-        given = max((value.elements for value in reads), default=0)
-    return float(given * row.operations)
+        elements = max((value.elements for value in reads), default=0)
+    return float(elements * row.operations)
 
 
 def _over(equation: JaxprEqn) -> tuple[str, ...]:
@@ -222,14 +222,14 @@ def _over(equation: JaxprEqn) -> tuple[str, ...]:
 
 
 def _enters(equation: JaxprEqn) -> bool:
-    """Whether a reshard only leaves the sharding of an array to the compiler."""
+    """Return True if a reshard only leaves the sharding of an array to the compiler."""
     return per_device.is_automatic(equation.outvars[0]) and not per_device.is_automatic(
         equation.invars[0]
     )
 
 
 def _ways(equation: JaxprEqn, reads: list[Value]) -> Amount:
-    """Over how many devices the compiler shards a result: as its arguments are."""
+    """Devices that the compiler shards a result over: as its arguments are."""
     if equation.primitive.name.startswith("scatter"):
         return 1.0
     pairs = zip(equation.invars, reads, strict=True)

@@ -28,8 +28,8 @@ class Matmul(NamedTuple):
 class AttentionCall(NamedTuple):
     """A call of a flash kernel on one device, or of its backward pass."""
 
-    rows: int
-    length: int  # of queries in a row
+    batch: int
+    length: int  # of queries in a sequence
     slots: int  # of keys and values
     heads: int
     kv_heads: int
@@ -44,8 +44,8 @@ class AttentionCall(NamedTuple):
 
     @property
     def pairs(self) -> Amount:
-        """Of a query and a key that it sees, in all heads."""
-        return self.rows * self.heads * self.pattern.pairs(self.length, self.slots)
+        """Pairs of a query and a key that it sees, in all heads."""
+        return self.batch * self.heads * self.pattern.pairs(self.length, self.slots)
 
     @property
     def flops(self) -> Amount:
@@ -54,7 +54,7 @@ class AttentionCall(NamedTuple):
 
     @property
     def moved(self) -> Amount:
-        ends = self.rows * 2 * (self.length * self.heads + self.slots * self.kv_heads) * self.dim
+        ends = self.batch * 2 * (self.length * self.heads + self.slots * self.kv_heads) * self.dim
         return ends * jnp.dtype(self.dtype).itemsize * (2 if self.is_backward else 1)
 
 

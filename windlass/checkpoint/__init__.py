@@ -5,7 +5,7 @@ from windlass.config import Every, section
 
 @section
 class Checkpoint:
-    """When checkpoints are saved; the end of a run and a stop by signal always save one."""
+    """Checkpoint interval and retention; the end of a run and a stop by signal always save one."""
 
     every: Every = Every(500)  # interval; also a list, such as [50, 1 epoch]
     keep: int = 3  # newest checkpoints to keep, beside the one of the lowest validation loss

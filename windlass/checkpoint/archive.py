@@ -49,7 +49,7 @@ class Damaged(Exception):
 
 
 def writer(before_commit: Callable[[], None]) -> ocp.AsyncCheckpointer:
-    """Orbax, set to call back in its thread when all is written and nothing yet committed."""
+    """An Orbax checkpointer that calls back in its thread between the writing and the commit."""
     options = ocp.options.AsyncOptions(
         # Made in the background, a folder that cannot be made leaves Orbax waiting for 20 minutes.
         create_directories_asynchronously=False,
@@ -94,10 +94,10 @@ def agreed(folder: Path) -> dict:
         except Damaged:
             return None
 
-    found = hosts.found("manifest", look)
-    if found is None:
+    content = hosts.broadcast("manifest", look)
+    if content is None:
         raise Damaged(Damage([MANIFEST], []))
-    return found
+    return content
 
 
 def examine(folder: Path) -> Damage:
@@ -116,24 +116,24 @@ def examine(folder: Path) -> Damage:
     return Damage(files, [name for group in groups for name in _damaged(folder, group)])
 
 
-def read(folder: Path, wanted: PyTree, expected: dict[str, dict]) -> PyTree:
-    """The arrays of a tree of abstract ones, each straight into its sharding, or Damaged.
+def read(folder: Path, target: PyTree, expected: dict[str, dict]) -> PyTree:
+    """Restore the arrays of an abstract pytree, each straight into its sharding, or raise Damaged.
 
     Only arrays the tree names are read; shape and dtype must be those of the manifest, which is
     what is `expected`. Of several processes the first alone looks at every file.
     """
-    if files := hosts.found("broken files", lambda: seal.broken(folder)):
+    if files := hosts.broadcast("broken files", lambda: seal.broken(folder)):
         raise Damaged(Damage(files, []))
-    abstract = named(wanted)
+    abstract = named(target)
     restored = _restore(folder, abstract)
     prints = measure(restored)
     if wrong := [name for name in abstract if prints[name] != expected[name]["fingerprint"]]:
         raise Damaged(Damage([], wrong))
-    return jax.tree.unflatten(jax.tree.structure(wanted), restored.values())
+    return jax.tree.unflatten(jax.tree.structure(target), restored.values())
 
 
 def _groups(expected: dict[str, dict], at_once: int) -> Iterator[dict[str, dict]]:
-    """The arrays that have elements, as many at a time as are no more bytes, or one."""
+    """Groups of arrays that have elements, each of at most `at_once` bytes or of one array."""
     group, size = {}, 0
     for name, about in expected.items():
         bytes_here = math.prod(about["shape"]) * jnp.dtype(about["dtype"]).itemsize
@@ -177,10 +177,10 @@ def _restore(folder: Path, abstract: dict[str, Any]) -> dict[str, Array]:
         )
         for name, array in stored.items()
     }
-    found = _orbax_read(folder, stored, targets) if stored else {}
+    restored = _orbax_read(folder, stored, targets) if stored else {}
     return {
-        name: found[name]
-        if name in found
+        name: restored[name]
+        if name in restored
         else jax.device_put(np.zeros(array.shape, array.dtype), sharding(array))
         for name, array in abstract.items()
     }
@@ -188,8 +188,8 @@ def _restore(folder: Path, abstract: dict[str, Any]) -> dict[str, Array]:
 
 def _orbax_read(folder: Path, item: dict[str, Any], targets: dict[str, Any]) -> dict[str, Any]:
     with ocp.Checkpointer(ocp.PyTreeCheckpointHandler()) as orbax:
-        how = ocp.args.PyTreeRestore(item=item, restore_args=targets, partial_restore=True)
-        return orbax.restore(folder.absolute() / "state", args=how)
+        args = ocp.args.PyTreeRestore(item=item, restore_args=targets, partial_restore=True)
+        return orbax.restore(folder.absolute() / "state", args=args)
 
 
 def _some(names: list[str]) -> str:

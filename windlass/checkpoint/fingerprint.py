@@ -1,4 +1,4 @@
-"""A number for each array that changes with any bit of it, and not with where the array lives."""
+"""Fingerprints of arrays: 32-bit hashes that change with any bit, and not with the sharding."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ from jaxtyping import Array, PyTree, Shaped, UInt32
 
 
 def named(tree: PyTree) -> dict[str, Any]:
-    """Every array of a tree under its path, `moments.0.mu.blocks.weight`."""
+    """The leaves of a pytree under their key paths, `moments.0.mu.blocks.weight`."""
     arrays = {}
     for path, leaf in jax.tree.leaves_with_path(tree):
         name = jax.tree_util.keystr(path, simple=True, separator=".") or "value"
@@ -22,7 +22,7 @@ def named(tree: PyTree) -> dict[str, Any]:
 
 
 def fingerprints(tree: PyTree) -> dict[str, UInt32[Array, ""]]:
-    """The fingerprint of every array of a tree, by path; it can be called inside `jit`.
+    """The fingerprint of every leaf of a pytree, by key path; it can be called inside `jit`.
 
     Each element's bits and index are mixed to 32 bits, one to one for a given index, and summed
     modulo 2^32. So a change of one element always shows, a permutation does but for a chance of
@@ -68,9 +68,9 @@ def _bits(array: Shaped[Array, "..."]) -> UInt32[Array, "..."]:
         array = jnp.stack([array.real, array.imag], axis=-1)
     if array.dtype == jnp.bool:
         return array.astype(jnp.uint32)
-    whole = jnp.issubdtype(array.dtype, jnp.integer)
-    width = (jnp.iinfo if whole else jnp.finfo)(array.dtype).bits
+    is_integer = jnp.issubdtype(array.dtype, jnp.integer)
+    width = (jnp.iinfo if is_integer else jnp.finfo)(array.dtype).bits
     if width < 8:  # too narrow for a bitcast, and exact in a wider type
-        array, width = array.astype(jnp.int32 if whole else jnp.float32), 32
+        array, width = array.astype(jnp.int32 if is_integer else jnp.float32), 32
     words = {8: jnp.uint8, 16: jnp.uint16}.get(width, jnp.uint32)
     return jax.lax.bitcast_convert_type(array, words).astype(jnp.uint32)

@@ -1,4 +1,4 @@
-"""The hash of every file of a folder, kept in one more file that answers for itself too."""
+"""Checksums: SHA-256 of every file of a folder, in one more file that has its own too."""
 
 import hashlib
 import json
@@ -40,10 +40,10 @@ def seal(folder: Path, *, leave: Collection[str], name: str = NAME, **about: Any
 
 
 def extend(folder: Path, names: Collection[str]) -> None:
-    """Add the files that were left, unless they are in the seal already."""
-    known = opened(folder / NAME)["files"]
-    if late := [name for name in names if name not in known]:
-        files = {**known, **_hashes(folder, late)}
+    """Add the hashes of files that were left, unless the seal has them already."""
+    hashes = opened(folder / NAME)["files"]
+    if late := [name for name in names if name not in hashes]:
+        files = {**hashes, **_hashes(folder, late)}
         write(folder / NAME, json.dumps(signed({"files": files})))
 
 

@@ -31,7 +31,7 @@ FAILURES = (OSError, ValueError, RuntimeError)
 
 
 class Restored(NamedTuple):
-    """A state that was read and found good."""
+    """A restored state whose fingerprints agreed."""
 
     step: int
     state: PyTree
@@ -104,17 +104,17 @@ class Store:
         self.wait()
         if hosts.is_first():
             self._clear()
-        for step in hosts.found("steps", lambda: self.steps()[::-1]):
+        for step in hosts.broadcast("steps", lambda: self.steps()[::-1]):
             folder = self.folder / str(step)
             try:
-                found, manifest = _read(folder, state, identity)
+                restored, manifest = _read(folder, state, identity)
             except archive.Damaged as damaged:
                 if hosts.is_first():
                     self._put_aside(step, damaged)
             else:
                 if hosts.is_first():  # a kill right after the commit left this undone
                     seal.extend(folder, archive.LATE)
-                return Restored(step, found, manifest["metrics"])
+                return Restored(step, restored, manifest["metrics"])
         if hosts.is_first():
             _refuse_if_only_damaged(self.folder)
             # Those of a start that ended before it saved a step: what is made anew may differ.
@@ -138,7 +138,7 @@ class Store:
 
     def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
         self.wait()
-        if hosts.found(f"has {name}", (self.folder / name).is_dir):
+        if hosts.broadcast(f"has {name}", (self.folder / name).is_dir):
             return False
         manifest = archive.describe(tree, **about)
         self._writing = name
@@ -162,7 +162,7 @@ class Store:
             _remove(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> Exception:
-        """The exception to raise: words for the user, unless another process failed."""
+        """The exception to raise: a UserError, unless another process failed."""
         for one in (error, error.__cause__):
             if hosts.count() > 1 and isinstance(one, JaxRuntimeError):
                 return PeerLost(str(one))
@@ -179,9 +179,9 @@ class Store:
         for path in sorted(self.folder.glob("*")):
             if archive.UNFINISHED in path.name or path.name.endswith(REMOVING):
                 name = path.name.split(".")[0]
-                what = "deletion" if path.name.endswith(REMOVING) else "save"
+                operation = "deletion" if path.name.endswith(REMOVING) else "save"
                 shutil.rmtree(path)
-                self._say(f"removed {path.name}: a {what} of {_title(name)} was cut short")
+                self._say(f"removed {path.name}: a {operation} of {_title(name)} was cut short")
 
 
 def load(
@@ -197,28 +197,28 @@ def load(
     Only the arrays that the abstract state names are read, so that moments can be left out. The
     run may be training meanwhile.
     """
-    folder, there = folder_of(run_dir), hosts.found("saved", lambda: saved(run_dir, step))
-    for candidate in reversed(there):
+    folder, steps = folder_of(run_dir), hosts.broadcast("saved", lambda: saved(run_dir, step))
+    for candidate in reversed(steps):
         try:
-            found, manifest = _read(folder / str(candidate), state, identity, part=True)
-            return Restored(candidate, found, manifest["metrics"])
+            restored, manifest = _read(folder / str(candidate), state, identity, part=True)
+            return Restored(candidate, restored, manifest["metrics"])
         except archive.Damaged as damaged:
             if step is not None:
                 where = f"{_title(str(step))} in {folder}"
                 raise UserError(f"{where} is damaged ({damaged})") from damaged
             say(f"{_title(str(candidate))} is damaged ({damaged})")
-    raise UserError(f"no good checkpoint in {folder}: {_list(there)} are damaged")
+    raise UserError(f"no good checkpoint in {folder}: {_list(steps)} are damaged")
 
 
 def saved(run_dir: str | Path, step: int | None = None) -> list[int]:
-    """The steps a run has a checkpoint of, oldest first, or the one that is asked for."""
+    """The steps a run has a checkpoint of, oldest first, or the one requested."""
     folder = folder_of(run_dir)
-    there = steps_in(folder)
-    if not there:
+    steps = steps_in(folder)
+    if not steps:
         raise UserError(f"no checkpoint in {folder}")
-    if step is not None and step not in there:
-        raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(there)}")
-    return there if step is None else [step]
+    if step is not None and step not in steps:
+        raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(steps)}")
+    return steps if step is None else [step]
 
 
 def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
@@ -250,11 +250,11 @@ def load_frozen(
             "put back a copy of that folder, or start another run with run.dir"
         )
     try:
-        there = archive.agreed(folder)["arrays"]
-        found = _read(folder, _as_stored(arrays, there), identity, part=part)[0]
+        stored = archive.agreed(folder)["arrays"]
+        restored = _read(folder, _as_stored(arrays, stored), identity, part=part)[0]
         if as_stored:
-            return found
-        return jax.tree.map(lambda x, to: x.astype(to.dtype), found, arrays)
+            return restored
+        return jax.tree.map(lambda x, to: x.astype(to.dtype), restored, arrays)
     except archive.Damaged as damaged:
         # No older copy exists, and made anew they could differ: nothing is renamed or replaced.
         raise UserError(
@@ -263,16 +263,16 @@ def load_frozen(
         ) from damaged
 
 
-def _as_stored(arrays: PyTree, there: dict[str, dict]) -> PyTree:
-    """Abstract arrays, those of fractions in the precision that they were stored in."""
+def _as_stored(arrays: PyTree, stored: dict[str, dict]) -> PyTree:
+    """Abstract arrays, floating-point ones in the dtype that they were stored in."""
 
     def typed(path, x):
-        dtype = jnp.dtype(there.get(path, {}).get("dtype", x.dtype))
-        both = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating)
-        return jax.ShapeDtypeStruct(x.shape, dtype if both else x.dtype, sharding=x.sharding)
+        dtype = jnp.dtype(stored.get(path, {}).get("dtype", x.dtype))
+        is_float = jnp.issubdtype(dtype, jnp.floating) and jnp.issubdtype(x.dtype, jnp.floating)
+        return jax.ShapeDtypeStruct(x.shape, dtype if is_float else x.dtype, sharding=x.sharding)
 
-    typed_ones = [typed(path, x) for path, x in named(arrays).items()]
-    return jax.tree.unflatten(jax.tree.structure(arrays), typed_ones)
+    leaves = [typed(path, x) for path, x in named(arrays).items()]
+    return jax.tree.unflatten(jax.tree.structure(arrays), leaves)
 
 
 def folder_of(run_dir: str | Path) -> Path:
@@ -293,8 +293,8 @@ def newest_step(run_dir: str | Path) -> int | None:
 def best_in(folder: Path, metric: str) -> int | None:
     """The step whose checkpoint was saved with the lowest value of a metric, if any has one."""
     values = {step: _metric(folder / str(step), metric) for step in steps_in(folder)}
-    known = [step for step in values if math.isfinite(values[step])]
-    return min(known, key=lambda step: (values[step], -step), default=None)
+    finite = [step for step in values if math.isfinite(values[step])]
+    return min(finite, key=lambda step: (values[step], -step), default=None)
 
 
 def identity_in(run_dir: str | Path) -> Identity | None:
@@ -309,14 +309,14 @@ def identity_in(run_dir: str | Path) -> Identity | None:
 
 
 def _read(
-    folder: Path, wanted: PyTree, identity: Identity, *, part: bool = False
+    folder: Path, target: PyTree, identity: Identity, *, part: bool = False
 ) -> tuple[PyTree, dict]:
-    """The arrays of a checkpoint and its manifest, once it is known to be of this run."""
+    """The arrays and the manifest of a checkpoint, once its identity is known to be this run's."""
     manifest = archive.agreed(folder)
     title = _title(folder.name)
     _refuse_another_run(title, manifest["identity"], identity)
-    _refuse_other_arrays(title, manifest["arrays"], named(wanted), part=part)
-    return archive.read(folder, wanted, manifest["arrays"]), manifest
+    _refuse_other_arrays(title, manifest["arrays"], named(target), part=part)
+    return archive.read(folder, target, manifest["arrays"]), manifest
 
 
 def _refuse_another_run(title: str, written: Identity, described: Identity) -> None:
@@ -358,8 +358,8 @@ def _refuse_if_only_damaged(folder: Path) -> None:
 def _superseded(folder: Path, keep: int, best: str) -> list[int]:
     """The steps that are neither among the newest nor the best."""
     steps = steps_in(folder)
-    chosen = {*steps[-keep:], best_in(folder, best)}
-    return [step for step in steps if step not in chosen]
+    retained = {*steps[-keep:], best_in(folder, best)}
+    return [step for step in steps if step not in retained]
 
 
 def _metric(folder: Path, name: str) -> float:
@@ -388,7 +388,7 @@ def _title(name: str) -> str:
 
 
 def _number(error: Exception) -> int | None:
-    """The system's own number of what went wrong; TensorStore hides it in a paragraph."""
+    """The errno of a failure; TensorStore hides it in a paragraph."""
     code = re.search(r"os_error_code='(\d+)'", str(error))
     return int(code[1]) if code else getattr(error, "errno", None)
 

@@ -1,4 +1,4 @@
-"""Is every checkpoint of a run still what was written?"""
+"""Verification of checkpoints: every file and array of a run against its hash."""
 
 from pathlib import Path
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from windlass.errors import UserError
 
 
 class Finding(NamedTuple):
-    """One checkpoint, and what is damaged in it."""
+    """One checkpoint and its damage."""
 
     name: str
     damage: archive.Damage
@@ -23,7 +23,7 @@ class Finding(NamedTuple):
         return f"{title}: good" if self.good else f"{title}: damaged ({self.damage})"
 
 
-class Report(NamedTuple):
+class VerifyReport(NamedTuple):
     """Every checkpoint of a run, oldest first; frozen arrays last."""
 
     folder: Path
@@ -37,7 +37,7 @@ class Report(NamedTuple):
         return "\n".join([f"{self.folder}", *(f"  {finding}" for finding in self.findings)])
 
 
-def verify(run_dir: str | Path) -> Report:
+def verify(run_dir: str | Path) -> VerifyReport:
     """Compare every file and array of a run's checkpoints with their hashes; change nothing."""
     folder = folder_of(run_dir)
     names = [str(step) for step in steps_in(folder)]
@@ -45,4 +45,4 @@ def verify(run_dir: str | Path) -> Report:
         names.append(FROZEN)
     if not names:
         raise UserError(f"no checkpoint in {folder}")
-    return Report(folder, [Finding(name, archive.examine(folder / name)) for name in names])
+    return VerifyReport(folder, [Finding(name, archive.examine(folder / name)) for name in names])

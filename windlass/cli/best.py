@@ -15,42 +15,42 @@ from windlass.planning.winner import Ranking
 from windlass.reports import gains, reasons
 
 
-def print_bests(found: Sequence[Ranking], names: Sequence[str], keys: Sequence[str]) -> None:
-    """Every recipe: a table of targets, what to write for each, and which target is best.
+def print_bests(rankings: Sequence[Ranking], names: Sequence[str], keys: Sequence[str]) -> None:
+    """Print for every recipe a table of targets, what to write for each, and the best target.
 
-    `names` and `keys` are what the command line says of recipes, and to be said again.
+    `names` and `keys` are those of the command line, to be printed again.
     """
     with trimmed() as console:
-        for number, (one, name) in enumerate(zip(found, names, strict=True)):
-            if len(found) > 1:
+        for number, (one, name) in enumerate(zip(rankings, names, strict=True)):
+            if len(rankings) > 1:
                 console.print(Text("\n" * bool(number) + name, "bold"))
             for shown in _shown(one, ["windlass", "train", name, *keys], console):
                 console.print(shown)
 
 
-def _shown(found: Ranking, command: list[str], console: Console) -> Iterator[Table | Text]:
-    plans = [one.plan if isinstance(one, Best) else one for one in found.each]
+def _shown(ranking: Ranking, command: list[str], console: Console) -> Iterator[Table | Text]:
+    plans = [one.plan if isinstance(one, Best) else one for one in ranking.each]
     yield from tables(plans, ("target",), COLUMNS, console)
-    for one in found.each:
+    for one in ranking.each:
         target = one.plan.target if isinstance(one, Best) else one.target
         yield Text.assemble("\n", (target.name, "bold"), f"  {reasons.heading(target)}")
         yield _details(one, command) if isinstance(one, Best) else Text(one.why, "red")
     yield from notes_of([one for one in plans if isinstance(one, Plan)])
-    if found.note:
-        yield Text.assemble(("note  ", "bold"), (found.note, "yellow"))
-    if found.winner is not None and len(found.each) > 1:
-        yield Text.assemble("\n", (f"{found.by}  ", "bold"), gains.winning(found))
+    if ranking.note:
+        yield Text.assemble(("note  ", "bold"), (ranking.note, "yellow"))
+    if ranking.winner is not None and len(ranking.each) > 1:
+        yield Text.assemble("\n", (f"{ranking.by}  ", "bold"), gains.winning(ranking))
 
 
 def _details(best: Best, command: list[str]) -> Table:
-    shown = Table.grid(padding=(0, 2, 0, 0))
-    shown.add_column(style="bold", no_wrap=True)
-    shown.add_column(overflow="fold")
-    for name, said in gains.gain(best):
-        shown.add_row(f"  {name}", Text(said))
+    grid = Table.grid(padding=(0, 2, 0, 0))
+    grid.add_column(style="bold", no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, text in gains.gain(best):
+        grid.add_row(f"  {name}", Text(text))
     if best.keys:
         lines = best.yaml.splitlines()
         for number, line in enumerate(lines):
-            shown.add_row("" if number else "  write", Text(line, "green"))
-        shown.add_row("  or", Text(shlex.join([*command, *best.words]), "cyan"))
-    return shown
+            grid.add_row("" if number else "  write", Text(line, "green"))
+        grid.add_row("  or", Text(shlex.join([*command, *best.words]), "cyan"))
+    return grid

@@ -5,15 +5,15 @@ import sys
 from functools import partial
 from typing import Any, TextIO
 
-from windlass.processes.pipe import Line
+from windlass.processes.pipe import Pipe
 from windlass.processes.signals import Signals
 
 
 def main() -> None:
     """Run the program with the words that its parent was started with."""
     heard, told, log, *words = sys.argv[1:]
-    line = Line(int(heard), int(told), log)
-    for descriptor in (line.heard, line.told):
+    line = Pipe(int(heard), int(told), log)
+    for descriptor in (line.signals, line.facts):
         os.set_inheritable(descriptor, False)
     sys.stdout, sys.stderr = _apart(sys.stdout, log), _apart(sys.stderr, log)
     with Signals(line).listening() as signals:

@@ -12,7 +12,7 @@ from windlass.cli import export, launch, plan, prices, report, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
-    Chosen,
+    CheckpointOptions,
     RunName,
     Step,
     WhichWeights,
@@ -41,7 +41,7 @@ Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
 
 
 def run(words: list[str], signals: Signals) -> int:
-    """Do what the words say, and give the exit code; what a user can put right is printed alone."""
+    """Run a command line and return the exit code; what a user can put right is printed alone."""
     try:
         return app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
     except UserError as error:
@@ -144,10 +144,12 @@ def evaluate(
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
     """
-    asked = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
     if tasks is not None:
-        return _tasks(ctx, run, tasks, options(Asked, weights=weights, step=step, **asked))
-    for name in (name for name, value in asked.items() if value is not None):
+        return _tasks(
+            ctx, run, tasks, options(TaskOptions, weights=weights, step=step, **task_options)
+        )
+    for name in (name for name, value in task_options.items() if value is not None):
         raise UserError(f"--{name.replace('_', '-')} is for --tasks, which is not given")
     measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
@@ -157,9 +159,9 @@ def evaluate(
 
         folder = find(run)
         with waiting("evaluating"):
-            found = call(folder, ctx.args, **vars(measured))
+            metrics = call(folder, ctx.args, **vars(measured))
     facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
-    for name, value in [*facts.items(), *lines(found)]:
+    for name, value in [*facts.items(), *lines(metrics)]:
         say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
 
 
@@ -219,18 +221,18 @@ def runs(
 
         if delete:
             return _delete(names or [], yes)
-        given = [Path(name).expanduser() for name in names or [api.RUNS]]
-        if len(given) == 1 and given[0].is_dir() and not api.is_run(given[0]):
-            found, is_list = api.runs(given[0]), True
+        paths = [Path(name).expanduser() for name in names or [api.RUNS]]
+        if len(paths) == 1 and paths[0].is_dir() and not api.is_run(paths[0]):
+            standings, is_list = api.runs(paths[0]), True
         else:
             is_list = names is None
-            found = [api.standing(name) for name in names or ()]
+            standings = [api.standing(name) for name in names or ()]
     if as_json:
-        print(shown.as_json(found))
+        print(shown.as_json(standings))
     elif is_list:
-        _list_runs(found, given[0])
+        _list_runs(standings, paths[0])
     else:
-        for number, one in enumerate(found):
+        for number, one in enumerate(standings):
             print(end="\n" if number else "")
             for name, value in shown.facts(one):
                 say(Text.assemble((f"{name:<13}", "bold"), value))
@@ -275,14 +277,14 @@ class Shown:
 
 
 @section
-class Measured(Chosen):
+class Measured(CheckpointOptions):
     """The options of `evaluate`."""
 
     split: Split
 
 
 @section
-class Asked(Chosen):
+class TaskOptions(CheckpointOptions):
     """The options of `evaluate --tasks`."""
 
     limit: int | None
@@ -290,26 +292,26 @@ class Asked(Chosen):
     tasks_from: str | None
 
 
-def _tasks(ctx: typer.Context, run: str | None, tasks: str, asked: Asked) -> None:
+def _tasks(ctx: typer.Context, run: str | None, tasks: str, chosen: TaskOptions) -> None:
     with ctx.obj.phase("evaluating"):
         from windlass.api import tasks as call
         from windlass.units import number
 
         with waiting("evaluating"):
-            found = call(
+            scores = call(
                 run,
                 [name.strip() for name in tasks.split(",")],
                 ctx.args,
-                limit=asked.limit,
-                shots=asked.shots,
-                folder=asked.tasks_from,
-                weights=asked.weights,
-                step=asked.step,
+                limit=chosen.limit,
+                shots=chosen.shots,
+                folder=chosen.tasks_from,
+                weights=chosen.weights,
+                step=chosen.step,
             )
-    width = max(len(name) for name in found) + 2
-    for name, values in found.items():
-        told = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
-        say(Text.assemble((f"{name:<{width}}", "bold"), told))
+    width = max(len(name) for name in scores) + 2
+    for name, values in scores.items():
+        line = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
+        say(Text.assemble((f"{name:<{width}}", "bold"), line))
 
 
 def _refuse(what: str) -> int:
@@ -318,16 +320,16 @@ def _refuse(what: str) -> int:
     return 2
 
 
-def _list_runs(found: list[Any], folder: Path) -> None:
+def _list_runs(standings: list[Any], folder: Path) -> None:
     from windlass.cli.runs import table
 
-    if not found:
+    if not standings:
         say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
         return
     console = Console(highlight=False)
     if not console.is_terminal:  # other tools want a run to be a line, however long
         console.width = LONG
-    console.print(table(found))
+    console.print(table(standings))
 
 
 def _delete(names: list[str], yes: bool) -> None:
@@ -336,24 +338,24 @@ def _delete(names: list[str], yes: bool) -> None:
 
     if not names:
         raise UserError("which runs? windlass runs lists them, windlass runs --delete RUN deletes")
-    found = [api.standing(folder) for folder in dict.fromkeys(map(api.find, names))]
-    for one in found:
+    standings = [api.standing(folder) for folder in dict.fromkeys(map(api.find, names))]
+    for one in standings:
         api.check_deletable(one.folder)
     if not yes:
         if not sys.stdin.isatty():
             raise UserError(
                 "deleting needs a confirmation, and this is no terminal; --yes skips it"
             )
-        for one in found:
+        for one in standings:
             say(Text(f"{one.folder}, {size(one.size_bytes)}, {one.state} at step {one.step}"))
-        if not agrees(f"delete {'it' if len(found) == 1 else 'them'}? [y/N] "):
+        if not agrees(f"delete {'it' if len(standings) == 1 else 'them'}? [y/N] "):
             say(Text("nothing was deleted"))
             return
-    for one in found:
-        left = api.delete(one.folder)
+    for one in standings:
+        others = api.delete(one.folder)
         say(Text(f"deleted {one.folder}, {size(one.size_bytes)}"))
-        if left:
-            say(Text(f"kept, since the run did not write it: {listing(map(str, left), 'and')}"))
+        if others:
+            say(Text(f"kept, since the run did not write it: {listing(map(str, others), 'and')}"))
 
 
 def _print_version() -> None:

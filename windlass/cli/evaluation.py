@@ -6,18 +6,18 @@ from typing import Any
 from windlass.units import number
 
 WIDTH = 17  # of the left column
-BESIDE = "validation_"  # what was measured of other rows than those asked for
+BESIDE = "validation_"  # metrics of the other split
 
 
-def lines(found: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """A name and a value in each; of two splits a column each, and then what they say together."""
-    found = dict(found)
-    after = {name: found.pop(name) for name in ("over", "verdict", "looks") if name in found}
-    beside = {name: found.pop(name) for name in list(found) if name.startswith(BESIDE)}
-    yield "step", number(found.pop("step"))
+def lines(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Names and values, a line each; of two splits a column each, and then the verdict."""
+    metrics = dict(metrics)
+    after = {name: metrics.pop(name) for name in ("over", "verdict", "looks") if name in metrics}
+    beside = {name: metrics.pop(name) for name in list(metrics) if name.startswith(BESIDE)}
+    yield "step", number(metrics.pop("step"))
     if beside:
         yield "", f"{'test':<12}validation"
-    for name, value in found.items():
+    for name, value in metrics.items():
         other = beside.get(BESIDE + name)
         shown = number(value) if other is None else f"{number(value):<12}{number(other)}"
         yield name.replace("_", " "), shown

@@ -67,7 +67,7 @@ def export(
 
         # An accelerator is not needed, and so not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
-        asked = options(
+        chosen = options(
             Options,
             {"form": "as"},
             weights=weights,
@@ -83,14 +83,14 @@ def export(
         )
         if to is None:
             raise UserError("where to? windlass export RUN --to DIR writes into a new folder DIR")
-        done = call(run, to, **vars(asked))
-    for name, value in _facts(done, asked):
+        done = call(run, to, **vars(chosen))
+    for name, value in _facts(done, chosen):
         say(Text.assemble((f"{name:<8}", "bold"), value))
     return 0 if done.comparison is None or done.comparison.good else 1
 
 
-def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
-    """What was written, or would be, a fact in a line."""
+def _facts(done: Any, chosen: Any) -> Iterator[tuple[str, str]]:
+    """Facts of an export, a line each, or of a dry run."""
     from windlass.units import size
 
     longest = max(map(len, done.files))
@@ -98,12 +98,12 @@ def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
         yield "file", f"{name:<{longest}}  {size(count)}"
     total = f"{size(sum(done.files.values()))} in {len(done.files)} files"
     form = "merged model" if done.form == "merged" else done.form
-    which = f"the {form} of step {done.step}, {asked.weights} weights"
-    if asked.dry_run:
+    which = f"the {form} of step {done.step}, {chosen.weights} weights"
+    if chosen.dry_run:
         yield "export", f"{which}, would be {total} in {done.folder}; nothing written"
-        if asked.push is not None:
-            seen = "private, where it is new" if asked.private else "public, where it is new"
-            yield "push", f"{done.folder} would be pushed to {asked.push}, {seen}"
+        if chosen.push is not None:
+            visibility = "private, where it is new" if chosen.private else "public, where it is new"
+            yield "push", f"{done.folder} would be pushed to {chosen.push}, {visibility}"
         return
     yield "export", f"{which}: {total} in {done.folder}"
     if done.comparison is not None:
@@ -111,7 +111,7 @@ def _facts(done: Any, asked: Any) -> Iterator[tuple[str, str]]:
         yield "check", f"{verdict}: {done.comparison}"
     if done.address is not None:
         yield "pushed", done.address
-    elif asked.push is not None:
+    elif chosen.push is not None:
         yield "pushed", "nothing, since the check found a difference"
     if done.form == "adapter":
         yield "next", "--as merged writes the model with the adapter in it"

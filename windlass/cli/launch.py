@@ -81,11 +81,11 @@ def launch(
     windlass launch --status mine-1a2b3c4d
     windlass launch --delete mine-1a2b3c4d
     """
-    asked = {"status": status, "stop": stop, "delete": delete}
-    told = {verb: which for verb, which in asked.items() if which is not None}
-    if told:
+    verbs = {"status": status, "stop": stop, "delete": delete}
+    actions = {verb: which for verb, which in verbs.items() if which is not None}
+    if actions:
         others = [*([recipe] if recipe else []), *(["--dry-run"] if dry_run else [])]
-        return _after(ctx, told, others, yes)
+        return _after(ctx, actions, others, yes)
     if recipe is None:
         return _list()
     if on is None:
@@ -112,7 +112,7 @@ def launch(
         )
         how.check(prepared)
         text = how.write(prepared)
-        _tell(prepared, how, to)
+        _summarize(prepared, how, to)
         if save is not None:
             _note(f"written to {saved(text, save)}")
         if dry_run:
@@ -126,7 +126,7 @@ def launch(
         if not yes and not _may(f"rent {prepared.slices.name} now? [y/N] "):
             _note("nothing was rented")
             return None
-    # Whatever runs now hears of Ctrl-C itself, and cleans up.
+    # The program that runs now handles Ctrl-C itself, and cleans up.
     with ctx.obj.interrupts(lambda: None):
         code = running.start(prepared, to)
     if code:
@@ -136,12 +136,12 @@ def launch(
     return code
 
 
-def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: bool) -> int:
+def _after(ctx: typer.Context, actions: dict[str, str], others: list[str], yes: bool) -> int:
     """Show the status of a launch, stop it or delete it."""
-    if others or len(told) > 1:
-        given = [*others, *(f"--{verb} {which}" for verb, which in told.items())]
-        raise UserError(f"one thing at a time: {' and '.join(given)} are given")
-    (verb, which), *_ = told.items()
+    if others or len(actions) > 1:
+        words = [*others, *(f"--{verb} {which}" for verb, which in actions.items())]
+        raise UserError(f"one thing at a time: {' and '.join(words)} are given")
+    (verb, which), *_ = actions.items()
     with ctx.obj.phase("looking at launches"):
         from windlass.launch import records, running
 
@@ -153,8 +153,8 @@ def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: boo
     with ctx.obj.interrupts(lambda: None):
         code = getattr(running, verb)(record)
     if verb == "delete" and not code:
-        left = "" if record.run is None else f"; the run is in {record.run}"
-        _note(f"deleted {record.name}{left}")
+        run = "" if record.run is None else f"; the run is in {record.run}"
+        _note(f"deleted {record.name}{run}")
     if verb == "stop" and not code:
         _note(f"stopped; `windlass launch --delete {record.name}` deletes what may be left of it")
     return code
@@ -163,21 +163,21 @@ def _after(ctx: typer.Context, told: dict[str, str], others: list[str], yes: boo
 def _list() -> None:
     from windlass.launch import records
 
-    found = records.every()
-    if not found:
+    launches = records.every()
+    if not launches:
         say(Text("nothing was launched yet; windlass launch RECIPE --on v6e-8 --dry-run shows how"))
-    for one in found.values():
+    for one in launches.values():
         spot = "spot " if one.is_spot else ""
-        kept = one.run or "no bucket"
-        say(Text(f"{one.name}  {spot}{one.slices}  {NAMES[one.target]}  {kept}  {one.when}"))
+        place = one.run or "no bucket"
+        say(Text(f"{one.name}  {spot}{one.slices}  {NAMES[one.target]}  {place}  {one.when}"))
 
 
-def _tell(prepared: Any, how: Any, to: str) -> None:
-    """What would be done, on the stream that is not the file's."""
-    asked = prepared.slices
-    hosts = f"{asked.hosts} host{'s' if asked.hosts > 1 else ''}"
-    chips = f"{asked.chips} chip{'s' if asked.chips > 1 else ''}"
-    facts = [("launch", f"{prepared.name} on {asked.name} ({chips}, {hosts}) by {NAMES[to]}")]
+def _summarize(prepared: Any, how: Any, to: str) -> None:
+    """Print a summary of a launch, on the stream that is not the file's."""
+    slices = prepared.slices
+    hosts = f"{slices.hosts} host{'s' if slices.hosts > 1 else ''}"
+    chips = f"{slices.chips} chip{'s' if slices.chips > 1 else ''}"
+    facts = [("launch", f"{prepared.name} on {slices.name} ({chips}, {hosts}) by {NAMES[to]}")]
     facts += [("creates" if not i else "", line) for i, line in enumerate(how.does(prepared))]
     facts.append(("runs", shlex.join(prepared.train)))
     facts.append(("run", prepared.run or "on the machine alone"))

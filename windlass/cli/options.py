@@ -31,21 +31,21 @@ WhichWeights = Annotated[
 
 
 @section
-class Chosen:
-    """Which weights of a run."""
+class CheckpointOptions:
+    """Checkpoint options: which weights of a run, and of which step."""
 
     weights: Literal["last", "best", "ema"]
     step: int | None
 
 
 def options(schema: type[T], names: dict[str, str] | None = None, /, **values: Any) -> T:
-    """Options read as a section; `names` are those that are written otherwise than its fields."""
-    found, problems = attempt(schema, values)
+    """Read options as a section; `names` are those that are written otherwise than its fields."""
+    value, problems = attempt(schema, values)
     if problems:
         written = {key: key.replace("_", "-") for key in values} | (names or {})
         lines = [f"--{written[key]} {what}" for key, what in problems]
         raise UserError("\n".join(lines))
-    return found
+    return value
 
 
 def say(text: Text) -> None:
@@ -65,7 +65,7 @@ def trimmed() -> Iterator[Console]:
 
 @contextmanager
 def waiting(what: str) -> Iterator[Callable[[str], None]]:
-    """A sign of life on a terminal, which may be given more to say, and nothing elsewhere."""
+    """Progress line on a terminal, which may be updated, and nothing elsewhere."""
     # Not one of Rich's spinners: they hide the cursor, and a signal would leave it hidden.
     if not sys.stderr.isatty():
         yield lambda more: None
@@ -84,7 +84,7 @@ def waiting(what: str) -> Iterator[Callable[[str], None]]:
 
 
 def agrees(question: str) -> bool:
-    """Whether a user at a terminal confirms."""
+    """Confirmation by a user at a terminal."""
     try:
         return input(question).strip().lower() in ("y", "yes")
     except EOFError:  # Ctrl-D
@@ -93,7 +93,7 @@ def agrees(question: str) -> bool:
 
 
 def saved(text: str, file: str) -> Path:
-    """Write the file where a user wants it; one that holds something else is left alone."""
+    """Write a file for the user; one that holds something else is left alone."""
     place = Path(file).expanduser()
     try:
         if place.exists() and place.read_text(encoding="utf-8") != text:

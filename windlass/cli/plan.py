@@ -121,9 +121,9 @@ def plan(
     """
     if calibrate:
         return _calibrate([name for name in (recipe, *ctx.args) if name])
-    given = {"rows": rows, "preemptions": preemptions, "budget": budget, "within": within}
-    asked = options(Planned, **given, best=best)
-    if asked.best and each:
+    numbers = {"rows": rows, "preemptions": preemptions, "budget": budget, "within": within}
+    chosen = options(Planned, **numbers, best=best)
+    if chosen.best and each:
         raise UserError(
             "--each and --best are given; --each plans the values named, --best searches"
         )
@@ -143,27 +143,27 @@ def plan(
         from windlass.cli.planned import print_plans
         from windlass.reports.plan_page import page
 
-        how: dict[str, Any] = vars(asked) | {"within": asked.within and asked.within.written()}
-        wanted = how.pop("best")
+        how: dict[str, Any] = vars(chosen) | {"within": chosen.within and chosen.within.written()}
+        goal = how.pop("best")
         how |= {"region": region, "compiles": compiles, "console": Console(stderr=True)}
         bests: list[Any] = []
         with waiting("planning") as tell:
-            if wanted is None:
-                found = api.plans(names, on, ctx.args, each=each or (), **how)
+            if goal is None:
+                plans = api.plans(names, on, ctx.args, each=each or (), **how)
             else:
-                how |= {"wanted": wanted, "tell": lambda more: tell(f" {more}")}
+                how |= {"wanted": goal, "tell": lambda more: tell(f" {more}")}
                 bests = [api.best(name, on, ctx.args, **how) for name in names]
-                found = [getattr(one, "plan", one) for best in bests for one in best.each]
+                plans = [getattr(one, "plan", one) for best in bests for one in best.each]
         if html is not None:
-            _write(html, page(found, shlex.join(["windlass", "plan", *_words(ctx)])))
+            _write(html, page(plans, shlex.join(["windlass", "plan", *_words(ctx)])))
         if as_json:
-            told = [one for best in bests for one in best.as_dicts()]
-            print(json.dumps(told or [one.as_dict() for one in found], indent=2))
+            dicts = [one for best in bests for one in best.as_dicts()]
+            print(json.dumps(dicts or [one.as_dict() for one in plans], indent=2))
         elif bests:
             print_bests(bests, names, ctx.args)
         else:
-            print_plans(found)
-    return 0 if _fit(found) else 1
+            print_plans(plans)
+    return 0 if _fit(plans) else 1
 
 
 def _calibrate(runs: list[str]) -> int:
@@ -173,25 +173,25 @@ def _calibrate(runs: list[str]) -> int:
     for one in api.calibrate(*runs):
         factors = ", ".join(f"{name} {x:.2f}x" for name, x in one.factors.items())
         print(f"{one.chip}, from {len(one.runs)} runs: {factors} of the time by its table")
-        told = f"were off by {one.before:.1%}, and are by {one.after:.1%} (medians)"
+        errors = f"were off by {one.before:.1%}, and are by {one.after:.1%} (medians)"
         if one.after == one.before:
-            told = f"are off by {one.after:.1%} (median), and no factor improves them"
-        print(f"  plans {told}")
+            errors = f"are off by {one.after:.1%} (median), and no factor improves them"
+        print(f"  plans {errors}")
     print(f"plans use this from now on; delete {calibration.file()} to undo it")
     return 0
 
 
-def _fit(found: list[Any]) -> bool:
-    """Whether every recipe fits on one target at least, for certain."""
-    fitting = {one.recipe for one in found if hasattr(one, "memory") and one.fits == "yes"}
-    return all(one.recipe in fitting for one in found)
+def _fit(plans: list[Any]) -> bool:
+    """Test that every recipe is certain to fit on one target at least."""
+    fitting = {one.recipe for one in plans if hasattr(one, "memory") and one.fits == "yes"}
+    return all(one.recipe in fitting for one in plans)
 
 
 def _words(ctx: typer.Context) -> list[str]:
-    """What the command was given, as it could be written."""
-    said = {name: value for name, value in ctx.params.items() if value}
-    recipe, options = said.pop("recipe"), []
-    for name, value in said.items():
+    """Arguments of the command, as they could be written."""
+    params = {name: value for name, value in ctx.params.items() if value}
+    recipe, options = params.pop("recipe"), []
+    for name, value in params.items():
         option = {"as_json": "--json", "compiles": "--compile"}.get(name, f"--{name}")
         values = value if isinstance(value, list | tuple) else [value]
         options += [word for one in values for word in (option, *([] if one is True else [one]))]

@@ -1,4 +1,4 @@
-"""Plans on a terminal: a table of them, and what is behind each."""
+"""Plans on a terminal: a table of them, and the details of each."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import cycle
@@ -30,65 +30,64 @@ BESIDE = 38  # columns that stand before it
 EIGHTHS = ("", *"▏▎▍▌▋▊▉")
 
 
-def print_plans(found: Sequence[Plan | Refused]) -> None:
-    """All that there is to say of some plans."""
+def print_plans(plans: Sequence[Plan | Refused]) -> None:
+    """Print plans: tables, details and notes."""
     with trimmed() as console:
-        for one in _one(found, console) if _is_one(found) else _several(found, console):
+        for one in _one(plans, console) if _is_one(plans) else _several(plans, console):
             console.print(one)
-        for said in misfits(found):
-            console.print(Text(f"\n{said}", "bold red"))
+        for message in misfits(plans):
+            console.print(Text(f"\n{message}", "bold red"))
 
 
-def _is_one(found: Sequence[Plan | Refused]) -> bool:
-    return len({one.name for one in found}) == 1
+def _is_one(plans: Sequence[Plan | Refused]) -> bool:
+    return len({one.name for one in plans}) == 1
 
 
-def _one(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
-    """One recipe: a table of targets, and what is behind each."""
-    yield from tables(found, ("target",), COLUMNS, console)
-    notes = [one.notes for one in found if isinstance(one, Plan)]
-    # What is to be said of every one of several is said once.
+def _one(plans: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
+    """One recipe: a table of targets, and the details of each."""
+    yield from tables(plans, ("target",), COLUMNS, console)
+    notes = [one.notes for one in plans if isinstance(one, Plan)]
+    # A note of all plans is printed once.
     same = [note for note in notes[0] if len(notes) > 1 and all(note in more for more in notes)]
-    for one in found:
-        said = (one.target.name, "bold"), f"  {reasons.heading(one.target)}"
-        yield Text.assemble("\n", *said)
+    for one in plans:
+        yield Text.assemble("\n", (one.target.name, "bold"), f"  {reasons.heading(one.target)}")
         room = min(BAR, console.width - BESIDE)
         yield details(one, room, same) if isinstance(one, Plan) else Text(one.why, "red")
     yield from _notes(same)
 
 
-def _several(found: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
+def _several(plans: Sequence[Plan | Refused], console: Console) -> Iterator[Table | Text]:
     """Several recipes on several targets, a line each."""
     columns = ("fits", "batch", "it/s", "GiB per device", "tokens/s", "per chip", *MONEY, *EPOCH)
     first = ("recipe", "target")
-    yield from tables(found, first, columns, console)
-    if any(one.keys for one in found):
-        fastest = best(found)
+    yield from tables(plans, first, columns, console)
+    if any(one.keys for one in plans):
+        fastest = best(plans)
         yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
         yield from tables(fastest, first, columns, console) if fastest else ()
-    yield from notes_of(found)
+    yield from notes_of(plans)
 
 
-def notes_of(found: Sequence[Plan | Refused]) -> Iterator[Text]:
-    """What there is to say of several plans: each thing once, with those that it is of."""
+def notes_of(plans: Sequence[Plan | Refused]) -> Iterator[Text]:
+    """Notes of several plans: each once, with the plans that it is of."""
     notes: dict[str, list[Plan | Refused]] = {}
-    for one in found:
+    for one in plans:
         for note in one.notes if isinstance(one, Plan) else [one.why]:
             notes.setdefault(note, []).append(one)
-    yield from _notes(f"{_whose(those, found)}{note}" for note, those in notes.items())
+    yield from _notes(f"{_whose(those, plans)}{note}" for note, those in notes.items())
 
 
-def _whose(those: Sequence[Plan | Refused], found: Sequence[Plan | Refused]) -> str:
-    """The targets and the recipes that a note is of, where it is not of all of them."""
-    able = [one for one in found if isinstance(one, Plan) or one in those]
+def _whose(those: Sequence[Plan | Refused], plans: Sequence[Plan | Refused]) -> str:
+    """Targets and recipes that a note is of, where it is not of all of them."""
+    able = [one for one in plans if isinstance(one, Plan) or one in those]
     targets = dict.fromkeys(one.target.name for one in those)
     names = dict.fromkeys(one.name for one in those)
-    said = []
+    parts = []
     if len(targets) < len({one.target.name for one in able}):
-        said.append(", ".join(targets))
+        parts.append(", ".join(targets))
     if len(names) < len({one.name for one in able if one.target.name in targets}):
-        said.append(", ".join(names))
-    return "".join(f"{part}: " for part in said)
+        parts.append(", ".join(names))
+    return "".join(f"{part}: " for part in parts)
 
 
 def _notes(notes: Iterable[str]) -> Iterator[Text]:
@@ -97,47 +96,47 @@ def _notes(notes: Iterable[str]) -> Iterator[Text]:
 
 
 def tables(
-    found: Sequence[Plan | Refused], first: Sequence[str], columns: Sequence[str], console: Console
+    plans: Sequence[Plan | Refused], first: Sequence[str], columns: Sequence[str], console: Console
 ) -> Iterator[Table]:
-    """A line for each recipe on each target; in several tables where one is too wide."""
+    """Table of a line per recipe and target; several where one is too wide."""
     wide = console.options.update(width=LONG)
     shown: list[str] = []
     for name in columns:
-        tried = _table(found, (*first, *shown, name))
+        tried = _table(plans, (*first, *shown, name))
         if shown and Measurement.get(console, wide, tried).maximum > console.width:
-            yield _table(found, (*first, *shown))
+            yield _table(plans, (*first, *shown))
             shown = []
         shown.append(name)
-    yield _table(found, (*first, *shown))
+    yield _table(plans, (*first, *shown))
 
 
-def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
+def _table(plans: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
         is_word = name in ("recipe", "target", "fits")
         shown.add_column(name, justify="left" if is_word else "right", no_wrap=True)
-    for one in found:
-        cells = _cells(one, found)
+    for one in plans:
+        cells = _cells(one, plans)
         shown.add_row(*[cells.get(name, Text()) for name in names])
     return shown
 
 
-def _cells(plan: Plan | Refused, found: Sequence[Plan | Refused]) -> dict[str, Text]:
-    named = {"recipe": Text(plan.name), "target": Text(plan.target.name, "bold")}
+def _cells(plan: Plan | Refused, plans: Sequence[Plan | Refused]) -> dict[str, Text]:
+    names = {"recipe": Text(plan.name), "target": Text(plan.target.name, "bold")}
     if isinstance(plan, Refused):
-        return named | {"fits": Text(plan.fits, STYLES[plan.fits])}
-    told = reasons.cells(plan) | {"per chip": _speed_up(plan, found) or reasons.UNKNOWN}
-    dim = "dim" if plan.fits == "no" else ""  # it would be so, if it could be
+        return names | {"fits": Text(plan.fits, STYLES[plan.fits])}
+    texts = reasons.cells(plan) | {"per chip": _speed_up(plan, plans) or reasons.UNKNOWN}
+    dim = "dim" if plan.fits == "no" else ""  # an estimate of what cannot run
     return {
-        **named,
+        **names,
         "fits": Text(plan.fits, STYLES[plan.fits]),
-        **{name: Text(said, "" if "GiB" in name else dim) for name, said in told.items()},
+        **{name: Text(text, "" if "GiB" in name else dim) for name, text in texts.items()},
     }
 
 
-def _speed_up(plan: Plan, found: Sequence[Plan | Refused]) -> str | None:
-    """What a chip does, beside one of the first target of the same recipe."""
-    first = next(one for one in found if isinstance(one, Plan) and one.name == plan.name)
+def _speed_up(plan: Plan, plans: Sequence[Plan | Refused]) -> str | None:
+    """Throughput per chip, relative to the first target of the same recipe."""
+    first = next(one for one in plans if isinstance(one, Plan) and one.name == plan.name)
     if plan.tokens_per_second is None or first.tokens_per_second is None:
         return None
     each = plan.tokens_per_second / plan.target.chips
@@ -156,16 +155,16 @@ def details(plan: Plan, room: int = BAR, without: Sequence[str] = ()) -> Table:
 
 
 def _facts(plan: Plan, room: int) -> Iterator[tuple[str, Text]]:
-    for name, said in reasons.layout(plan):
-        yield name, Text(said)
-    for name, said in reasons.compiled(plan):
-        yield name, Text(said)
+    for name, text in reasons.layout(plan):
+        yield name, Text(text)
+    for name, text in reasons.compiled(plan):
+        yield name, Text(text)
     yield "memory", Text(reasons.memory(plan), STYLES[plan.fits])
     memory = plan.memory
     scale = max(memory.limit, memory.total)
-    for (name, held), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
-        if held > SMALL * memory.total:
-            yield "", _bar(name, size(held), held / scale, room, colour)
+    for (name, count), colour in zip(memory.parts.items(), cycle(COLOURS), strict=False):
+        if count > SMALL * memory.total:
+            yield "", _bar(name, size(count), count / scale, room, colour)
     if (free := memory.limit - memory.total) > 0:
         yield "", _bar("free", size(free), free / scale, room, "dim", "░")
     if plan.time is not None:
@@ -176,15 +175,15 @@ def _facts(plan: Plan, room: int) -> Iterator[tuple[str, Text]]:
                     "",
                     _bar(name, units.seconds(value), value / plan.time.seconds, room, colour),
                 )
-    for name, said in reasons.money(plan):
-        yield name, Text(said)
-    for name, said in reasons.changes(plan):
-        yield name, Text(said, "cyan")
+    for name, text in reasons.money(plan):
+        yield name, Text(text)
+    for name, text in reasons.changes(plan):
+        yield name, Text(text, "cyan")
 
 
-def _bar(name: str, said: str, share: float, room: int, colour: str, block: str = "█") -> Text:
+def _bar(name: str, text: str, share: float, room: int, colour: str, block: str = "█") -> Text:
     eighths = round(share * room * 8)
     part = EIGHTHS[eighths % 8] if block == "█" else ""
     return Text.assemble(
-        f"{name:<13}{said:>10}  ", (f"{block * (eighths // 8)}{part}" or EIGHTHS[1], colour)
+        f"{name:<13}{text:>10}  ", (f"{block * (eighths // 8)}{part}" or EIGHTHS[1], colour)
     )

@@ -46,37 +46,37 @@ def prices(
         from windlass.api import prices as call
         from windlass.planning import prices as known
 
-        found = call(names or (), update=update, reset=reset)
+        table = call(names or (), update=update, reset=reset)
     if as_json:
-        plain = [one._asdict() for one in found.prices]
-        shown = {"date": found.date, "age_days": known.days(found.date), "file": str(found.file)}
-        shown |= {"sources": found.sources, "prices": plain, "unknown": found.unknown}
+        plain = [one._asdict() for one in table.prices]
+        shown = {"date": table.date, "age_days": known.days(table.date), "file": str(table.file)}
+        shown |= {"sources": table.sources, "prices": plain, "unknown": table.unknown}
         print(json.dumps(shown, indent=2))
         return
-    if found.prices:
+    if table.prices:
         with trimmed() as console:
-            console.print(_table(found.prices))
-    if found.unknown:
-        say(Text(f"no price is known of {listing(found.unknown, 'and')}"))
+            console.print(_table(table.prices))
+    if table.unknown:
+        say(Text(f"no price is known of {listing(table.unknown, 'and')}"))
     if update is not None:
         say(Text("used from now on; `windlass prices --reset` goes back to the shipped ones"))
-    came = "shipped with windlass" if found.file == known.SHIPPED else str(found.file)
-    say(Text(f"{came}, of {found.date}, from {listing(found.sources, 'and')}"))
-    if warning := known.warning(found.prices):
+    origin = "shipped with windlass" if table.file == known.SHIPPED else str(table.file)
+    say(Text(f"{origin}, of {table.date}, from {listing(table.sources, 'and')}"))
+    if warning := known.warning(table.prices):
         say(Text(warning, "yellow"))
 
 
-def _table(found: Sequence) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+def _table(prices: Sequence) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
-        shown.add_column(name, justify="right" if name in ("on demand", "spot") else "left")
-    for price in found:
+        table.add_column(name, justify="right" if name in ("on demand", "spot") else "left")
+    for price in prices:
         notes = ["slices beyond one host"] * price.pods + [price.note or ""]
-        shown.add_row(
+        table.add_row(
             *(price.name, price.provider, price.region or ""),
             *(_dollars(price.on_demand), _dollars(price.spot), price.date, " ".join(notes)),
         )
-    return shown
+    return table
 
 
 def _dollars(price: float | None) -> str:

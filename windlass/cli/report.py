@@ -27,18 +27,18 @@ def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> No
     with ctx.obj.phase("looking at the run"):
         from windlass.api import report as call
 
-        found = call(run)
+        summary = call(run)
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        print(json.dumps(summary.as_dict(), indent=2, allow_nan=False))
         return
     console = Console(highlight=False)
     console.soft_wrap = not console.is_terminal
-    for line in _shown(found, min(console.width, WIDEST)):
+    for line in _shown(summary, min(console.width, WIDEST)):
         console.print(line)
     from windlass.run_folder.folder import REPORT
 
     console.print(
-        Text.assemble(("\npage".ljust(NAME + 1), "bold"), str(found.standing.folder / REPORT))
+        Text.assemble(("\npage".ljust(NAME + 1), "bold"), str(summary.standing.folder / REPORT))
     )
 
 
@@ -57,22 +57,22 @@ def compare(
     with ctx.obj.phase("looking at the runs"):
         from windlass.api import compare as call
 
-        found = call(*names or ())
+        comparison = call(*names or ())
     if as_json:
-        print(json.dumps(found.as_dict(), indent=2, allow_nan=False))
+        print(json.dumps(comparison.as_dict(), indent=2, allow_nan=False))
         return
     from windlass.reports.columns import rows
 
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("")
-    for one in found.runs:
-        shown.add_column(Text(one.name), justify="right", overflow="fold")
-    for title, group in rows(found):
-        shown.add_row(Text(title, "bold"))
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("")
+    for one in comparison.runs:
+        table.add_column(Text(one.name), justify="right", overflow="fold")
+    for title, group in rows(comparison):
+        table.add_row(Text(title, "bold"))
         for name, values in group:
-            shown.add_row(Text(f"  {name}"), *map(Text, values))
+            table.add_row(Text(f"  {name}"), *map(Text, values))
     with trimmed() as console:
-        console.print(shown)
+        console.print(table)
 
 
 def _shown(run: Any, width: int) -> Iterator[Text | Table]:
@@ -92,22 +92,22 @@ def _shown(run: Any, width: int) -> Iterator[Text | Table]:
     if lines := plot(speeds, width=width - 12, height=4, label=count, base=0.0):
         yield Text("\ntokens/s", "bold green")
         yield from lines
-    if found := predictions(run):
+    if lines := predictions(run):
         yield Text("")
-        yield _table(found)
+        yield _table(lines)
     for note in run.planned.get("notes", ()):
         yield Text(note, "dim")
     yield from _parts(run, width)
 
 
-def _table(found: Sequence[tuple[str, str, str, str]]) -> Table:
-    shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
-    shown.add_column("plan")
+def _table(lines: Sequence[tuple[str, str, str, str]]) -> Table:
+    table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    table.add_column("plan")
     for name in ("predicted", "measured", "off by"):
-        shown.add_column(name, justify="right")
-    for line in found:
-        shown.add_row(*map(Text, line))
-    return shown
+        table.add_column(name, justify="right")
+    for line in lines:
+        table.add_row(*map(Text, line))
+    return table
 
 
 def _parts(run: Any, width: int) -> Iterator[Text]:
@@ -118,6 +118,6 @@ def _parts(run: Any, width: int) -> Iterator[Text]:
     whole = max(parts.values(), default=0)
     if whole:
         yield Text("\nmemory, as planned", "bold")
-    for name, held in parts.items():
-        bar = "█" * max(1, round((width - 30) * held / whole))
-        yield Text.assemble(f"  {name:<{NAME}}{size(held):>10}  ", (bar, "magenta"))
+    for name, count in parts.items():
+        bar = "█" * max(1, round((width - 30) * count / whole))
+        yield Text.assemble(f"  {name:<{NAME}}{size(count):>10}  ", (bar, "magenta"))

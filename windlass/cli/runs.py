@@ -16,16 +16,16 @@ COLUMNS = ("run", "recipe", "state", "step", "loss", "validation", "size", "age"
 STYLES = {"training": "green", "finished": "", "stopped": "yellow"}
 
 
-def table(found: Sequence[Standing], now: float | None = None) -> Table:
-    """A run in a line. The column of recipes is left out where every run is named for its own."""
+def table(standings: Sequence[Standing], now: float | None = None) -> Table:
+    """Table of a run per line. The column of recipes is left out where runs are named for them."""
     now = time.time() if now is None else now
-    tells_recipe = any(not run.folder.name.startswith(run.recipe) for run in found)
+    has_recipe = any(not run.folder.name.startswith(run.recipe) for run in standings)
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in COLUMNS:
-        if name != "recipe" or tells_recipe:
+        if name != "recipe" or has_recipe:
             right = name not in ("run", "recipe", "state")
             shown.add_column(name, justify="right" if right else "left", no_wrap=True)
-    for run in found:
+    for run in standings:
         cells = {
             "run": run.folder.name,
             "recipe": run.recipe,
@@ -36,14 +36,14 @@ def table(found: Sequence[Standing], now: float | None = None) -> Table:
             "size": size(run.size_bytes),
             "age": duration(max(0.0, now - run.changed)),
         }
-        if not tells_recipe:
+        if not has_recipe:
             del cells["recipe"]
         shown.add_row(*cells.values(), style=STYLES[run.state])
     return shown
 
 
 def facts(run: Standing) -> Iterator[tuple[str, str]]:
-    """All that is known of a run, with what its last start was made with."""
+    """Facts of a run, with the versions and devices of its last start."""
     yield "run", str(run.folder)
     yield "recipe", run.recipe
     yield "state", run.state
@@ -59,9 +59,9 @@ def facts(run: Standing) -> Iterator[tuple[str, str]]:
         yield from _made_with(starts[-1])
 
 
-def as_json(found: Sequence[Standing]) -> str:
-    """The same for another program."""
-    records = [vars(run) | {"folder": str(run.folder)} for run in found]
+def as_json(standings: Sequence[Standing]) -> str:
+    """JSON of runs, for another program."""
+    records = [vars(run) | {"folder": str(run.folder)} for run in standings]
     plain = [{name: metrics.plain(value) for name, value in one.items()} for one in records]
     return json.dumps(plain, allow_nan=False, indent=2)
 
@@ -75,7 +75,7 @@ def _made_with(start: dict[str, Any]) -> Iterator[tuple[str, str]]:
     for name, commit in start["commits"].items():
         changed = ", with uncommitted changes" if commit["is_changed"] else ""
         yield "commit", f"{commit['commit'][:12]} of {name}{changed}"
-    yield "versions", ", ".join(f"{name} {found}" for name, found in start["versions"].items())
+    yield "versions", ", ".join(f"{name} {version}" for name, version in start["versions"].items())
 
 
 def _step(run: Standing) -> str:

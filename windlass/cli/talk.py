@@ -31,7 +31,7 @@ COMMANDS = {
 
 
 class Talk:
-    """Reads what the user says and writes what the model answers.
+    """Chat loop: reads user messages, and writes the model's answers.
 
     Through a pipe it writes answers alone, and whatever is refused ends it.
     """
@@ -44,7 +44,7 @@ class Talk:
         self._stop = threading.Event()
 
     def run(self) -> None:
-        """Until the input ends, or the user leaves."""
+        """Run until the input ends, or the user leaves."""
         with self.signals.interrupts(self._interrupted):
             for line in self._lines():
                 if line.split() == ["/quit"]:
@@ -83,8 +83,8 @@ class Talk:
             case "/save":
                 self._save(rest.strip())
             case "/help":
-                for command, said in COMMANDS.items():
-                    self._say(f"{command:<9}{said}")
+                for command, text in COMMANDS.items():
+                    self._say(f"{command:<9}{text}")
             case _ if name.startswith("/"):
                 known = offer(name, list(COMMANDS))
                 raise UserError(f"no command {name}; {known}. A space before it makes it text")

@@ -13,7 +13,7 @@ from rich.text import Text
 from windlass.cli.options import A_RECIPE, options, saved, say
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
-from windlass.processes.clusters import Asked, find
+from windlass.processes.clusters import ClusterFlags, find
 from windlass.processes.parent import stand_by
 
 
@@ -75,8 +75,8 @@ def train(
             f"{recipe} is a recipe, which names its own model and data, and --model or --data "
             "is given too; leave one of them out"
         )
-    said = options(Asked, coordinator=coordinator, processes=processes, process=process)
-    hosts, signals = find(said, os.environ), ctx.obj
+    flags = options(ClusterFlags, coordinator=coordinator, processes=processes, process=process)
+    hosts, signals = find(flags, os.environ), ctx.obj
     if hosts is not None and signals.line is None:
         return stand_by(sys.argv[1:], hosts, signals, _newest_step)
     if hosts is not None and hosts.process:
@@ -85,15 +85,15 @@ def train(
     from windlass.processes.peers import together
 
     with together(hosts, signals, _newest_step):
-        asked: AnyRecipe | None = recipe
-        if asked is None:
+        source: AnyRecipe | None = recipe
+        if source is None:
             with signals.phase("choosing a recipe"):
-                asked = _chosen(model, data, ctx.args)
+                source = _tuning_recipe(model, data, ctx.args)
             if hosts is None or hosts.process == 0:
-                _show(asked, save)
+                _show(source, save)
             if dry_run:
                 return None
-        trained = call(asked, ctx.args, hosts=hosts, signals=signals)
+        trained = call(source, ctx.args, hosts=hosts, signals=signals)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
 
 
@@ -103,8 +103,8 @@ def _newest_step(run: Path) -> int | None:
     return newest_step(run)
 
 
-def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
-    """The recipe for a model and data."""
+def _tuning_recipe(model: str | None, data: str | None, keys: list[str]) -> Written:
+    """Fine-tuning recipe for a model and data."""
     if data is None:
         raise UserError(
             f"--model is {model}; it needs --data: a file such as chats.jsonl, a folder, or "
@@ -119,17 +119,17 @@ def _chosen(model: str | None, data: str | None, keys: list[str]) -> Written:
     return choose(model, data, keys)
 
 
-def _show(chosen: Written, save: str | None) -> None:
+def _show(recipe: Written, save: str | None) -> None:
     """Print a recipe, and write it to a file if one is given."""
     console = Console(highlight=False, soft_wrap=True)
     if console.is_terminal:
-        console.print(Syntax(chosen.text, "yaml", background_color="default"))
+        console.print(Syntax(recipe.text, "yaml", background_color="default"))
     else:
-        print(chosen.text)
+        print(recipe.text)
     if save is None:
         say(Text("--save FILE writes this recipe, and windlass train FILE trains it", "dim"))
     else:
-        say(Text(f"saved to {saved(chosen.text, save)}", "dim"))
+        say(Text(f"saved to {saved(recipe.text, save)}", "dim"))
 
 
 def _list_recipes() -> None:

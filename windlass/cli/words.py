@@ -17,7 +17,7 @@ from windlass.config.sections import fields
 from windlass.errors import UserError
 
 WIDEST = 100  # columns of help; longer lines are hard to read
-ALIKE = 0.75  # how close a word must be to an option to be taken for a slip of the pen
+ALIKE = 0.75  # similarity to an option above which a word is a typo
 KEYS = ("KEY=VALUE", "override a recipe key; also --key value")
 
 
@@ -30,7 +30,7 @@ class Command(TyperCommand):
     context_class = typer.Context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        options, places, keys = self._parted(ctx, list(args))
+        options, places, keys = self._split(ctx, list(args))
         if keys and not ctx.allow_extra_args:
             raise UserError(f"{keys[0]} is one argument too many; usage: {usage(ctx)}")
         TyperCommand.parse_args(self, ctx, [*options, "--", *places])
@@ -41,7 +41,7 @@ class Command(TyperCommand):
         console = Console(highlight=False)
         return explanation(ctx, console, width=min(console.width, WIDEST))
 
-    def _parted(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
+    def _split(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
         """Options with their values, words that have a place of their own, and keys."""
         params = self.get_params(ctx)
         known = {name: param for param in params for name in param.opts if name.startswith("-")}
@@ -54,12 +54,12 @@ class Command(TyperCommand):
             word = words.pop(0)
             name, equals, _ = word.partition("=")
             if word == "--":  # a prompt may look like an option
-                left = room - len(places)
-                places, keys, words = places + words[:left], keys + words[left:], []
+                rest = room - len(places)
+                places, keys, words = places + words[:rest], keys + words[rest:], []
             elif name in known:
                 options.append(word)
-                if not equals and (able := str(known[name].metavar)).startswith("["):
-                    options.append(_choice(able, words))
+                if not equals and (choices := str(known[name].metavar)).startswith("["):
+                    options.append(_choice(choices, words))
                 elif not equals and not getattr(known[name], "is_flag", False):
                     if not words:
                         raise UserError(f"{name} has no value; write {name} {known[name].metavar}")
@@ -81,13 +81,13 @@ class Command(TyperCommand):
 
 def _choice(metavar: str, words: list[str]) -> str:
     """The value of an option that may have none, as `[first|second]`: then it is the first."""
-    able = metavar.strip("[]").split("|")
-    is_meant = words and difflib.get_close_matches(words[0], able, n=1)
-    return words.pop(0) if is_meant else able[0]
+    choices = metavar.strip("[]").split("|")
+    is_meant = words and difflib.get_close_matches(words[0], choices, n=1)
+    return words.pop(0) if is_meant else choices[0]
 
 
 def _is_key(name: str, equals: str) -> bool:
-    """Whether `name=` is a key of a recipe, and no prompt that happens to hold `=`."""
+    """Test that `name=` is a key of a recipe, and no prompt that happens to hold `=`."""
     if not equals or not re.fullmatch(r"[a-z_]+(\.\w+)*", name):
         return False
     from windlass.run import Run
@@ -128,7 +128,7 @@ def usage(ctx: typer.Context) -> str:
 
 
 def explanation(ctx: typer.Context, console: Console, width: int) -> str:
-    """What a command is for, its words, and examples: those paragraphs that are commands."""
+    """Help of a command: prose, words, and examples, which are the paragraphs of commands."""
     paragraphs = inspect.cleandoc(ctx.command.help or "").split("\n\n")
     examples = [text for text in paragraphs if text.startswith("windlass ")]
     prose = [" ".join(text.split()) for text in paragraphs if text not in examples]
@@ -145,23 +145,23 @@ def explanation(ctx: typer.Context, console: Console, width: int) -> str:
 
 
 def _words(ctx: typer.Context) -> Table:
-    """Every word that can be written, with what it means."""
+    """Table of every word that can be written, with what it means."""
     params = ctx.command.get_params(ctx)
     commands = getattr(ctx.command, "commands", {})
-    places = [(_name(p), _said(p)) for p in params if p.param_type_name == "argument"]
+    places = [(_name(p), _help_of(p)) for p in params if p.param_type_name == "argument"]
     keys = [KEYS] if ctx.allow_extra_args and not commands else []
     groups = [
         [(name, _first_line(one)) for name, one in commands.items()],
         [*places, *keys],
-        [(_name(p), _said(p)) for p in params if p.param_type_name == "option"],
+        [(_name(p), _help_of(p)) for p in params if p.param_type_name == "option"],
     ]
     table = Table(box=None, show_header=False, padding=(0, 2, 0, 0), pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     for group in groups:
         if group and table.row_count:
             table.add_row()
-        for name, said in group:
-            table.add_row(Text(f"  {name}"), Text(said))
+        for name, text in group:
+            table.add_row(Text(f"  {name}"), Text(text))
     return table
 
 
@@ -177,7 +177,7 @@ def _name(param: Any) -> str:
     return f"{names} {param.metavar}" if param.metavar else names
 
 
-def _said(param: Any) -> str:
+def _help_of(param: Any) -> str:
     if param.name == "help":
         return "show this help"
     has_default = param.param_type_name == "option" and isinstance(param.default, str)

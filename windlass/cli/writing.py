@@ -11,7 +11,15 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import Chosen, RunName, Step, WhichWeights, harmless, options, waiting
+from windlass.cli.options import (
+    CheckpointOptions,
+    RunName,
+    Step,
+    WhichWeights,
+    harmless,
+    options,
+    waiting,
+)
 from windlass.config import section
 from windlass.errors import UserError
 
@@ -66,7 +74,7 @@ def generate(
     windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
     windlass generate quickstart --file prompts.txt --out stories.jsonl
     """
-    chosen = options(Chosen, weights=weights, step=step)
+    chosen = options(CheckpointOptions, weights=weights, step=step)
     with ctx.obj.phase("generating"):
         from windlass import api
         from windlass.evaluation.sampling import Sampling
@@ -81,22 +89,22 @@ def generate(
             stop=stop or [],
             seed=seed,
         )
-        asked: dict[str, Any] = {**vars(chosen), **vars(sampling)}
+        how: dict[str, Any] = {**vars(chosen), **vars(sampling)}
         if file is None:
             if out is not None:
                 raise UserError(f"--out is {out}; it needs --file, and > is for one prompt")
             if chat:
                 raise UserError("--chat needs --file; windlass chat RUN chats with a model")
-            _write(prompt or "", api.stream(run, prompt or "", ctx.args, **asked))
+            _write(prompt or "", api.stream(run, prompt or "", ctx.args, **how))
             return
         if prompt is not None:
             raise UserError(f"--file is {file}, and a prompt is given too; leave one of them out")
         from windlass.evaluation import prompts
 
-        rows, size = prompts.read(file), options(Batch, batch=batch).batch
-        said = [row.get("messages") or row["prompt"] for row in rows]
-        texts = api.each(run, said, ctx.args, batch=size, chat=chat, **asked)
-        _write_lines(rows, texts, out)
+        examples, size = prompts.read(file), options(Batch, batch=batch).batch
+        inputs = [row.get("messages") or row["prompt"] for row in examples]
+        texts = api.each(run, inputs, ctx.args, batch=size, chat=chat, **how)
+        _write_lines(examples, texts, out)
 
 
 def chat(
@@ -128,7 +136,7 @@ def chat(
     windlass chat mine --system "Answer in one sentence." --temperature 0.3
     echo "What is a windlass?" | windlass chat mine
     """
-    chosen = options(Chosen, weights=weights, step=step)
+    chosen = options(CheckpointOptions, weights=weights, step=step)
     with ctx.obj.phase("loading the model"):
         from windlass import api
         from windlass.cli.talk import Talk
@@ -144,24 +152,22 @@ def chat(
             stop=stop or [],
             seed=seed,
         )
-        thought = vars(options(Thought, thinking=thinking))
+        mode = vars(options(Thought, thinking=thinking))
         with waiting("loading the model"):
-            talk = api.chat(
-                run, ctx.args, system=system, **thought, **vars(chosen), **vars(sampling)
-            )
+            talk = api.chat(run, ctx.args, system=system, **mode, **vars(chosen), **vars(sampling))
     Talk(talk, ctx.obj).run()
 
 
 @section
 class Thought:
-    """Whether a reasoning model thinks."""
+    """Thinking mode of a reasoning model."""
 
     thinking: Literal["none", "off", "on"]
 
 
 @section
 class Batch:
-    """How many prompts at a time."""
+    """Batch size."""
 
     batch: int
 
@@ -170,16 +176,16 @@ class Batch:
             raise ValueError(f"batch is {self.batch}; it must be 1 or more")
 
 
-def _write_lines(rows: list[dict[str, Any]], texts: Iterable[str], out: str | None) -> None:
-    """A line of JSON for each row, as soon as its text is there."""
+def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str | None) -> None:
+    """Write a line of JSON for each prompt, as soon as its text is there."""
     from windlass.data.progress import progress
 
     with (
-        progress(Console(stderr=True), "generating", len(rows)) as tell,
+        progress(Console(stderr=True), "generating", len(examples)) as tell,
         _opened(out) as file,
     ):
-        for number, (row, text) in enumerate(zip(rows, texts, strict=True), start=1):
-            file.write(json.dumps(row | {"text": text}, ensure_ascii=False) + "\n")
+        for number, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
+            file.write(json.dumps(example | {"text": text}, ensure_ascii=False) + "\n")
             file.flush()
             tell(number, "")
 
@@ -198,7 +204,7 @@ def _opened(out: str | None) -> Iterator[TextIO]:
 
 
 def _write(prompt: str, pieces: Iterator[str]) -> None:
-    """The text as it comes; on a terminal with the prompt in bold, and nothing that moves it."""
+    """Write the text as it comes; on a terminal with the prompt in bold, and no control codes."""
     on_terminal = sys.stdout.isatty()
     with waiting("loading the model"):
         first = next(pieces, "")  # what is refused is refused before anything is written

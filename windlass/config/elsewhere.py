@@ -1,6 +1,6 @@
 """Names that keys of a recipe have elsewhere: in transformers, TRL, PEFT, Megatron, torchtitan.
 
-The reference names them beside ours, and whoever writes one of them in a recipe is told ours.
+The reference names them beside ours, and the error for one of them in a recipe names ours.
 """
 
 import re

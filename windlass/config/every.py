@@ -1,4 +1,4 @@
-"""Intervals: every so many steps, epochs or minutes."""
+"""Intervals, in steps, epochs or minutes."""
 
 import math
 import re
@@ -78,7 +78,7 @@ class Every(Spelled):
 
     @property
     def is_timed(self) -> bool:
-        """True where the interval is a time."""
+        """Return True if the interval, or one of its list, is a time."""
         return self.unit in _SECONDS or any(other.is_timed for other in self.also)
 
     def seconds(self, step: int | float, steps_per_epoch: int | None) -> int | float | None:
@@ -97,7 +97,7 @@ class Every(Spelled):
 
 
 class Due:
-    """True when the interval has passed again; to be called once after each step.
+    """Timer: true when an interval has passed again; to be called once after each step.
 
     Steps and epochs follow from the number of the step alone, so that a run that was stopped goes
     on as if it had not been. Minutes are counted from when it was last time, or from the start.
@@ -121,7 +121,7 @@ class Due:
             self._steps = Fraction(str(every.number)) * unit
 
     def __call__(self, done: int) -> bool:
-        # Each is asked, whatever the others say: minutes are counted from the last time.
+        # Each is called, whatever the others return: minutes are counted from the last time.
         others = [other(done) for other in self._others]
         return self._is_own(done) or any(others)
 

@@ -1,4 +1,4 @@
-"""Where a user's own settings are: of the user, and of no project."""
+"""The config folder of a user: settings of no project."""
 
 import os
 from pathlib import Path

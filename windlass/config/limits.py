@@ -60,6 +60,6 @@ class Limits:
         return [f"budget is {self.budget:g}; it must be above 0, in USD"]
 
     def __str__(self) -> str:
-        said = [] if self.budget is None else [f"--budget {self.budget:g}"]
-        said += [] if self.within is None else [f"--within {self.within.written()}"]
-        return " and ".join(said)
+        parts = [] if self.budget is None else [f"--budget {self.budget:g}"]
+        parts += [] if self.within is None else [f"--within {self.within.written()}"]
+        return " and ".join(parts)

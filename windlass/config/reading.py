@@ -27,22 +27,22 @@ def read(
 
     Checks look at what was read as a whole, so they run only when every key is in order.
     """
-    found, problems = attempt(schema, tree)
-    problems = problems or run(checks, found)
+    instance, problems = attempt(schema, tree)
+    problems = problems or run(checks, instance)
     if problems:
         raise UserError(report(problems, origin))
-    return found
+    return instance
 
 
 def attempt(schema: type[T], tree: Any) -> tuple[T, list[Problem]]:
     """A value and its problems; the value means something only when there are none."""
     reader = _Reader(list(fields(schema)))
-    found = reader.section(schema, tree, "")
-    return found, reader.explained()
+    instance = reader.section(schema, tree, "")
+    return instance, reader.explained()
 
 
-def run(checks: Iterable[Check], found: Any) -> list[Problem]:
-    return [problem for check in checks for problem in check(found)]
+def run(checks: Iterable[Check], instance: Any) -> list[Problem]:
+    return [problem for check in checks for problem in check(instance)]
 
 
 def report(problems: list[Problem], origin: str) -> str:
@@ -182,24 +182,24 @@ class _Reader:
     def section(self, schema: Any, value: Any, key: str) -> Any:
         known = fields(schema)
         shorthand = getattr(schema, "shorthand", None)
-        given = {} if value is None else value if isinstance(value, dict) else {"": value}
-        given = _written_out(given, shorthand)
-        given.pop(FORMER, None)
-        if "" in given:
-            return self.refuse(schema, given[""], key)
+        entries = {} if value is None else value if isinstance(value, dict) else {"": value}
+        entries = _written_out(entries, shorthand)
+        entries.pop(FORMER, None)
+        if "" in entries:
+            return self.refuse(schema, entries[""], key)
         self.known += [dotted(key, name) for name in known]
         before = len(self.problems)
         strangers = [
-            _Unknown(dotted(key, name), list(known)) for name in given if name not in known
+            _Unknown(dotted(key, name), list(known)) for name in entries if name not in known
         ]
         self.problems += strangers
         # One mistake is one problem.
         misspelled = {one.meant() for one in strangers}
-        renamed = {OURS.get(name) for name in given}
+        renamed = {OURS.get(name) for name in entries}
         values = {}
         for name, (field, annotation) in known.items():
-            if name in given:
-                values[name] = self.value(annotation, given[name], dotted(key, name))
+            if name in entries:
+                values[name] = self.value(annotation, entries[name], dotted(key, name))
             elif name in misspelled or dotted(key, name) in renamed:
                 continue
             elif default(field) is MISSING:
@@ -212,9 +212,9 @@ class _Reader:
             self.problems += [_placed(str(what), key, known) for what in refused.args]
 
     def open(self, choice: Any, value: Any, key: str) -> Any:
-        given = {} if value is None else value if isinstance(value, dict) else {"": value}
-        given = _written_out(given, choice.tag)
-        name, known = given.pop(choice.tag, choice.usual), choice.names()
+        entries = {} if value is None else value if isinstance(value, dict) else {"": value}
+        entries = _written_out(entries, choice.tag)
+        name, known = entries.pop(choice.tag, choice.usual), choice.names()
         tag = dotted(key, choice.tag)
         if name is None:
             self.problems.append((tag, f"is required: {listing(known)}"))
@@ -222,10 +222,10 @@ class _Reader:
             self.problems.append((tag, f"is {show(name)}; {offer(name, known)}"))
         else:
             self.known += [tag, *(dotted(key, name) for name in _fields(choice.instead))]
-            schema, former = choice.load(name), given.pop(FORMER, ())
+            schema, former = choice.load(name), entries.pop(FORMER, ())
             known = fields(schema)
-            given = {k: x for k, x in given.items() if k not in former or k in known}
-            return self.section(schema, given, key)
+            entries = {k: x for k, x in entries.items() if k not in former or k in known}
+            return self.section(schema, entries, key)
 
     def several(self, item: Any, value: Any, key: str) -> tuple:
         if isinstance(value, dict) and isinstance(items := value.get(""), list):
@@ -267,10 +267,10 @@ def _adapter(annotation: Any) -> pydantic.TypeAdapter:
     return pydantic.TypeAdapter(annotation, config=pydantic.ConfigDict(allow_inf_nan=False))
 
 
-def _written_out(given: dict, shorthand: str | None) -> dict:
-    """The keys of a section, a bare value among them under its name; what was said last wins."""
+def _written_out(entries: dict, shorthand: str | None) -> dict:
+    """The keys of a section, a bare value among them under its name; the last one wins."""
     out: dict = {}
-    for name, value in given.items():
+    for name, value in entries.items():
         name = shorthand if name == "" and shorthand else name
         out.pop(name, None)
         out[name] = value

@@ -42,15 +42,14 @@ class Layers:
         return overlay(overlay(self.recipe, special), self.command_line)
 
     def upon(self, base: dict[str, Any], *, instead_of: dict[str, tuple[str, ...]]) -> "Layers":
-        """The same over what other keys, by section, stand for; those themselves are taken out."""
+        """Layers over what other keys, by section, stand for; those themselves are removed."""
 
         def without(tree: dict[str, Any]) -> dict[str, Any]:
-            found = dict(tree)
+            rest = dict(tree)
             for section, names in instead_of.items():
-                if isinstance(found.get(section), dict):
-                    kept = {k: x for k, x in found[section].items() if k not in names}
-                    found[section] = kept
-            return found
+                if isinstance(rest.get(section), dict):
+                    rest[section] = {k: x for k, x in rest[section].items() if k not in names}
+            return rest
 
         return dataclasses.replace(
             self,
@@ -60,22 +59,22 @@ class Layers:
 
     def peek(self, name: str, schema: type[T]) -> T | None:
         """One section as it is whatever the device, or None where it has problems."""
-        found, problems = attempt(schema, self.merged(None).get(name))
-        return None if problems else found
+        instance, problems = attempt(schema, self.merged(None).get(name))
+        return None if problems else instance
 
     def read(self, schema: type[T], kind: str | None, checks: Iterable[Check] = ()) -> T:
         """The run on one kind of device, or every problem, those of other kinds' keys included."""
-        found, here = attempt(schema, self.merged(kind))
+        instance, here = attempt(schema, self.merged(kind))
         always = attempt(schema, self.merged(None))[1]
         problems = [*self.problems, *(problem for problem in here if problem in always)]
         for name in self.by_device:
             there = attempt(schema, self.merged(name))[1]
             new = [problem for problem in there if problem not in always]
             problems += [(dotted("by_device", name, key), what) for key, what in new]
-        problems = problems or run(checks, found)
+        problems = problems or run(checks, instance)
         if problems:
             raise UserError(report(problems, self.origin))
-        return found
+        return instance
 
 
 class Written(NamedTuple):
@@ -105,13 +104,13 @@ def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
             raise UserError(f"{origin} is not UTF-8 text: byte {error.start}") from None
         if not isinstance(data, dict | None):
             raise UserError(f"{origin} holds {show(data)}; a recipe is a mapping of sections")
-    written = _nested(data or {}, "", problems)
-    said = _command_line(overrides, problems)
-    special = overlay(written.pop("by_device", {}), said.pop("by_device", {}))
+    tree = _nested(data or {}, "", problems)
+    command_line = _command_line(overrides, problems)
+    special = overlay(tree.pop("by_device", {}), command_line.pop("by_device", {}))
     by_device = _by_device(special, problems)
     if overrides:
         origin = f"{origin} and the command line"
-    return Layers(name, origin, written, by_device, said, tuple(problems))
+    return Layers(name, origin, tree, by_device, command_line, tuple(problems))
 
 
 def shipped() -> dict[str, Path]:
@@ -121,7 +120,7 @@ def shipped() -> dict[str, Path]:
 
 
 def find(recipe: str | Path) -> Path:
-    """Where a recipe is: a path that exists, or the name of one that ships."""
+    """Path of a recipe, which is a path that exists, or the name of one that ships."""
     path, known = Path(recipe), shipped()
     if path.is_file():
         return path
@@ -137,7 +136,7 @@ def overlay(base: Any, new: Any) -> Any:
 
     The items of a list are keys by their number (`adapter.1.rank=8`).
     A bare value and a mapping for the same section (`device: tpu`, then `device.count=4`) are both
-    kept, the value under the empty key. Later keys stand later, so that the last one said wins.
+    kept, the value under the empty key. Later keys stand later, so that the last one wins.
     Where another member of an open set is named, those keys are noted that were meant for the
     former one.
     """
@@ -214,14 +213,14 @@ def _command_line(overrides: Sequence[str], problems: list[Problem]) -> dict[str
     return tree
 
 
-def _by_device(given: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]:
+def _by_device(overlays: Any, problems: list[Problem]) -> dict[str, dict[str, Any]]:
     """The `by_device` overlays, without the keys that cannot be given there."""
-    if not isinstance(given, dict):
-        what = f"is {show(given)}; it must be a mapping of {listing(KINDS)}"
+    if not isinstance(overlays, dict):
+        what = f"is {show(overlays)}; it must be a mapping of {listing(KINDS)}"
         problems.append(("by_device", what))
         return {}
     kinds = {}
-    for kind, keys in given.items():
+    for kind, keys in overlays.items():
         if kind not in KINDS:
             problems.append((f"by_device.{kind}", unknown(kind, KINDS)))
         elif not isinstance(keys, dict | None):

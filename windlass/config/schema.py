@@ -20,7 +20,7 @@ def json_schema(schema: Any) -> dict[str, Any]:
     same.pop("device", None)
     special = {"type": "object", "properties": same, **_closed()}
     whole["properties"]["by_device"] = {
-        "description": "keys that win on that kind of device only",
+        "description": "overrides on that kind of device only",
         "type": "object",
         "properties": dict.fromkeys(KINDS, special),
         "additionalProperties": False,
@@ -42,13 +42,13 @@ def _section(schema: Any, key: str) -> dict[str, Any]:
     for name, (field, annotation) in fields(schema).items():
         full = dotted(key, name)
         entry = _holds(annotation, full)
-        said = notes.get(name) or entry.get("description", "")
+        text = notes.get(name) or entry.get("description", "")
         if (value := default(field)) is dataclasses.MISSING:
-            said = f"{said} (required)".lstrip()
+            text = f"{text} (required)".lstrip()
         else:
             entry["default"] = written(annotation, value)
-        if said := "; ".join(part for part in (said, also(full)) if part):
-            entry["description"] = said
+        if text := "; ".join(part for part in (text, also(full)) if part):
+            entry["description"] = text
         properties[name] = entry
     described = {"description": inspect.getdoc(schema)} if schema.__doc__ else {}
     return {**described, "type": "object", "properties": properties, **_closed()}
@@ -84,18 +84,18 @@ def _holds(annotation: Any, key: str) -> dict[str, Any]:
 
 
 def _one_of(choice: Open, name: str, key: str) -> dict[str, Any]:
-    found = _section(choice.load(name), key)
-    found["properties"] = {choice.tag: {"const": name}, **found["properties"]}
-    return found
+    member = _section(choice.load(name), key)
+    member["properties"] = {choice.tag: {"const": name}, **member["properties"]}
+    return member
 
 
 def comments(schema: Any) -> dict[str, str]:
     """The comment of each field in the source: the one beside it, or else the one just above."""
-    found = {}
+    notes = {}
     for cls in reversed(schema.__mro__):
         if dataclasses.is_dataclass(cls):
-            found |= _comments_in(cls)
-    return found
+            notes |= _comments_in(cls)
+    return notes
 
 
 def _comments_in(cls: Any) -> dict[str, str]:
@@ -104,19 +104,19 @@ def _comments_in(cls: Any) -> dict[str, str]:
     except (OSError, TypeError):  # a class typed at a prompt has no source
         return {}
     lines = source.splitlines()
-    found = {}
+    notes = {}
     for node in ast.parse(source).body[0].body:  # pyright: ignore[reportAttributeAccessIssue]
         if not isinstance(node, ast.AnnAssign) or not isinstance(node.target, ast.Name):
             continue
         assert node.end_lineno is not None
         # The parser counts columns in bytes.
         rest = lines[node.end_lineno - 1].encode()[node.end_col_offset :].decode()
-        said = [rest]
+        comment = [rest]
         if not rest.strip():
             start = node.lineno - 1
             while lines[start - 1].strip().startswith("#"):
                 start -= 1
-            said = lines[start : node.lineno - 1]
-        if text := " ".join(line.strip().lstrip("# ") for line in said):
-            found[node.target.id] = text
-    return found
+            comment = lines[start : node.lineno - 1]
+        if text := " ".join(line.strip().lstrip("# ") for line in comment):
+            notes[node.target.id] = text
+    return notes

@@ -81,7 +81,7 @@ class Spelled(ABC):
         """Text that reads back as this."""
 
 
-# In a mapping whose tag was changed by a later layer: the keys that were said of the former member.
+# In a mapping whose tag was changed by a later layer: the keys that were set for the former member.
 FORMER = "\0"
 
 
@@ -125,17 +125,17 @@ def fields(schema: Any) -> dict[str, tuple[dataclasses.Field, Any]]:
 
 def default(field: dataclasses.Field) -> Any:
     """A field's default, or MISSING if a value is required."""
-    made = field.default_factory
-    return field.default if made is dataclasses.MISSING else made()
+    factory = field.default_factory
+    return field.default if factory is dataclasses.MISSING else factory()
 
 
 def leaves(annotation: Any) -> list[Any]:
     """The plain types a leaf may have, and the words of its literals."""
-    found = []
+    types = []
     for choice in _alternatives(annotation):
         bare = get_args(choice)[0] if get_origin(choice) is Annotated else choice
-        found += get_args(bare) if get_origin(bare) is Literal else [bare]
-    return found
+        types += get_args(bare) if get_origin(bare) is Literal else [bare]
+    return types
 
 
 def _alternatives(annotation: Any) -> list[Any]:
@@ -160,7 +160,7 @@ def tree(instance: Any) -> Any:
 
 
 def written(annotation: Any, value: Any) -> Any:
-    """What a field holds as plain data."""
+    """The value of a field as plain data."""
     slot = holds(annotation)
     match slot.shape:
         case "open" if value is not None:
@@ -183,14 +183,14 @@ def differences(a: dict, b: dict) -> list[tuple[str, Any, Any]]:
 
 def flat(tree: dict) -> dict[str, Any]:
     """A tree as one mapping with dotted keys."""
-    found = {}
+    pairs = {}
     for key, value in tree.items():
         if isinstance(value, dict) and value:
             inner = flat(value)
-            found |= {dotted(key, name): item for name, item in inner.items()}
+            pairs |= {dotted(key, name): item for name, item in inner.items()}
         else:
-            found[key] = value
-    return found
+            pairs[key] = value
+    return pairs
 
 
 def dotted(*names: Any) -> str:

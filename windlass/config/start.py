@@ -23,19 +23,19 @@ class Start:
     weights: Weights | None = None
 
     def __post_init__(self):
-        given = [name for name in ("hub", "path", "run") if getattr(self, name) is not None]
-        if not given:
+        origins = [name for name in ("hub", "path", "run") if getattr(self, name) is not None]
+        if not origins:
             raise ValueError("one of hub, path and run is required: where the weights are")
-        if len(given) > 1:
-            first, *others = given
+        if len(origins) > 1:
+            first, *others = origins
             raise ValueError(
                 f"{first} is {getattr(self, first)}; {listing(others, 'and')} says where the "
                 "weights are, too: name one of them"
             )
         for name, of in (("revision", "hub"), ("weights", "run")):
-            if getattr(self, name) is not None and given != [of]:
+            if getattr(self, name) is not None and origins != [of]:
                 value = getattr(self, name)
-                raise ValueError(f"{name} is {value}; it belongs to {of}, and this is {given[0]}")
+                raise ValueError(f"{name} is {value}; it belongs to {of}, and this is {origins[0]}")
 
     @property
     def which(self) -> Weights:

@@ -56,10 +56,10 @@ def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
     except yaml.MarkedYAMLError as error:
         assert error.problem_mark is not None
         line, column = error.problem_mark.line, error.problem_mark.column
-        shown = text.splitlines()[line] if line < len(text.splitlines()) else ""
+        source = text.splitlines()[line] if line < len(text.splitlines()) else ""
         raise UserError(
             f"{origin} does not parse: line {line + 1}, column {column + 1}: {error.problem}\n"
-            f"  {shown}\n  {' ' * column}^"
+            f"  {source}\n  {' ' * column}^"
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

@@ -11,10 +11,10 @@ from windlass.data.blocks import BlockRows
 from windlass.data.corpus import (
     Corpus,
     Part,
+    cached_corpus,
     corpus_of,
     given_vocabulary,
     is_learned,
-    kept,
     under,
     vocabulary_of,
 )
@@ -66,7 +66,7 @@ def _untokenized(data: Data, tokenizer: Tokenizer) -> Untokenized:
 def _block_rows(data: Data, part: Part) -> dict[str, Split]:
     """The rows of each split of a source of blocks."""
     splits: dict[str, Split] = {}
-    for name in _held(data):
+    for name in _split_names(data):
         rows = BlockRows(part.source, name, data.validation, data.test, data.split_seed)
         if not len(rows):
             raise UserError(_no_rows(name, data, len(part.source)))
@@ -82,21 +82,21 @@ def _joined(data: Data, splits: Sequence[Mapping[str, Split]]) -> dict[str, Spli
     return {name: Mixture([rows[name] for rows in splits], shares) for name in splits[0]}
 
 
-def _held(data: Data) -> list[str]:
-    """The splits that a recipe has."""
+def _split_names(data: Data) -> list[str]:
+    """Names of the splits that a recipe has."""
     return [name for name in SPLITS if name == "train" or getattr(data, name)]
 
 
 def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
-    """How many rows are trained on, where that is known without reading a document."""
+    """Rows in an epoch of training, where that is known without reading a document."""
     if data.has_blocks:
         return len(prepare(data, Tokenizer()).split("train"))
     cache, quiet = cache_of(data), Console(quiet=True)
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None
     vocabulary = _vocabulary(data, tokenizer, quiet)
-    asked = (cache, data.format, data.checks)
-    if any(kept(part.source, vocabulary, *asked) is None for part in data.parts):
+    settings = (cache, data.format, data.checks)
+    if any(cached_corpus(part.source, vocabulary, *settings) is None for part in data.parts):
         return None
     return len(prepare(data, tokenizer, console=quiet).split("train"))
 
@@ -117,10 +117,10 @@ def tokenized(
 
 
 def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Vocabulary:
-    """The vocabulary of a recipe, with the chat template that its format asks for."""
-    found = vocabulary_of(data.parts, tokenizer, cache_of(data), console, data.format)
-    asked = data.format.template
-    return found if asked is None else found.speaking(chat_template.found(asked))
+    """The vocabulary of a recipe, with the chat template that its format names."""
+    plain = vocabulary_of(data.parts, tokenizer, cache_of(data), console, data.format)
+    template = data.format.template
+    return plain if template is None else plain.with_template(chat_template.source(template))
 
 
 def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
@@ -128,7 +128,7 @@ def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
     shares = {"validation": data.validation, "test": data.test}
     parts = split(tokens.rows, **shares, seed=data.split_seed)
     splits: dict[str, Split] = {}
-    for name in _held(data):
+    for name in _split_names(data):
         documents = tokens.of(parts[name])
         packed = splits[name] = sequences(
             tokens,
@@ -153,7 +153,7 @@ def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
 
 
 def cache_of(data: Data) -> Path:
-    """The folder that prepared data is kept in."""
+    """Cache folder of prepared data."""
     place = data.cache or os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass"
     folder = Path(place).expanduser()
     try:
@@ -166,15 +166,15 @@ def cache_of(data: Data) -> Path:
     return folder
 
 
-def _nothing_in(name: str, data: Data, tokens: Corpus, chosen: np.ndarray) -> str:
+def _nothing_in(name: str, data: Data, tokens: Corpus, numbers: np.ndarray) -> str:
     documents, together = tokens.documents - tokens.empty, data.format.together
-    sizes = targets_of(tokens.offsets, chosen).reshape(-1, together).sum(axis=1)
+    sizes = targets_of(tokens.offsets, numbers).reshape(-1, together).sum(axis=1)
     if sizes.any():
-        what = "documents" if together == 1 else f"groups of {together} documents"
-        of = "" if len(chosen) == tokens.documents else f"{name} "
+        noun = "documents" if together == 1 else f"groups of {together} documents"
+        of = "" if len(numbers) == tokens.documents else f"{name} "
         others = ", or data.longer=cut or split would do" if together == 1 else " would do"
         return (
-            f"data.length is {data.length}, and all {(sizes > 0).sum():,} {of}{what} of "
+            f"data.length is {data.length}, and all {(sizes > 0).sum():,} {of}{noun} of "
             f"data.source are longer, the shortest of {sizes[sizes > 0].min():,} tokens; "
             f"a longer row{others}"
         )

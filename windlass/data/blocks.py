@@ -67,14 +67,14 @@ class BlockRows:
     def _read(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        """Rows of the source, as it says they are: the step is compiled for that."""
-        found = self.source.rows(numbers, epochs, seed)
-        given = {name: Column(x.dtype, x.shape[1:]) for name, x in found.items()}
+        """Rows of the source, checked against the columns that the step is compiled for."""
+        batch = self.source.rows(numbers, epochs, seed)
+        actual = {name: Column(x.dtype, x.shape[1:]) for name, x in batch.items()}
         declared = {name: replace(column, padding=0) for name, column in self.columns.items()}
-        if given != declared or any(len(x) != len(numbers) for x in found.values()):
+        if actual != declared or any(len(x) != len(numbers) for x in batch.values()):
             kind = self.source.described()["kind"]
             raise UserError(
                 f"data.source.kind is {kind}, which declares {listed(declared)}; "
-                f"{len(numbers)} of its rows came as {listed(given)}"
+                f"{len(numbers)} of its rows came as {listed(actual)}"
             )
-        return found
+        return batch

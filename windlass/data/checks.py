@@ -11,8 +11,8 @@ from windlass.config import listing, section
 from windlass.data.counting import COUNTS, text_of
 from windlass.errors import UserError
 
-ANY = "any"  # in `least`: rows of every kind
-SHOWN = 3  # offending rows of each rule, in a message
+ANY = "any"  # in `least`: examples of every kind
+SHOWN = 3  # offending examples of each rule, in a message
 Policy = Literal["refuse", "drop", "warn"]
 EMPTY, EXACT, ALIKE, MADE = "empty", "duplicate", "alike", "format"
 NOT_WORDS = re.compile(r"[\W_]+")
@@ -20,7 +20,7 @@ NOT_WORDS = re.compile(r"[\W_]+")
 
 @section
 class Least:
-    """The least that a text has of something."""
+    """Minimum counts of a text."""
 
     words: int | None = None  # what stands between spaces
     characters: int | None = None
@@ -38,31 +38,31 @@ class Least:
 
 @section
 class Checks:
-    """What is asked of every row, before it is tokenised."""
+    """Checks of every example, before it is tokenised."""
 
-    # a row that breaks a rule, or of which the format makes nothing: stop and name it, leave it
-    # out, or keep it if that is possible and say so
+    # an example that breaks a rule, or of which the format makes nothing: stop and name it, drop
+    # it, or keep it if that is possible and report it
     offending: Policy = "refuse"
-    required: tuple[str, ...] = ()  # columns that are there, and not empty
-    # the values that a column may have, where it is there
+    required: tuple[str, ...] = ()  # columns that are present, and not empty
+    # the values that a column may have, where it is present
     allowed: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    by: str | None = None  # the column whose value picks what is asked below
-    # the least that a column's text has of something, by the value of that column or for `any`:
+    by: str | None = None  # the column whose value selects a minimum below
+    # minimum counts of a column's text, by the value of the column in `by` or for `any`:
     # {basic: {answer: {words: 250, citations: 2}, reasoning: {steps: 4, characters: 200}}}
     least: dict[str, dict[str, Least]] = field(default_factory=dict)
-    duplicates: Policy = "warn"  # rows of which the same text is made as of an earlier one
-    alike: Policy = "warn"  # the same, but for capitals, spaces and punctuation
-    empty: Literal["refuse", "drop"] = "drop"  # rows without any text
+    duplicates: Policy = "warn"  # examples that become the same text as an earlier one
+    alike: Policy = "warn"  # near-duplicates: the same but for case, spaces and punctuation
+    empty: Literal["refuse", "drop"] = "drop"  # examples without any text
 
     def __post_init__(self):
         if self.by is None and (named := [value for value in self.least if value != ANY]):
             raise ValueError(
                 f"least names {', '.join(named)}; by says which column has these values, "
-                f"and {ANY} stands for every row"
+                f"and {ANY} stands for every example"
             )
 
     def broken(self, row: dict[str, Any]) -> Iterator["Broken"]:
-        """Every rule that a row breaks."""
+        """Every rule that an example breaks."""
         for name in self.required:
             if not text_of(row.get(name)).strip():
                 yield Broken(f"required {name}", f"{name} is {_absence(row, name)}")
@@ -76,31 +76,31 @@ class Checks:
             for name, least in self.least.get(value or "", {}).items():
                 text = text_of(row.get(name))
                 for what, count in COUNTS.items():
-                    asked = getattr(least, what)
-                    if asked is not None and (found := count(text)) < asked:
-                        told = f"{name} has {found:,} {what}; {asked:,} are asked for{where}"
-                        yield Broken(f"{name} {what}", told)
+                    minimum = getattr(least, what)
+                    if minimum is not None and (actual := count(text)) < minimum:
+                        message = f"{name} has {actual:,} {what}; the minimum is {minimum:,}{where}"
+                        yield Broken(f"{name} {what}", message)
 
 
 class Broken(NamedTuple):
-    """A rule that a row breaks, and how."""
+    """A rule that an example breaks, and how."""
 
     rule: str
-    told: str
+    message: str
 
 
 @dataclass
 class Found:
-    """What one pass over the rows came to; written beside the tokens, so that it is made once."""
+    """Counts of one pass over the examples; written beside the tokens, so that it is made once."""
 
     rows: int = 0
     kept: int = 0
-    dropped: dict[str, int] = field(default_factory=dict)  # rows, by the first rule they break
-    told: dict[str, int] = field(default_factory=dict)  # rows that were kept all the same, by rule
+    dropped: dict[str, int] = field(default_factory=dict)  # examples, by the first rule they break
+    told: dict[str, int] = field(default_factory=dict)  # examples kept all the same, by rule
     first: dict[str, list[str]] = field(default_factory=dict)  # by rule: where, and how
 
     def lines(self) -> Iterator[tuple[str, str]]:
-        """What there is to say, by name."""
+        """Lines of the report, by name."""
         yield "examples", f"{self.rows:,} read, {self.kept:,} kept"
         for done, counts in (("dropped", self.dropped), ("kept", self.told)):
             for rule, count in counts.items():
@@ -108,29 +108,29 @@ class Found:
 
 
 class Checker:
-    """Looks at rows one after the other, and remembers what it saw."""
+    """Checks examples one after the other, and remembers their hashes to find duplicates."""
 
     def __init__(self, checks: Checks):
-        self.checks, self.found = checks, Found()
+        self.checks, self.report = checks, Found()
         self._refused: dict[str, int] = {}
         self._exact: dict[bytes, str] = {}
         self._alike: dict[bytes, str] = {}
 
     def takes(self, row: dict[str, Any], where: str) -> bool:
-        """Whether a row is to be made into text."""
-        self.found.rows += 1
+        """Test that an example is to be made into text."""
+        self.report.rows += 1
         if all(value is None or not str(value).strip() for value in row.values()):
             return self._judge(self.checks.empty, EMPTY, where, "it has no text")
         broken = list(self.checks.broken(row))
-        for rule, told in broken:
-            self._note(rule, where, told)
+        for rule, message in broken:
+            self._note(rule, where, message)
         if broken:
             return self._act(self.checks.offending, broken[0].rule, [one.rule for one in broken])
         return True
 
     @contextmanager
     def making(self, where: str) -> Iterator[None]:
-        """While text is made of a row: where offending rows may stay out, so may one of no use."""
+        """Guard of rendering: where offending examples may be dropped, so may one of no use."""
         try:
             yield
         except UserError as refused:
@@ -139,72 +139,72 @@ class Checker:
             self._judge("drop", MADE, where, str(refused).removeprefix(f"{where} "))
 
     def keeps(self, texts: Iterable[str], where: str) -> bool:
-        """Whether the text that was made of a row is to be trained on."""
+        """Test that the text that was made of an example is to be trained on."""
         text = "\0".join(texts)
         if not text.strip("\0 \n\t"):
             return self._judge(self.checks.empty, EMPTY, where, "it has no text")
         exact = _digest(text)
         if (first := self._exact.setdefault(exact, where)) != where:
-            taken = self._judge(self.checks.duplicates, EXACT, where, f"the same as {first}")
+            keep = self._judge(self.checks.duplicates, EXACT, where, f"the same as {first}")
         else:
             plain = _digest(NOT_WORDS.sub(" ", text).strip().casefold())
-            taken = True
+            keep = True
             if (first := self._alike.setdefault(plain, where)) != where:
-                taken = self._judge(self.checks.alike, ALIKE, where, f"nearly the same as {first}")
+                keep = self._judge(self.checks.alike, ALIKE, where, f"nearly the same as {first}")
         # After a refusal nothing is trained on, and what follows is only counted.
-        taken = taken and not self._refused
-        self.found.kept += taken
-        return taken
+        keep = keep and not self._refused
+        self.report.kept += keep
+        return keep
 
     def finish(self) -> Found:
-        """What was found, or an error where there is a row that must not be there."""
+        """The report, or an error where an example must not be there."""
         if self._refused:
             raise UserError(self._refusal())
-        if self.found.rows and not self.found.kept:
-            rule, told = next(iter(self.found.first.items()))
+        if self.report.rows and not self.report.kept:
+            rule, messages = next(iter(self.report.first.items()))
             raise UserError(
-                f"data.checks leave none of the {self.found.rows:,} rows; "
-                f"the first to go breaks {rule}: {told[0]}"
+                f"data.checks leave none of the {self.report.rows:,} examples; "
+                f"the first to go breaks {rule}: {messages[0]}"
             )
-        return self.found
+        return self.report
 
-    def _judge(self, policy: Policy, rule: str, where: str, told: str) -> bool:
-        self._note(rule, where, told)
+    def _judge(self, policy: Policy, rule: str, where: str, message: str) -> bool:
+        self._note(rule, where, message)
         return self._act(policy, rule, [rule])
 
-    def _note(self, rule: str, where: str, told: str) -> None:
-        first = self.found.first.setdefault(rule, [])
+    def _note(self, rule: str, where: str, message: str) -> None:
+        first = self.report.first.setdefault(rule, [])
         if len(first) < SHOWN:
-            first.append(f"{where}: {told}")
+            first.append(f"{where}: {message}")
 
     def _act(self, policy: Policy, rule: str, rules: list[str]) -> bool:
         if policy == "drop":
-            self.found.dropped[rule] = self.found.dropped.get(rule, 0) + 1
+            self.report.dropped[rule] = self.report.dropped.get(rule, 0) + 1
             return False
-        counts = self._refused if policy == "refuse" else self.found.told
+        counts = self._refused if policy == "refuse" else self.report.told
         for each in rules:
             counts[each] = counts.get(each, 0) + 1
         return policy == "warn"
 
     def _refusal(self) -> str:
-        lines = [f"rows of data.source break data.checks, {self.found.rows:,} were looked at:"]
+        lines = [f"examples of data.source break data.checks, {self.report.rows:,} were checked:"]
         for rule, count in self._refused.items():
-            lines.append(f"  {rule}: {count:,} {'row' if count == 1 else 'rows'}")
-            lines += [f"    {told}" for told in self.found.first[rule]]
+            lines.append(f"  {rule}: {count:,} {'example' if count == 1 else 'examples'}")
+            lines += [f"    {message}" for message in self.report.first[rule]]
             if count > SHOWN:
                 lines.append(f"    and {count - SHOWN:,} more")
         keys = {EMPTY: "empty", EXACT: "duplicates", ALIKE: "alike"}
-        named = dict.fromkeys(keys.get(rule, "offending") for rule in self._refused)
-        ways = listing((f"data.checks.{key}=drop" for key in named), "and")
-        return "\n".join([*lines, f"{ways} {'leaves' if len(named) == 1 else 'leave'} them out"])
+        policies = dict.fromkeys(keys.get(rule, "offending") for rule in self._refused)
+        ways = listing((f"data.checks.{key}=drop" for key in policies), "and")
+        return "\n".join([*lines, f"{ways} {'leaves' if len(policies) == 1 else 'leave'} them out"])
 
 
 def _counted(count: int, rule: str) -> str:
     """`14 duplicate examples`, `1 example that breaks required answer`."""
-    named = {EMPTY: "empty", EXACT: "duplicate", ALIKE: "near-duplicate"}
+    adjectives = {EMPTY: "empty", EXACT: "duplicate", ALIKE: "near-duplicate"}
     noun = "example" if count == 1 else "examples"
-    if rule in named:
-        return f"{count:,} {named[rule]} {noun}"
+    if rule in adjectives:
+        return f"{count:,} {adjectives[rule]} {noun}"
     return f"{count:,} {noun} that break{'s' * (count == 1)} {rule}"
 
 

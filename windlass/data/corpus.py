@@ -23,7 +23,7 @@ from windlass import files
 from windlass.config import tree
 from windlass.data import vocabulary as vocabularies
 from windlass.data.checks import Checker, Checks, Found
-from windlass.data.documents import Notes, made, words
+from windlass.data.documents import Notes, all_text, tokenized_batches
 from windlass.data.progress import progress
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import SAMPLE_CHARACTERS, SAMPLE_CHARACTERS_PER_TOKEN, Vocabulary
@@ -50,12 +50,12 @@ class Corpus:
     vocabulary: Vocabulary
     tokens: np.ndarray
     offsets: np.ndarray
-    counts: np.ndarray  # how often each token is to be predicted, or by how much it weighs in all
+    counts: np.ndarray  # of each token as a target, or the sum of its weights
     fingerprint: str  # of the documents alone
     weights: np.ndarray | None = None  # of each token as a target; None: all weigh 1
     owner: np.ndarray | None = None  # the row each document was made of; None: its own number
-    notes: tuple[str, ...] = ()  # what was found out about the rows
-    checked: Found | None = None  # what became of each row, where they were checked
+    notes: tuple[str, ...] = ()  # remarks on the examples, as they were printed
+    checked: Found | None = None  # counts of the checks, where examples were checked
 
     @property
     def documents(self) -> int:
@@ -63,25 +63,25 @@ class Corpus:
 
     @property
     def rows(self) -> int:
-        """How many rows the documents were made of."""
+        """Number of rows that the documents were made of."""
         return self.documents if self.owner is None else int(self.owner[-1]) + 1
 
     def of(self, rows: np.ndarray) -> np.ndarray:
         """The documents that were made of some rows."""
         if self.owner is None:
             return rows
-        is_wanted = np.zeros(self.rows, bool)
-        is_wanted[rows] = True
-        return np.flatnonzero(is_wanted[self.owner])
+        is_selected = np.zeros(self.rows, bool)
+        is_selected[rows] = True
+        return np.flatnonzero(is_selected[self.owner])
 
     @property
     def empty(self) -> int:
-        """How many documents have no text."""
+        """Number of documents without text."""
         return int((np.diff(self.offsets) == 0).sum())
 
 
 class Part(NamedTuple):
-    """A source among others."""
+    """A source of a mixture, or the only one."""
 
     key: str  # in the recipe
     source: Any  # of documents (`Source`) or of blocks (`Blocks`)
@@ -91,14 +91,14 @@ class Part(NamedTuple):
 
 def vocabulary_of(
     parts: Sequence[Part],
-    asked: Tokenizer,
+    tokenizer: Tokenizer,
     cache: Path,
     console: Console,
     format: Format = PLAIN,
 ) -> Vocabulary:
-    """The vocabulary of a recipe; one that is to be learned reads of each source by its share."""
-    if (given := given_vocabulary(asked)) is not None:
-        return given
+    """The vocabulary of a recipe; one to be learned is trained on each source by its share."""
+    if (vocabulary := given_vocabulary(tokenizer)) is not None:
+        return vocabulary
     is_text = format.reads == "text"
     for part in parts:
         if part.source.yields != "text":
@@ -107,51 +107,51 @@ def vocabulary_of(
                 "tokenizer.kind=file with tokenizer.path names the tokenizer that made them"
             )
     stamps = _stamps(parts)
-    file = _vocabulary_file(parts, asked, cache, format, stamps)
+    file = _vocabulary_file(parts, tokenizer, cache, format, stamps)
     if not file.is_file():
         with claimed(cache / "building" / file.stem, console):
             if not file.is_file():  # no other process was faster
-                learned = _learned(parts, asked, console, is_text)
+                learned = _learned(parts, tokenizer, console, is_text)
                 if _stamps(parts) != stamps:
                     raise UserError(CHANGED)
-                kept = {"text": learned.text, **learned.kept}
+                content = {"text": learned.text, **learned.attributes}
                 with room(cache, len(learned.text)):
-                    files.write_json(file, kept)
+                    files.write_json(file, content)
     return Vocabulary(**json.loads(file.read_text()))
 
 
-def given_vocabulary(asked: Tokenizer) -> Vocabulary | None:
+def given_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
     """The vocabulary that a recipe names; None where it is to be learned."""
-    if asked.kind == "byte":
+    if tokenizer.kind == "byte":
         return vocabularies.byte()
-    if asked.kind == "file":
-        assert asked.path is not None
-        return vocabularies.load(asked.path, asked.eos)
-    if asked.kind == "hub":
-        assert asked.hub is not None
-        fetched = fetch(asked.hub, asked.revision, TOKENIZER, key="tokenizer.hub")
-        return vocabularies.load(str(fetched.folder), asked.eos)
+    if tokenizer.kind == "file":
+        assert tokenizer.path is not None
+        return vocabularies.load(tokenizer.path, tokenizer.eos)
+    if tokenizer.kind == "hub":
+        assert tokenizer.hub is not None
+        fetched = fetch(tokenizer.hub, tokenizer.revision, TOKENIZER, key="tokenizer.hub")
+        return vocabularies.load(str(fetched.folder), tokenizer.eos)
     return None
 
 
-def is_learned(parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format) -> bool:
-    """Whether a vocabulary is there without reading any document."""
-    if asked.kind != "bpe":
+def is_learned(parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: Format) -> bool:
+    """Presence of a vocabulary: True where none has to be learned from documents."""
+    if tokenizer.kind != "bpe":
         return True
-    return _vocabulary_file(parts, asked, cache, format, _stamps(parts)).is_file()
+    return _vocabulary_file(parts, tokenizer, cache, format, _stamps(parts)).is_file()
 
 
-def kept(
+def cached_corpus(
     source: Source,
     vocabulary: Vocabulary,
     cache: Path,
     format: Format = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus | None:
-    """The tokens of a source where they are in the cache, for source and vocabulary as they are."""
-    how = _how(format, vocabulary, _checks(format, checks))
-    known = _known_file(cache, source.fingerprint(), vocabulary, how)
-    return _known(known, cache, vocabulary)
+    """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
+    key = _cache_key(format, vocabulary, _checks(format, checks))
+    entry = _known_file(cache, source.fingerprint(), vocabulary, key)
+    return _cached(entry, cache, vocabulary)
 
 
 def corpus_of(
@@ -165,19 +165,19 @@ def corpus_of(
     """The tokens of a source: those in the cache, where source and vocabulary are as they were."""
     stamp = source.fingerprint()
     checks = _checks(format, checks)
-    how = _how(format, vocabulary, checks)
-    known = _known_file(cache, stamp, vocabulary, how)
-    if found := _known(known, cache, vocabulary):
-        return found
-    with claimed(cache / "building" / known.stem, console) as partial:
-        if found := _known(known, cache, vocabulary):  # another process was faster
-            return found
-        asked = cache / "asked" / f"{_key(source.described())}.json"
-        if asked.is_file() and json.loads(asked.read_text())["stamp"] != stamp:
-            told = {name: x for name, x in source.described().items() if x is not None}
-            named = ", ".join(f"{name} {value}" for name, value in told.items())
+    key = _cache_key(format, vocabulary, checks)
+    entry = _known_file(cache, stamp, vocabulary, key)
+    if corpus := _cached(entry, cache, vocabulary):
+        return corpus
+    with claimed(cache / "building" / entry.stem, console) as partial:
+        if corpus := _cached(entry, cache, vocabulary):  # another process was faster
+            return corpus
+        former = cache / "asked" / f"{_key(source.described())}.json"
+        if former.is_file() and json.loads(former.read_text())["stamp"] != stamp:
+            fields = {name: x for name, x in source.described().items() if x is not None}
+            label = ", ".join(f"{name} {value}" for name, value in fields.items())
             console.print(
-                f"the documents changed since they were tokenised, which is done again: {named}",
+                f"the documents changed since they were tokenised, which is done again: {label}",
                 markup=False,
                 highlight=False,
                 soft_wrap=True,
@@ -186,20 +186,20 @@ def corpus_of(
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
         about = json.loads((partial / "about.json").read_text())
-        how += [about["checked"], about["notes"]]  # what rows that were left out have told
-        folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *how)
+        key += [about["checked"], about["notes"]]  # what is known of dropped examples
+        folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *key)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
             if opened(folder) is None:
                 files.publish(partial, folder)
-            files.write_json(known, {"corpus": folder.name})
-            files.write_json(asked, {"stamp": stamp})
-    result = _known(known, cache, vocabulary)
+            files.write_json(entry, {"corpus": folder.name})
+            files.write_json(former, {"stamp": stamp})
+    result = _cached(entry, cache, vocabulary)
     assert result is not None
     return result
 
 
 def opened(folder: Path) -> Corpus | None:
-    """A corpus mapped into memory, or nothing where it is not there or not whole."""
+    """A memory-mapped corpus; None where it is not there or not whole."""
     if not (folder / "about.json").is_file():
         return None
     about = json.loads((folder / "about.json").read_text())
@@ -225,9 +225,9 @@ def opened(folder: Path) -> Corpus | None:
 
 
 def claimed(place: Path, console: Console) -> AbstractContextManager[Path]:
-    """An empty folder to build in, that no other process builds in at the same time."""
-    said = "another process is preparing the same data; waiting for it"
-    return files.building(place, lambda: console.print(said))
+    """A build folder, empty, locked against other processes that would build in it."""
+    message = "another process is preparing the same data; waiting for it"
+    return files.building(place, lambda: console.print(message))
 
 
 def save(file: Path, values: np.ndarray) -> None:
@@ -238,7 +238,7 @@ def save(file: Path, values: np.ndarray) -> None:
 
 
 def room(place: Path, needed: int | Callable[[], int]) -> AbstractContextManager[None]:
-    """A full disk as a UserError that says how much is needed."""
+    """Turn a full disk into a UserError that says how much is needed."""
 
     def refusal(full: OSError) -> str:
         mebibytes = max(0.1, (needed if isinstance(needed, int) else needed()) / 2**20)
@@ -252,34 +252,34 @@ def room(place: Path, needed: int | Callable[[], int]) -> AbstractContextManager
 
 
 def _vocabulary_file(
-    parts: Sequence[Part], asked: Tokenizer, cache: Path, format: Format, stamps: list[str]
+    parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: Format, stamps: list[str]
 ) -> Path:
-    """Where a vocabulary is kept that was learned from sources as they stand."""
+    """Cache file of a vocabulary that was learned from sources as they stand."""
     of_rows = [] if format.reads == "text" else ["rows"]
-    start = _key(FORMAT, asked.vocab, stamps, [part.share for part in parts], *of_rows)
+    start = _key(FORMAT, tokenizer.vocab, stamps, [part.share for part in parts], *of_rows)
     return cache / "vocabularies" / f"{start}.json"
 
 
-def _known_file(cache: Path, stamp: str, vocabulary: Vocabulary, how: list[Any]) -> Path:
-    """What says which tokens a source gave, as it stands."""
-    return cache / "known" / f"{_key(FORMAT, stamp, vocabulary.fingerprint, *how)}.json"
+def _known_file(cache: Path, stamp: str, vocabulary: Vocabulary, key: list[Any]) -> Path:
+    """Cache entry that names the tokens of a source, as it stands."""
+    return cache / "known" / f"{_key(FORMAT, stamp, vocabulary.fingerprint, *key)}.json"
 
 
 def _checks(format: Format, checks: Checks | None) -> Checks | None:
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
-def _known(known: Path, cache: Path, vocabulary: Vocabulary) -> Corpus | None:
-    if not known.is_file():
+def _cached(entry: Path, cache: Path, vocabulary: Vocabulary) -> Corpus | None:
+    if not entry.is_file():
         return None
-    found = opened(cache / "corpora" / json.loads(known.read_text())["corpus"])
-    # Tokens are the same whatever is said of chats, which a run keeps and may be another here.
-    return found and replace(found, vocabulary=vocabulary)
+    corpus = opened(cache / "corpora" / json.loads(entry.read_text())["corpus"])
+    # Tokens are the same whatever the chat template, which a run stores and may be another here.
+    return corpus and replace(corpus, vocabulary=vocabulary)
 
 
 @contextmanager
 def under(key: str) -> Iterator[None]:
-    """Gives a source, which speaks of itself as if it were alone, the key that it has."""
+    """Key of a source in errors: it names itself `data.source`, as if it were the only one."""
     try:
         yield
     except UserError as refused:
@@ -287,20 +287,20 @@ def under(key: str) -> Iterator[None]:
 
 
 def _stamps(parts: Sequence[Part]) -> list[str]:
-    found = []
+    stamps = []
     for part in parts:
         with under(part.key):
-            found.append(part.source.fingerprint())
-    return found
+            stamps.append(part.source.fingerprint())
+    return stamps
 
 
 def _learned(
-    parts: Sequence[Part], asked: Tokenizer, console: Console, is_text: bool
+    parts: Sequence[Part], tokenizer: Tokenizer, console: Console, is_text: bool
 ) -> Vocabulary:
-    assert asked.vocab is not None
-    enough = min(SAMPLE_CHARACTERS, asked.vocab * SAMPLE_CHARACTERS_PER_TOKEN)
+    assert tokenizer.vocab is not None
+    enough = min(SAMPLE_CHARACTERS, tokenizer.vocab * SAMPLE_CHARACTERS_PER_TOKEN)
     documents = sum(len(part.source) for part in parts)
-    with progress(console, "reading for the vocabulary", documents) as tell:
+    with progress(console, "reading for the vocabulary", documents) as advance:
 
         def texts() -> Iterator[str]:
             done = total = 0
@@ -309,14 +309,14 @@ def _learned(
                 for number in vocabularies.sample(len(part.source), part.source.together()):
                     with under(part.key):
                         source = part.source
-                        text = source[number]["text"] if is_text else words(source.row(number))
+                        text = source[number]["text"] if is_text else all_text(source.row(number))
                     done, total, characters = done + 1, total + len(text), characters + len(text)
                     yield text
-                    tell(done, f"{total / 1e6:,.1f}M characters")
+                    advance(done, f"{total / 1e6:,.1f}M characters")
                     if characters >= enough * part.share:
                         break
 
-        return vocabularies.learn(texts(), asked.vocab)
+        return vocabularies.learn(texts(), tokenizer.vocab)
 
 
 def _tokenize(
@@ -337,12 +337,12 @@ def _tokenize(
     cache = folder.parent.parent
     checker = None if checks is None else Checker(checks)
     with ExitStack() as opened:
-        tell = opened.enter_context(progress(console, "tokenising", documents))
+        advance = opened.enter_context(progress(console, "tokenising", documents))
         # What all documents will take, by those that have been read.
         opened.enter_context(room(cache, lambda: total * size * documents // max(done, 1)))
         out = opened.enter_context((folder / "tokens.bin").open("wb"))
         beside = opened.enter_context((folder / "weights.bin").open("wb")) if is_weighed else None
-        for batch in made(source, vocabulary, format, notes, checker):
+        for batch in tokenized_batches(source, vocabulary, format, notes, checker):
             for raw in batch.raw:
                 content.update(len(raw).to_bytes(8, "little") + raw)
             tokens, sizes = batch.tokens, batch.sizes
@@ -358,13 +358,13 @@ def _tokenize(
             counts += np.bincount(tokens, weights, minlength=vocabulary.size)
             weights = weights[firsts] if weights is not None else None
             counts -= np.bincount(tokens[firsts], weights, minlength=vocabulary.size)
-            tell(done, f"{total / 1e6:,.1f}M tokens")
+            advance(done, f"{total / 1e6:,.1f}M tokens")
     checked = checker and checker.finish()
     if total == 0:
         raise UserError(
             f"data.source has no {source.yields}: {documents:,} documents, all of them empty"
             if documents
-            else f"{_named(source)} has no documents"
+            else f"{_place(source)} has no documents"
         )
     with room(cache, total * size + 8 * (documents + vocabulary.size)):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
@@ -377,8 +377,8 @@ def _tokenize(
             "format": FORMAT,
             "content": content.hexdigest(),
             "dtype": np.dtype(dtype).name,
-            "tokenizer": vocabulary.kept,
-            "notes": notes.said,
+            "tokenizer": vocabulary.attributes,
+            "notes": notes.lines,
             "checked": checked and asdict(checked),
             "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         }
@@ -386,7 +386,7 @@ def _tokenize(
     return content.hexdigest()
 
 
-def _named(source: Any) -> str:
+def _place(source: Any) -> str:
     """A source by the place that it reads, where it has one."""
     for key in ("path", "name"):
         if hasattr(source, key):
@@ -394,15 +394,15 @@ def _named(source: Any) -> str:
     return "data.source"
 
 
-def _how(format: Format, vocabulary: Vocabulary, checks: Checks | None) -> list[Any]:
-    """What the tokens of rows follow from, beside the rows and the vocabulary."""
+def _cache_key(format: Format, vocabulary: Vocabulary, checks: Checks | None) -> list[Any]:
+    """Cache key of the tokens of rows, beside the rows and the vocabulary."""
     if format.reads == "text":
         return [] if checks is None else [tree(checks)]
     kind = type(format).__module__.rpartition(".")[2]
     chat = vocabulary.chat
     # What a template is given, and not the settings: saved and read again these are others.
-    spoken = None if chat is None else [chat.source, chat.variables]
-    return [kind, tree(format), spoken, tree(checks)]
+    template = None if chat is None else [chat.source, chat.variables]
+    return [kind, tree(format), template, tree(checks)]
 
 
 def _key(*parts: Any) -> str:

@@ -1,4 +1,4 @@
-"""What can be counted in a text: words, characters, citations of law, steps of reasoning."""
+"""Counts of a text: words, characters, citations of law, steps of reasoning."""
 
 import re
 from collections.abc import Callable
@@ -18,7 +18,7 @@ STEP = re.compile(r"\bStep (\d+):")
 
 
 def words(text: str) -> int:
-    """What stands between spaces."""
+    """Whitespace-separated words."""
     return len(text.split())
 
 
@@ -28,8 +28,8 @@ def characters(text: str) -> int:
 
 def citations(text: str) -> int:
     """Different cases and statutes; a case with its citation is one, however often it is named."""
-    found = (match["case"] or match["alone"] for match in CITATION.finditer(text))
-    return len({_LEADING.sub("", name) for name in found})
+    names = (match["case"] or match["alone"] for match in CITATION.finditer(text))
+    return len({_LEADING.sub("", name) for name in names})
 
 
 def steps(text: str) -> int:
@@ -46,10 +46,10 @@ COUNTS: dict[str, Callable[[str], int]] = {
 
 
 def text_of(value: Any) -> str:
-    """The text in a field; of a list of messages, what they say."""
+    """The text of a field; of a list of messages, their contents."""
     if isinstance(value, list | tuple):
         return "\n".join(text_of(item) for item in value)
     if isinstance(value, dict):
-        said = value.get("content", value.get("value"))
-        return text_of(list(value.values()) if said is None else said)
+        content = value.get("content", value.get("value"))
+        return text_of(list(value.values()) if content is None else content)
     return "" if value is None else str(value)

@@ -1,4 +1,4 @@
-"""Documents as tokens, some at a time, each token with what it weighs as a target."""
+"""Documents as tokens, a batch at a time, each token with its loss weight as a target."""
 
 import re
 from collections.abc import Callable, Iterator, Sequence
@@ -19,19 +19,19 @@ HALF = re.compile("[\ud800-\udfff]")  # of a pair of surrogates, which no UTF-8 
 
 
 class Notes:
-    """What is found out about rows while they are read: told, and kept with their tokens."""
+    """Remarks on examples while they are read: printed, and stored with their tokens."""
 
     def __init__(self, console: Console):
-        self.said: list[str] = []
+        self.lines: list[str] = []
         self._console = console
 
-    def say(self, what: str) -> None:
-        self.said.append(what)
-        self._console.print(what, markup=False, highlight=False, soft_wrap=True)
+    def add(self, line: str) -> None:
+        self.lines.append(line)
+        self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
 
 class Some(NamedTuple):
-    """Some documents: what is hashed of each, the tokens of all, and how many each has."""
+    """A batch of documents: what is hashed of each, the tokens of all, and how many each has."""
 
     raw: list[bytes]
     tokens: np.ndarray
@@ -44,7 +44,7 @@ class Some(NamedTuple):
         return len(set(self.owners)) if self.owners else len(self.sizes)
 
 
-def made(
+def tokenized_batches(
     source: Source, vocabulary: Vocabulary, format: Format, notes: Notes, checker: Checker | None
 ) -> Iterator[Some]:
     """All documents of a source, in their order; without those that the checks leave out."""
@@ -65,40 +65,40 @@ def _rendered(
             f"{_name(source)}, which has none; jsonl, parquet, csv, hub and example do"
         )
     if len(source):
-        format, said = format.settled(_at(0, source.row), source.where(0))
-        if said:
-            notes.say(said)
-    held: list[tuple[int, Rendered]] = []
+        format, note = format.settled(_at(0, source.row), source.where(0))
+        if note:
+            notes.add(note)
+    batch: list[tuple[int, Rendered]] = []
     size, spelling = 0, []
     for number in range(len(source)):
         row, where = _at(number, source.row), source.where(number)
-        found: list[Rendered] = []
+        rendered: list[Rendered] = []
         if checker.takes(row, where):
             with checker.making(where):
-                found = format.render(row, where, vocabulary.chat)
-                if not checker.keeps((one.text for one in found), where):
-                    found = []
-        held += [(number, one) for one in found]
-        if any(one.spelled for one in found):
-            spelling.append((number, found[0].spelled))
-        size += sum(len(one.text) for one in found)
-        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
-            yield _weighed(held, vocabulary, source)
-            held, size = [], 0
-    if held:
-        yield _weighed(held, vocabulary, source)
+                rendered = format.render(row, where, vocabulary.chat)
+                if not checker.keeps((one.text for one in rendered), where):
+                    rendered = []
+        batch += [(number, one) for one in rendered]
+        if any(one.spelled for one in rendered):
+            spelling.append((number, rendered[0].spelled))
+        size += sum(len(one.text) for one in rendered)
+        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield _weighed(batch, vocabulary, source)
+            batch, size = [], 0
+    if batch:
+        yield _weighed(batch, vocabulary, source)
     if spelling:
         number, token = spelling[0]
-        notes.say(
+        notes.add(
             f"{len(spelling):,} of {len(source):,} rows spell out special tokens in their own "
             f"words, which the model reads as such: {token} in {source.where(number)}"
         )
 
 
-def words(row: Any) -> str:
+def all_text(row: Any) -> str:
     """All text of a row, whatever its columns are."""
     if isinstance(row, dict | list):
-        return "\n".join(map(words, row.values() if isinstance(row, dict) else row))
+        return "\n".join(map(all_text, row.values() if isinstance(row, dict) else row))
     return row if isinstance(row, str) else ""
 
 
@@ -106,15 +106,15 @@ def _name(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
-def _weighed(held: list[tuple[int, Rendered]], vocabulary: Vocabulary, source: Source) -> Some:
-    """Rendered rows as tokens, each of which weighs what its characters do."""
-    is_whole = held[0][1].is_whole
-    texts = [HALF.sub("\ufffd", one.text) for _, one in held]
+def _weighed(batch: list[tuple[int, Rendered]], vocabulary: Vocabulary, source: Source) -> Some:
+    """Tokenized examples, with the loss weight of each token from those of its characters."""
+    is_whole = batch[0][1].is_whole
+    texts = [HALF.sub("\ufffd", one.text) for _, one in batch]
     read = vocabulary.read_batch(texts, special=is_whole)
     begin = [] if is_whole or vocabulary.bos is None else [vocabulary.bos]
     end = [] if is_whole else [vocabulary.eos]
-    tokens, weights, sizes = [], [], np.zeros(len(held), np.int64)
-    for place, ((number, one), (ids, characters)) in enumerate(zip(held, read, strict=True)):
+    tokens, weights, sizes = [], [], np.zeros(len(batch), np.int64)
+    for place, ((number, one), (ids, characters)) in enumerate(zip(batch, read, strict=True)):
         if not one.text.strip():
             continue
         of_tokens = _weights(one, characters)
@@ -125,16 +125,16 @@ def _weighed(held: list[tuple[int, Rendered]], vocabulary: Vocabulary, source: S
         if not weights[-1][1:].any():
             raise UserError(f"{source.where(number)} has nothing that is trained on")
     return Some(
-        [repr(tuple(one)).encode("utf-8", "surrogatepass") for _, one in held],
+        [repr(tuple(one)).encode("utf-8", "surrogatepass") for _, one in batch],
         np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
         sizes,
         np.concatenate(weights) if weights else np.zeros(0, np.float32),
-        [number for number, _ in held],
+        [number for number, _ in batch],
     )
 
 
 def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
-    """The largest weight among the characters of each token."""
+    """Loss weight of each token: the largest among its characters."""
     of_characters = np.zeros(len(one.text) + 1)
     for span in one.spans:
         of_characters[span.start : span.stop] = span.weight
@@ -178,16 +178,16 @@ def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
 
 
 def _batches(source: Source, column: str) -> Iterator[list[Any]]:
-    held: list[Any] = []
+    batch: list[Any] = []
     size = 0
     for number in range(len(source)):
-        held.append(_at(number, source.__getitem__)[column])
-        size += len(held[-1])
-        if size >= BATCH_CHARACTERS or len(held) >= BATCH_DOCUMENTS:
-            yield held
-            held, size = [], 0
-    if held:
-        yield held
+        batch.append(_at(number, source.__getitem__)[column])
+        size += len(batch[-1])
+        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
 
 
 def _at(number: int, read: Callable[[int], dict[str, Any]]) -> dict[str, Any]:

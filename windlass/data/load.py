@@ -1,4 +1,4 @@
-"""From rows on disk to sharded arrays: which rows make step i, and getting them there in time."""
+"""Data loader: the rows of step i, prefetched from disk and placed as sharded arrays."""
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
@@ -15,7 +15,7 @@ from windlass.data.shuffle import permuted
 from windlass.data.split import Drawn, Split
 from windlass.data.worker import Make, making
 from windlass.errors import UserError
-from windlass.processes.exclusive import ALONE
+from windlass.processes.exclusive import EXCLUSIVE
 
 # The layout of a column of a batch, from its shape and its name.
 Placement = Callable[[tuple[int, ...], str], Sharding]
@@ -83,7 +83,7 @@ class Loader:
             ahead = max(self.prefetch, threads)  # a worker that makes nothing ahead would be idle
             options = grain.ReadOptions(num_threads=threads, prefetch_buffer_size=ahead)
             shapes = shapes_of(self.rows, self.size)
-            yield from _made(self._order[start:], shapes, make, placement, options)
+            yield from _iterate(self._order[start:], shapes, make, placement, options)
 
     def _drawn(self, step: int) -> Drawn:
         drawn = self._order[step]
@@ -115,24 +115,24 @@ def evaluation_batches(
     numbers[numbers >= len(rows)] = -1
     options = grain.ReadOptions(num_threads=int(prefetch > 0), prefetch_buffer_size=prefetch)
     source = grain.MapDataset.source(list(numbers)).map(Drawn)
-    return _made(source, shapes_of(rows, batch), rows.batch, placement, options)
+    return _iterate(source, shapes_of(rows, batch), rows.batch, placement, options)
 
 
-def _made(
-    order: grain.MapDataset,
+def _iterate(
+    dataset: grain.MapDataset,
     shapes: dict[str, tuple[int, ...]],
     make: Make,
     placement: Placement,
     options: grain.ReadOptions,
 ) -> Iterator[Batch]:
-    batches = order.map(lambda drawn: _placed(drawn, shapes, make, placement))
+    batches = dataset.map(lambda drawn: _placed(drawn, shapes, make, placement))
     return iter(batches.to_iter_dataset(options))
 
 
 def _placed(
     drawn: Drawn, shapes: dict[str, tuple[int, ...]], make: Make, placement: Placement
 ) -> Batch:
-    """The rows that the devices of this process hold, made once for all columns and devices."""
+    """The addressable rows of a batch, made once for all columns and devices of this process."""
     places = {name: placement(shape, name) for name, shape in shapes.items()}
     indices = [
         index
@@ -140,7 +140,7 @@ def _placed(
         for index in place.addressable_devices_indices_map(shapes[name]).values()
     ]
     count = len(drawn.numbers)
-    mine = held(indices, count)
+    mine = addressable_rows(indices, count)
     epochs = None if drawn.epochs is None else drawn.epochs[mine]
     columns = make(drawn.numbers[mine], epochs, drawn.seed)
 
@@ -149,7 +149,7 @@ def _placed(
         which = np.searchsorted(mine, np.arange(count)[some])
         return columns[name][(which, *others)]
 
-    with ALONE:
+    with EXCLUSIVE:
         placed = {
             name: jax.make_array_from_callback(shapes[name], place, functools.partial(part, name))
             for name, place in places.items()
@@ -157,9 +157,9 @@ def _placed(
         return jax.block_until_ready(placed)
 
 
-def held(indices: Iterable[Any], count: int) -> np.ndarray:
-    """Which of so many rows are in any of these parts of a batch."""
-    rows = np.zeros(count, bool)
+def addressable_rows(indices: Iterable[Any], count: int) -> np.ndarray:
+    """Numbers of the rows of a batch of `count` that any of these shard indices covers."""
+    is_here = np.zeros(count, bool)
     for some, *_ in indices:
-        rows[some] = True
-    return np.flatnonzero(rows)
+        is_here[some] = True
+    return np.flatnonzero(is_here)

@@ -1,4 +1,4 @@
-"""Mixtures: several sources as one, drawn in the shares that their weights ask for."""
+"""Mixtures: several sources as one, drawn in proportion to their weights."""
 
 from collections.abc import Sequence
 from typing import Any
@@ -26,7 +26,7 @@ class Mixture:
         self.shares = tuple(shares)
         self.length = parts[0].length
         self._ends = np.cumsum([len(part) for part in parts])
-        self._turns, self._given = _cycle(shares)
+        self._cycle, self._ranks = _schedule(shares)
 
     def __reduce__(self):
         # Short: where a worker dies as it starts, whoever sends it more than a pipe holds waits on.
@@ -74,7 +74,7 @@ class Mixture:
         return self._averaged([part.targets_per_row for part in self.parts])
 
     def part_of(self, number: int) -> int:
-        """Which part a row is of."""
+        """The number of the part that a row is of."""
         return int(np.searchsorted(self._ends, number, side="right"))
 
     def pieces(self, number: int) -> list[Piece]:
@@ -91,24 +91,24 @@ class Mixture:
         """Several rows at once; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         whose = np.searchsorted(self._ends, numbers, side="right")
-        found = {name: column.padded(len(numbers)) for name, column in self.columns.items()}
+        batch = {name: column.padded(len(numbers)) for name, column in self.columns.items()}
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(whose == number)
             before = int(self._ends[number]) - len(part)
             its = np.where(numbers[here] < 0, -1, numbers[here] - before)
             some = None if epochs is None else epochs[here]
             for name, column in part.batch(its, some, _seed_of(seed, number)).items():
-                found[name][here] = column
-        return found
+                batch[name][here] = column
+        return batch
 
     def drawn(self, places: np.ndarray, seed: int, shuffle: bool) -> Drawn:
         """The rows at some places of the endless order."""
         cycle, place = np.divmod(places, CYCLE)
-        whose = self._turns[place]
-        found, when = np.empty((2, len(places)), np.int64)
+        whose = self._cycle[place]
+        numbers, when = np.empty((2, len(places)), np.int64)
         for number, part in enumerate(self.parts):
             here = np.flatnonzero(whose == number)
-            its = cycle[here] * np.count_nonzero(self._turns == number) + self._given[place[here]]
+            its = cycle[here] * np.count_nonzero(self._cycle == number) + self._ranks[place[here]]
             epochs, rows = np.divmod(its, len(part))
             when[here] = epochs
             if shuffle:
@@ -116,15 +116,15 @@ class Mixture:
                 for epoch in np.unique(epochs).tolist():
                     now = epochs == epoch
                     rows[now] = permuted(rows[now], len(part), seed=own, epoch=epoch)
-            found[here] = rows + int(self._ends[number]) - len(part)
-        return Drawn(found, when, seed)
+            numbers[here] = rows + int(self._ends[number]) - len(part)
+        return Drawn(numbers, when, seed)
 
     def _averaged(self, each: list[float | None]) -> float | None:
-        """The mean over rows as they are drawn, where every part has a number."""
-        known = [value for value in each if value is not None]
-        if len(known) < len(each):
+        """Mean over rows as they are drawn, weighted by share; None where a part has no number."""
+        values = [value for value in each if value is not None]
+        if len(values) < len(each):
             return None
-        return sum(share * value for share, value in zip(self.shares, known, strict=True))
+        return sum(share * value for share, value in zip(self.shares, values, strict=True))
 
 
 def _seed_of(seed: int, part: int) -> int:
@@ -132,17 +132,17 @@ def _seed_of(seed: int, part: int) -> int:
     return int(mix(mix(np.array([seed])) + np.uint64(part + 1))[0] >> np.uint64(1))
 
 
-def _cycle(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
-    """Whose turn it is at each place of a cycle, and how many rows that part gave before it.
+def _schedule(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
+    """Schedule of a cycle: the part at each place, and how many of its rows come before it.
 
-    Turns of a part are as far from each other as can be, so that every batch has about its share.
+    Places of a part are as far from each other as can be, so that every batch has about its share.
     """
     exact = np.array(shares) * CYCLE
     counts = np.floor(exact).astype(int)
     # What is left goes to those who lost most, so that the whole is a cycle.
     counts[np.argsort(counts - exact, kind="stable")[: CYCLE - counts.sum()]] += 1
     part = np.repeat(np.arange(len(counts)), counts)
-    given = np.concatenate([np.arange(count) for count in counts])
+    rank = np.concatenate([np.arange(count) for count in counts])
     when = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     order = np.lexsort((part, when))
-    return part[order], given[order]
+    return part[order], rank[order]

@@ -1,4 +1,4 @@
-"""Sequences of equal length from documents that are not: an index, and rows read through it."""
+"""Sequence packing: documents into rows of equal length, as an index and rows read through it."""
 
 import hashlib
 from collections import defaultdict
@@ -99,7 +99,7 @@ class Sequences:
 
     @property
     def fingerprint(self) -> str:
-        """Of what is in every row: the same documents in the same places give the same one."""
+        """Content hash of every row: the same documents in the same places give the same one."""
         content = hashlib.sha256(f"{self.corpus.fingerprint} {self.length} {self.seen}".encode())
         content.update(self.corpus.vocabulary.fingerprint.encode())
         for values in self.index:
@@ -108,7 +108,7 @@ class Sequences:
 
     @cached_property
     def tokens(self) -> int:
-        """How many targets there are that are trained on, each as often as it counts."""
+        """Number of targets that are trained on, each as often as it counts."""
         begin, size = self.index.begin, self.index.size
         total = self._trained(begin, size)
         if not self.seen:
@@ -118,7 +118,7 @@ class Sequences:
 
     @property
     def targets(self) -> int:
-        """How many there are, those included that are read and not trained on."""
+        """Number of targets, those included that are read and not trained on."""
         total = int(self.index.size.sum(dtype=np.int64))
         return total - self.seen * int(self._is_later(slice(None)).sum()) if self.seen else total
 
@@ -138,16 +138,16 @@ class Sequences:
 
     @cached_property
     def longer(self) -> int:
-        """How many documents are longer than a row."""
+        """Number of documents that are longer than a row."""
         return int(np.load(self.folder / "longer.npy")[0])
 
     @property
     def efficiency(self) -> float:
-        """The share of all places that hold a target."""
+        """Packing efficiency: the share of all positions that hold a target."""
         return self.targets / (len(self) * self.length)
 
     def pieces(self, number: int) -> list[Piece]:
-        """What a row is made of, from left to right; its columns number these from 0."""
+        """Pieces of a row, from left to right; its columns number these from 0."""
         which = slice(*self.index.first[number : number + 2].tolist())
         document = self.index.document[which]
         start = self.index.begin[which] - self.corpus.offsets[document]
@@ -207,7 +207,7 @@ class Sequences:
         return {name: array.view(np.ndarray) for name, array in mapped.items()}
 
     def _trained(self, begin: np.ndarray, size: np.ndarray) -> int:
-        """How many of the targets of some pieces weigh anything."""
+        """Number of targets of some pieces that have a loss weight above 0."""
         if self.corpus.weights is None:
             return int(size.sum(dtype=np.int64))
         pieces = zip(begin.tolist(), size.tolist(), strict=True)
@@ -215,16 +215,16 @@ class Sequences:
         return int(sum(np.count_nonzero(weights[at + 1 : at + 1 + n]) for at, n in pieces))
 
     def _is_later(self, which: np.ndarray | slice) -> np.ndarray:
-        """Whether a piece is not the first of its document."""
+        """Mask of the pieces that are not the first of their document."""
         return self.index.begin[which] > self.corpus.offsets[self.index.document[which]]
 
 
 def _reopened(
-    corpus: Path, folder: Path, length: int, seen: int, beside: dict[str, Beside]
+    corpus_folder: Path, folder: Path, length: int, seen: int, beside: dict[str, Beside]
 ) -> Sequences:
-    found = opened(corpus)
-    assert found is not None
-    return Sequences(found, folder, length, seen, beside)
+    corpus = opened(corpus_folder)
+    assert corpus is not None
+    return Sequences(corpus, folder, length, seen, beside)
 
 
 def sequences(
@@ -239,9 +239,9 @@ def sequences(
     longer: Longer = "split",
     together: int = 1,
 ) -> Sequences:
-    """The rows of some documents, by an index that is kept with the corpus.
+    """Packed sequences of some documents, by an index that is stored with the corpus.
 
-    Of documents that belong `together` so many follow each other, and stay in one row.
+    Groups of `together` documents follow each other, and stay in one row.
     """
     described = f"{FORMAT} {length} {stride} {packing} {longer} {together} ".encode()
     described += documents.astype(np.int64).tobytes()
@@ -250,8 +250,8 @@ def sequences(
     if not folder.is_dir():
         with claimed(corpus.folder / "building" / name, console) as partial:
             if not folder.is_dir():
-                how = (length, stride, packing, longer, together)
-                index = arrange(corpus.offsets, documents, *how)
+                settings = (length, stride, packing, longer, together)
+                index = arrange(corpus.offsets, documents, *settings)
                 whole = targets_of(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
                 too_long = (whole > length).sum()
                 with room(corpus.folder, sum(values.nbytes for values in index)):
@@ -263,7 +263,7 @@ def sequences(
 
 
 def targets_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:
-    """How many tokens of each document are read, and so many are predicted."""
+    """Number of targets of each document, which is also that of the tokens it is read from."""
     # A document of n tokens has n - 1 to read and n - 1 to predict.
     return np.maximum(offsets[documents + 1] - offsets[documents] - 1, 0)
 
@@ -277,7 +277,7 @@ def arrange(
     longer: Longer = "split",
     together: int = 1,
 ) -> Index:
-    """Puts the pieces of documents into rows."""
+    """Pack the pieces of documents into rows."""
     readable = targets_of(offsets, documents)
     if together > 1:
         return _together(offsets, documents, readable, length, packing, together)
@@ -317,7 +317,7 @@ def _index(row: np.ndarray, begin: np.ndarray, size: np.ndarray, document: np.nd
 
 
 def best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
-    """The row of each piece: the longest first, each into the fullest row that still takes it.
+    """Best-fit decreasing bin packing: the longest piece first, into the fullest row that takes it.
 
     Pieces of one size are placed together, and so are rows with the same space left, so that the
     work grows with the number of sizes and not of pieces. A row is numbered by its earliest piece,
@@ -336,23 +336,23 @@ def best_fit(sizes: np.ndarray, room: int) -> np.ndarray:
             fitting = spaces >> size
             if fitting:
                 space = size + (fitting & -fitting).bit_length() - 1
-                taken = np.concatenate(free.pop(space))
+                filled = np.concatenate(free.pop(space))
                 spaces ^= 1 << space
             else:
                 space = room
-                taken = np.arange(rows, rows + -(-(end - begin) // (room // size)))
-                rows += len(taken)
+                filled = np.arange(rows, rows + -(-(end - begin) // (room // size)))
+                rows += len(filled)
             # Having taken one piece, a row is the fullest that can take another.
             each = space // size
-            placed = min(len(taken) * each, end - begin)
+            placed = min(len(filled) * each, end - begin)
             full, rest = divmod(placed, each)
-            row[by_size[begin : begin + placed]] = np.repeat(taken[: full + 1], each)[:placed]
+            row[by_size[begin : begin + placed]] = np.repeat(filled[: full + 1], each)[:placed]
             begin += placed
             partly = full + (rest > 0)
             for left, which in (
-                (space - each * size, taken[:full]),
-                (space - rest * size, taken[full:partly]),
-                (space, taken[partly:]),
+                (space - each * size, filled[:full]),
+                (space - rest * size, filled[full:partly]),
+                (space, filled[partly:]),
             ):
                 if left and len(which):
                     free[left].append(which)

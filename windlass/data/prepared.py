@@ -18,7 +18,7 @@ from windlass.errors import UserError
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
-    """What a run asks of its data, whatever it was made of."""
+    """The data of a run, whatever it was made of."""
 
     data: Data
     splits: dict[str, Split] = field(repr=False)
@@ -26,27 +26,27 @@ class Prepared:
 
     @property
     def vocabulary(self) -> Vocabulary | None:
-        """What the tokens are of; None: there is no text behind the rows."""
+        """Vocabulary of the tokens; None: there is no text behind the rows."""
         raise NotImplementedError
 
     @property
     def vocab(self) -> int | None:
-        """Ids that a model must have an embedding for; None: not known."""
+        """Vocabulary size that a model must embed; None: not known."""
         raise NotImplementedError
 
     @property
     def fingerprint(self) -> str:
-        """Of the content: the same data gives the same one, wherever it is kept."""
+        """Hash of the content: the same data gives the same one, wherever it is stored."""
         raise NotImplementedError
 
     @property
     def unigram_entropy(self) -> float | None:
-        """Nats per token: the loss of a model that knows how common each token is and no more."""
+        """Unigram entropy in nats: the loss of a model that knows token frequencies and no more."""
         return None
 
     @property
     def is_weighted(self) -> bool:
-        """Whether some tokens are read and not trained on, or weigh less than others."""
+        """Presence of loss weights: some tokens are read and not trained on, or weigh less."""
         return False
 
     @property
@@ -55,8 +55,8 @@ class Prepared:
 
     def split(self, name: str) -> Split:
         if name not in self.splits:
-            what = "rows" if self.data.has_blocks else "documents"
-            raise UserError(f"there are no {name} {what}; data.{name}=0.05 holds out one in twenty")
+            noun = "rows" if self.data.has_blocks else "documents"
+            raise UserError(f"there are no {name} {noun}; data.{name}=0.05 holds out one in twenty")
         return self.splits[name]
 
     def _joined(self, parts: list[str]) -> str:
@@ -98,9 +98,9 @@ class Tokenized(Prepared):
     def frequencies(self) -> np.ndarray:
         """The share of each token among all that are to be predicted, as sources are mixed."""
         pairs = zip(self.data.parts, self.parts("train"), strict=True)
-        drawn = [part.share * rows.tokens_per_row for part, rows in pairs]
+        weights = [part.share * rows.tokens_per_row for part, rows in pairs]
         counts = [corpus.counts / corpus.counts.sum() for corpus in self.corpora]
-        return np.average(counts, axis=0, weights=drawn)
+        return np.average(counts, axis=0, weights=weights)
 
     def split(self, name: str) -> Sequences | Mixture:
         rows = super().split(name)

@@ -1,4 +1,4 @@
-"""How far a long preparation has come: a bar on a terminal, a line now and then elsewhere."""
+"""Progress of a long preparation: a bar on a terminal, a line now and then elsewhere."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +22,7 @@ SECONDS_BETWEEN_LINES = 10
 def progress(
     console: Console, what: str, total: int, *, of: Literal["items", "bytes"] = "items"
 ) -> Iterator[Callable[[int, str], None]]:
-    """Gives a function that is told how many are done, and anything more to say."""
+    """A progress bar; yields the function that advances it, of the count done and a note."""
     if not console.is_terminal:
         yield _lines(console, what, total, of)
         return
@@ -37,11 +37,11 @@ def progress(
 def _lines(console: Console, what: str, total: int, of: str) -> Callable[[int, str], None]:
     last, unit = time.monotonic(), " bytes" if of == "bytes" else ""
 
-    def tell(done: int, note: str) -> None:
+    def advance(done: int, note: str) -> None:
         nonlocal last
         if time.monotonic() - last >= SECONDS_BETWEEN_LINES:
             last = time.monotonic()
             more = f", {note}" if note else ""
             console.print(f"{what}: {done:,} of {total:,}{unit}{more}", highlight=False)
 
-    return tell
+    return advance

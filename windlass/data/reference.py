@@ -25,7 +25,7 @@ ABOUT = "about.json"
 
 
 def is_made(data: Data) -> bool:
-    """Whether a run makes the column itself: blocks may have one of that name already."""
+    """Test that a run makes the column itself: blocks may have one of that name already."""
     return not data.has_blocks and COLUMN in data.format.columns
 
 
@@ -54,7 +54,7 @@ def files(prepared: Prepared, splits: Sequence[str] | None = None) -> dict[str, 
 
 
 def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) -> None:
-    """Refuses rows of which a run has no column, or a damaged one."""
+    """Refuse rows of which a run has no column, or a damaged one."""
     if not is_made(prepared.data):
         return
     place, written = run / FOLDER, read(run)
@@ -78,17 +78,17 @@ def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) ->
 
 
 def is_whole(run: Path, name: str, written: dict[str, Any]) -> bool:
-    """Whether a file is there, and as it was written."""
+    """Test that a file is there, and as it was written."""
     file = _file(run, name)
     if name not in written["rows"] or not file.is_file():
         return False
-    with file.open("rb") as held:
-        content = hashlib.file_digest(held, "sha256").hexdigest()
-    return content == written["rows"][name]["content"]
+    with file.open("rb") as content:
+        digest = hashlib.file_digest(content, "sha256").hexdigest()
+    return digest == written["rows"][name]["content"]
 
 
 def write(file: Path, rows: int, column: Column, batches: Iterator[np.ndarray]) -> str:
-    """Writes a file from arrays of some rows each, and gives its hash."""
+    """Write a file from arrays of some rows each, and return its hash."""
     dtype = column.dtype.newbyteorder("<")
     header = {"descr": dtype.str, "fortran_order": False, "shape": column.shape(rows)}
     with file.open("w+b") as out:
@@ -100,7 +100,7 @@ def write(file: Path, rows: int, column: Column, batches: Iterator[np.ndarray]) 
 
 
 def read(run: Path) -> dict[str, Any] | None:
-    """What the files are of; None where there are none."""
+    """The manifest of the files; None where there are none."""
     about = run / FOLDER / ABOUT
     return json.loads(about.read_bytes()) if about.is_file() else None
 

@@ -1,4 +1,4 @@
-"""The data section of a recipe: sources, and the rows that are made of them."""
+"""The data section of a recipe: sources, and the sequences that are made of them."""
 
 from collections.abc import Iterator
 from dataclasses import field
@@ -22,29 +22,29 @@ OF_DOCUMENTS = ("format", "longer", "checks", "stride", "packing")  # keys that 
 
 @section
 class Data:
-    """What is trained on, and in what rows."""
+    """Training data: sources, packing into sequences, and held-out splits."""
 
     source: Annotated[Any, SOURCES] | None = None  # where the data comes from, if from one place
-    # in place of source, several: of all rows each has the share that its weight is of all weights,
-    # beginning again where it ends; an epoch is as many rows as they have together
+    # in place of source, several: each is drawn in proportion to its weight, beginning again where
+    # it ends; an epoch is as many sequences as they have together
     mixture: tuple[Annotated[Any, SOURCES], ...] | None = None
-    # how a row becomes text, and what of it is trained on
+    # how an example becomes text, and what of it is trained on
     format: Annotated[Any, FORMATS] = field(default_factory=FORMATS.load("text"))
-    length: int = 0  # tokens in a row; 0: 1024, or those that the rows of blocks have
-    # documents longer than a row: split over several, cut at its end, or dropped; null: split as
+    length: int = 0  # tokens in a sequence; 0: 1024, or those that the rows of blocks have
+    # documents longer than a sequence: split over several, cut, or dropped; null: split as
     # text, and dropped where a part of a document is no use
     longer: Longer | None = None
-    # what is asked of every row; null: nothing of text, and elsewhere empty rows and those that
-    # occur twice are told
+    # checks of every example; null: none of text, and otherwise empty examples are dropped and
+    # duplicates are reported
     checks: Checks | None = None
-    # long documents: each row begins so many tokens after the one before; null: length. Where rows
-    # overlap, training counts a token in each of them, and evaluation in the first alone
+    # long documents: tokens from the start of a sequence to that of the next; null: length. Where
+    # they overlap, training counts a token in each of them, and evaluation in the first alone
     stride: int | None = None
-    packing: Packing = "documents"  # none: one document, or a piece of one, in each row
+    packing: Packing = "documents"  # none: one document, or a piece of one, in each sequence
     shuffle: bool = True  # anew in every epoch
     validation: float = 0.0  # the share of documents held out, of every source
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
-    split_seed: int = 0  # of which documents those are; another seed, other ones
+    split_seed: int = 0  # seed of the draw of these documents
     workers: int = 0  # processes that make batches; 0: a thread of this one does
     # batches made ahead of their use, at least one by each worker; 0: each when it is needed
     prefetch: int = 4
@@ -62,7 +62,7 @@ class Data:
 
     @property
     def has_blocks(self) -> bool:
-        """Whether rows are trained on as sources have them, and not made of documents."""
+        """Presence of blocks: rows are trained on as sources have them, not made of documents."""
         return any(part.source.yields == "blocks" for part in self.parts)
 
     @property
@@ -106,7 +106,7 @@ class Data:
 
     @property
     def lengthy(self) -> Longer:
-        """What becomes of documents that are longer than a row."""
+        """Treatment of documents that are longer than a row."""
         return self.longer or self.format.longer
 
     def _wrong_sources(self) -> Iterator[str]:
@@ -139,7 +139,7 @@ class Data:
                 )
 
     def _wrong_blocks(self) -> Iterator[str]:
-        """What does not go with rows that are trained on as they are."""
+        """Conflicts with rows that are trained on as they are."""
         if not self.has_blocks:
             return
         for part in self.parts:

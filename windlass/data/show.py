@@ -26,9 +26,9 @@ def show(prepared: Prepared, rows: Split, console: Console, count: int) -> None:
         else:
             console.print(block(prepared, rows, number))
         console.print()
-    if told := list(facts(prepared)):
+    if lines := list(facts(prepared)):
         checked = Table(show_header=False)
-        for line in told:
+        for line in lines:
             checked.add_row(*line)
         console.print(checked)
     console.print(table(prepared))
@@ -59,7 +59,7 @@ def block(prepared: Prepared, rows: Split, number: int) -> Text:
 
 
 def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
-    """What became of the examples of each source that were checked, by name."""
+    """Counts of the checked examples of each source, by name."""
     if not isinstance(prepared, Tokenized):
         return
     for part, rows in zip(prepared.data.parts, prepared.parts("train"), strict=True):
@@ -70,11 +70,11 @@ def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
         for name, value in checked.lines():
             yield name, f"{several}{value}"
         longest = int(np.diff(rows.corpus.offsets).max())
-        told = f"{longest:,} tokens, with {rows.tokens:,} in all to train on"
+        text = f"{longest:,} tokens, with {rows.tokens:,} in all to train on"
         if rows.longer:
             done = LONGER[prepared.data.lengthy]
-            told += f"; {rows.longer:,} longer than data.length ({rows.length:,}) are {done}"
-        yield "longest", f"{several}{told}"
+            text += f"; {rows.longer:,} longer than data.length ({rows.length:,}) are {done}"
+        yield "longest", f"{several}{text}"
 
 
 def row(rows: Any, number: int, vocabulary: Vocabulary) -> Text:
@@ -97,7 +97,7 @@ def row(rows: Any, number: int, vocabulary: Vocabulary) -> Text:
 
 
 def table(prepared: Prepared) -> Table:
-    """What each split has."""
+    """Table of the splits and their sizes."""
     if isinstance(prepared, Tokenized):
         return _packed(prepared)
     shown = Table("split", "rows")
@@ -127,7 +127,7 @@ def _packed(prepared: Tokenized) -> Table:
 
 
 def parts(prepared: Prepared, trained: Mixture) -> Table:
-    """What a mixture is trained on, and how often a run comes to it."""
+    """Table of the parts of a mixture, and the epochs that a run makes of each."""
     counts = {"rows": len}
     if isinstance(prepared, Tokenized):
         of = {"documents": lambda rows: rows.documents, "sequences": len}

@@ -8,11 +8,11 @@ ROUNDS = 8  # even: the two parts of a number, which differ in width, change pla
 
 
 def permuted(places: np.ndarray, count: int, *, seed: int, epoch: int) -> np.ndarray:
-    """What a permutation of 0 to `count` has at some places, without making the rest of it.
+    """Random permutation of 0 to `count`: its values at some places, without making the rest.
 
-    A Feistel network permutes all numbers of so many bits; what falls outside is permuted again
-    until it is inside. Grain's own shuffle does the same in blocks of 16 bits and more, which takes
-    milliseconds for each row of a small corpus.
+    A Feistel network permutes all numbers of `bits` bits; what falls outside is permuted again
+    until it is inside (cycle walking). Grain's own shuffle does the same in blocks of 16 bits and
+    more, which takes milliseconds for each row of a small corpus.
     """
     bits = max(4, (count - 1).bit_length())
     low, high = np.uint64(bits // 2), np.uint64(bits - bits // 2)

@@ -56,8 +56,8 @@ def split(
     numbers = np.arange(documents, dtype=np.uint64)
     if seed:
         numbers += mix(np.array([seed]))  # far away: the next number would be the next document's
-    drawn = (mix(numbers) >> np.uint64(11)) / 2.0**53  # from 0 to below 1
-    is_test = drawn < test
-    is_validation = ~is_test & (drawn < test + validation)
-    chosen = {"train": ~is_test & ~is_validation, "validation": is_validation, "test": is_test}
-    return {name: np.flatnonzero(mask) for name, mask in chosen.items()}
+    uniform = (mix(numbers) >> np.uint64(11)) / 2.0**53  # from 0 to below 1
+    is_test = uniform < test
+    is_validation = ~is_test & (uniform < test + validation)
+    masks = {"train": ~is_test & ~is_validation, "validation": is_validation, "test": is_test}
+    return {name: np.flatnonzero(mask) for name, mask in masks.items()}

@@ -1,4 +1,4 @@
-"""The tokenizer section of a recipe: which vocabulary text is read with."""
+"""The tokenizer section of a recipe: the vocabulary that text is encoded with."""
 
 from typing import ClassVar, Literal
 
@@ -9,13 +9,13 @@ SMALLEST_VOCABULARY = 257  # every byte, and the end of a document
 
 @section
 class Tokenizer:
-    """How text becomes tokens."""
+    """Tokenizer: bytes, byte pairs learned from the corpus, or that of a file or a model."""
 
     shorthand: ClassVar[str] = "kind"
 
-    # bpe: learned from the corpus; null: what the keys beside it are of, and byte without any
+    # bpe: learned from the corpus; null: follows from the keys beside it, byte without any
     kind: Literal["byte", "bpe", "file", "hub"] | None = None
-    vocab: int | None = None  # bpe: how many tokens to learn, bytes and the end included
+    vocab: int | None = None  # bpe: vocabulary size, bytes and the end-of-document token included
     path: str | None = None  # file: a tokenizer.json, or the folder that holds one
     hub: str | None = None  # hub: the model whose tokenizer it is, OWNER/NAME
     revision: str | None = None  # hub: a branch, a tag or a commit; null: the newest
@@ -25,8 +25,8 @@ class Tokenizer:
     def __post_init__(self):
         needs = {"vocab": "bpe", "path": "file", "hub": "hub"}
         if self.kind is None:
-            given = (kind for name, kind in needs.items() if getattr(self, name) is not None)
-            object.__setattr__(self, "kind", next(given, "byte"))
+            implied = (kind for name, kind in needs.items() if getattr(self, name) is not None)
+            object.__setattr__(self, "kind", next(implied, "byte"))
         for name, kind in needs.items():
             if getattr(self, name) is None and self.kind == kind:
                 raise ValueError(f"{name} is missing; tokenizer.kind {kind} needs it")

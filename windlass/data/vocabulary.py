@@ -1,4 +1,4 @@
-"""Text to numbers and back: bytes, a vocabulary learned from the corpus, or a tokenizer.json."""
+"""Tokenizers: text to tokens and back, by bytes, learned byte pairs (BPE) or a tokenizer.json."""
 
 import hashlib
 import json
@@ -47,7 +47,7 @@ class Vocabulary:
     document, and the one that begins it where there is such a token.
 
     For chats it has the source of a template too, further tokens that end a turn, and what else
-    its tokenizer_config.json said.
+    its tokenizer_config.json has.
     """
 
     def __init__(
@@ -101,7 +101,7 @@ class Vocabulary:
 
         Where `special` tokens are meant as such, as in a chat, the text is to spell them out.
         """
-        library = self._speaking if special else self._library
+        library = self._special_library if special else self._library
         encoded = library.encode_batch(list(texts), add_special_tokens=False)
         return [
             Read(np.array(one.ids, np.int32), np.array(one.offsets, np.int64).reshape(-1, 2))
@@ -109,7 +109,7 @@ class Vocabulary:
         ]
 
     def read(self, text: str) -> np.ndarray:
-        """The tokens of a text that spells out its special ones, such as a rendered chat."""
+        """Encode a text that spells out its special tokens, such as a rendered chat."""
         return self.read_batch([text], special=True)[0].tokens
 
     def decode(self, tokens: Iterable[SupportsInt]) -> str:
@@ -117,11 +117,11 @@ class Vocabulary:
         return self._library.decode([int(token) for token in tokens])
 
     def name(self, token: int) -> str:
-        """How the vocabulary itself writes a token, special ones too."""
+        """The string of a token in the vocabulary, special ones too."""
         return self._library.id_to_token(token) or f"<{token}>"
 
     def stream(self, tokens: Iterable[SupportsInt]) -> Iterator[str]:
-        """The text of tokens as they come, in pieces that never cut a character.
+        """Streaming decoder: the text of tokens as they come, in pieces that never cut a character.
 
         Some vocabularies write a word differently at the start of a text, so that each piece is
         the difference that new tokens make to the text of those just before.
@@ -138,15 +138,15 @@ class Vocabulary:
             yield piece
 
     @property
-    def kept(self) -> dict[str, Any]:
+    def attributes(self) -> dict[str, Any]:
         """All but the text, as plain data."""
         names = ("eos", "bos", "template", "ends", "settings")
         return {name: getattr(self, name) for name in names}
 
-    def speaking(self, template: str) -> "Vocabulary":
+    def with_template(self, template: str) -> "Vocabulary":
         """The same vocabulary with another chat template."""
-        kept: dict[str, Any] = self.kept | {"template": template}
-        return Vocabulary(self.text, **kept)
+        attributes: dict[str, Any] = self.attributes | {"template": template}
+        return Vocabulary(self.text, **attributes)
 
     @cached_property
     def chat(self) -> Template | None:
@@ -159,13 +159,13 @@ class Vocabulary:
 
     @cached_property
     def stops(self) -> frozenset[int]:
-        """The tokens after which nothing more is written: an answer's, and a document's."""
+        """Stop tokens: those that end an answer, and a document."""
         ends = assistant_spans.shape(self.chat).ends if self.chat is not None else ()
         of_chats = {x for x in self.special if self.name(x) in ends}
         return frozenset({self.eos, *self.ends} | of_chats)
 
     def save(self, folder: str | Path) -> None:
-        """Writes the files that `transformers` reads a tokenizer from."""
+        """Write the files that `transformers` reads a tokenizer from."""
         place = Path(folder)
         settings = self._named()
         if self.template is not None:
@@ -185,7 +185,7 @@ class Vocabulary:
         return {**own, **self.settings, "eos_token": own["eos_token"]}
 
     @cached_property
-    def _speaking(self) -> Library:
+    def _special_library(self) -> Library:
         return _opened(self.text)
 
     def _encode(self, texts: Sequence[str]) -> list[list[int]]:
@@ -197,12 +197,12 @@ class Vocabulary:
 
 
 def byte() -> Vocabulary:
-    """Every byte is a token; number 256 ends a document, and begins the next."""
+    """The byte vocabulary: every byte is a token; 256 ends a document, and begins the next."""
     return Vocabulary(_byte_text(), eos=256, bos=256)
 
 
 def learn(texts: Iterable[str], vocab: int) -> Vocabulary:
-    """Byte pairs merged by how often they stand together."""
+    """Byte-pair encoding (BPE), learned: pairs merged by how often they stand together."""
     library = Library(models.BPE())
     library.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     library.decoder = decoders.ByteLevel()
@@ -238,8 +238,8 @@ def load(path: str, eos: str | None = None) -> Vocabulary:
     settings = _settings(file)
     template = _template(file, settings.pop("chat_template", None))
     end = _end(library, file, eos, settings)
-    said = _json_beside(file, GENERATION).get("eos_token_id") or []
-    ends = [said] if isinstance(said, int) else said
+    declared = _json_beside(file, GENERATION).get("eos_token_id") or []
+    ends = [declared] if isinstance(declared, int) else declared
     return Vocabulary(
         text,
         eos=end,
@@ -253,7 +253,7 @@ def load(path: str, eos: str | None = None) -> Vocabulary:
 def sample(documents: int, together: int = 1) -> Iterator[int]:
     """Numbers of documents spread evenly over a corpus, wherever one stops taking them.
 
-    So many neighbours are taken together, for sources where these are read as fast as one.
+    Groups of `together` neighbours are taken, for sources where these are read as fast as one.
     """
     # Multiples of a step near the golden section fill gaps evenly; a step without a common factor
     # comes to every group once.
@@ -332,42 +332,42 @@ def _json_beside(file: Path, name: str) -> dict[str, Any]:
 
 
 def _settings(file: Path) -> dict[str, Any]:
-    """What tokenizer_config.json says, special tokens as plain text; nothing that names code."""
-    said = _json_beside(file, "special_tokens_map.json") | {
+    """Settings of tokenizer_config.json, special tokens as plain text; nothing that names code."""
+    settings = _json_beside(file, "special_tokens_map.json") | {
         name: value for name, value in _json_beside(file, SETTINGS).items() if value is not None
     }
-    said.pop("auto_map", None)
+    settings.pop("auto_map", None)
     return {
         name: value["content"] if isinstance(value, dict) and "content" in value else value
-        for name, value in said.items()
+        for name, value in settings.items()
     }
 
 
-def _template(file: Path, said: str | list[dict[str, str]] | None) -> str | None:
+def _template(file: Path, setting: str | list[dict[str, str]] | None) -> str | None:
     """The source of a chat template: a file of its own, or a setting, which may be several."""
-    own = file.with_name("chat_template.jinja")
-    if own.is_file():
-        return own.read_text(encoding="utf-8")
-    if isinstance(said, list):
-        named = {one["name"]: one["template"] for one in said}
+    template_file = file.with_name("chat_template.jinja")
+    if template_file.is_file():
+        return template_file.read_text(encoding="utf-8")
+    if isinstance(setting, list):
+        named = {one["name"]: one["template"] for one in setting}
         return named.get("default") or next(iter(named.values()), None)
-    return said
+    return setting
 
 
-def _end(library: Library, file: Path, named: str | None, settings: dict[str, Any]) -> int:
+def _end(library: Library, file: Path, eos: str | None, settings: dict[str, Any]) -> int:
     special = [token.content for token in library.get_added_tokens_decoder().values()]
-    named = named or settings.get("eos_token")
-    if named is None:
-        named = next((end for end in KNOWN_ENDS if end in special), None)
-    if named is None:
+    eos = eos or settings.get("eos_token")
+    if eos is None:
+        eos = next((end for end in KNOWN_ENDS if end in special), None)
+    if eos is None:
         raise UserError(
             f"{file} does not say which token ends a document; "
             f"tokenizer.eos names one: {', '.join(special) or 'it has no special tokens'}"
         )
-    number = library.token_to_id(named)
+    number = library.token_to_id(eos)
     if number is None:
         raise UserError(
-            f"tokenizer.eos is {named}, which is not in {file}; "
+            f"tokenizer.eos is {eos}, which is not in {file}; "
             f"its special tokens are {', '.join(special) or 'none'}"
         )
     return number

@@ -21,10 +21,10 @@ _rows: Any = None  # in a worker: what it makes batches of
 
 @contextmanager
 def making(rows: Any, workers: int) -> Iterator[Make]:
-    """A function that makes a batch of row numbers, in one of so many processes, or in this one.
+    """A pool of worker processes; yields the function that makes a batch of row numbers in one.
 
     They are started anew and not forked: a fork of a process that holds an accelerator may hang.
-    They import no JAX, and what they make is plain arrays, placed by whoever asked for them.
+    They import no JAX, and what they make is plain arrays, placed by the caller.
     """
     if not workers:
         yield rows.batch
@@ -33,9 +33,9 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
 
     def make(*drawn: Any) -> dict[str, np.ndarray]:
         try:
-            with _deaf():  # it may start a worker
-                made = pool.submit(_batch, *drawn)
-            return made.result()
+            with _signals_blocked():  # it may start a worker
+                future = pool.submit(_batch, *drawn)
+            return future.result()
         except BrokenProcessPool:
             raise UserError(
                 f"data.workers is {workers}, and one of these processes ended. A script that "
@@ -51,8 +51,8 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
 
 
 @contextmanager
-def _deaf() -> Iterator[None]:
-    """In this block the thread hears no signal to stop, nor does a process that it starts, ever."""
+def _signals_blocked() -> Iterator[None]:
+    """Block SIGINT and SIGTERM in this thread, and for good in a process that it starts."""
     # Ctrl-C reaches every process of a terminal, one that still imports too; when to stop is for
     # the one that trains to say.
     before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))

@@ -1,1 +1,1 @@
-"""Choosing the accelerator, what it can do, and how arrays are laid out over several."""
+"""Accelerators: selection, the catalogue of chips, and the sharding of arrays over a mesh."""

@@ -1,4 +1,4 @@
-"""Devices that are not here: enough of each to lay a run out and to trace it."""
+"""Abstract devices, which are not here: enough of each to lay a run out and to trace it."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -10,10 +10,10 @@ from windlass.devices.mesh import AXES
 
 @dataclass(frozen=True)
 class Absent:
-    """A device as a catalogue knows it, in the place of one of JAX's."""
+    """An abstract device by the catalogue, in the place of one of JAX's."""
 
     platform: str  # tpu, gpu or cpu
-    device_kind: str  # what JAX would call it
+    device_kind: str  # JAX's name of it
     slice_index: int = 0  # of the devices that links join
     process_index: int = 0
     coords: tuple[int, int, int] = (0, 0, 0)  # of its chip in the slice
@@ -22,7 +22,7 @@ class Absent:
 
 
 def mesh(split: Mapping[str, int], device: Absent) -> AbstractMesh:
-    """The mesh of such devices: programs can be traced on it, and not compiled."""
+    """The abstract mesh of such devices: programs can be traced on it, and not compiled."""
     return AbstractMesh(
         tuple(split[name] for name in AXES),
         AXES,

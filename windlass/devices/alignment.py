@@ -1,4 +1,4 @@
-"""Sizes that a chip pads before it computes with them, and what that costs."""
+"""Alignment: sizes that a chip pads to its matrix units, and what that costs."""
 
 from collections.abc import Mapping
 

@@ -1,4 +1,4 @@
-"""Where arrays live: axis names, and the two tables that map them to the mesh."""
+"""Sharding rules: axis names, and the two tables that map them to mesh axes."""
 
 import dataclasses
 import math
@@ -11,9 +11,9 @@ import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
-# What a named axis is split over; a name that is absent is never split. Models name axes, and only
-# this table says where they go. `embed` differs between the two: weights are stored in pieces and
-# gathered, one layer at a time, to meet activations that are whole.
+# Mesh axes that a named axis is split over; a name that is absent is never split. Models name axes,
+# and only this table says where they go. `embed` differs between the two: weights are stored in
+# pieces and all-gathered, one layer at a time, to meet activations that are whole.
 WEIGHTS = dict(embed="fsdp", vocab="tensor", heads="tensor", kv_heads="tensor", mlp="tensor")
 ACTIVATIONS = dict(
     batch=("data", "fsdp"), heads="tensor", kv_heads="tensor", mlp="tensor", vocab="tensor"
@@ -41,7 +41,7 @@ class Placed(eqx.Module):
 
 
 @dataclasses.dataclass(frozen=True)
-class About:
+class ArrayFacts:
     """A module's declarations about one of its arrays."""
 
     axes: tuple[str, ...] = ()
@@ -50,16 +50,16 @@ class About:
     is_fixed: bool = False
 
 
-def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
+def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree:
     """`function(leaf, about)` of every leaf; of one outside any `Placed` nothing is known.
 
     An optimiser's moments are trees of the same modules as the weights, so the same names reach
-    them: nothing has to be said twice.
+    them: nothing has to be declared twice.
     """
 
     def visit(node):
         if not isinstance(node, Placed):
-            return function(node, About())
+            return function(node, ArrayFacts())
         children, structure = jax.tree_util.tree_flatten_with_path(
             node, is_leaf=lambda inner: inner is not node
         )
@@ -70,7 +70,7 @@ def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
             return jax.tree.map(visit, child, is_leaf=_is_placed)
         if child is None:
             return None
-        about = About(
+        about = ArrayFacts(
             axes=node.axes[name],
             is_matrix=name in node.matrices,
             reads=node.maps.get(name),
@@ -82,19 +82,19 @@ def annotate(tree: PyTree, function: Callable[[Any, About], Any]) -> PyTree:
 
 
 def placements(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
-    """The layout of every array of a model, or of a whole train state."""
+    """Shardings of every array of a model, or of a whole train state."""
     return annotate(
         tree, lambda x, about: NamedSharding(mesh, _spec(WEIGHTS, about.axes, x.shape, mesh))
     )
 
 
 def matrices(tree: PyTree) -> PyTree:
-    """True at every array that its module declares a matrix."""
+    """Boolean pytree: True at every array that its module declares a matrix."""
     return annotate(tree, lambda x, about: about.is_matrix)
 
 
 def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
-    """The model as it computes: matrices in `dtype`, everything else as it is.
+    """Mixed-precision cast: matrices in `dtype`, everything else as it is.
 
     Activations take their precision from the embedding they come from, so this alone decides what
     a model computes in.
@@ -103,19 +103,19 @@ def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
     return annotate(tree, lambda x, about: x.astype(dtype) if is_cast(x, about) else x)
 
 
-def is_cast(x: Any, about: About) -> bool:
+def is_cast(x: Any, about: ArrayFacts) -> bool:
     """An array in the precision of the computation: a matrix, neither fixed nor of integers."""
     return about.is_matrix and not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
 
 
-def is_trainable(x: Any, about: About) -> bool:
+def is_trainable(x: Any, about: ArrayFacts) -> bool:
     """An array that can have a gradient, and may change."""
     return not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
     """Notes on axes that are not sharded as the table says, as their size does not divide."""
-    found: dict[str, None] = {}
+    notes: dict[str, None] = {}
 
     def look(x, about):
         sizes = x.shape[x.ndim - len(about.axes) :]
@@ -123,12 +123,12 @@ def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
             ways = _ways(mesh, WEIGHTS.get(name))
             if name == "kv_heads" and size < ways:
                 heads = f"{size} kv head{'s' * (size > 1)} on tensor {ways}"
-                found[f"{heads}: keys and values are held {ways // size} times"] = None
+                notes[f"{heads}: keys and values are held {ways // size} times"] = None
             elif size % ways:
-                found[f"{name} ({size}) is not split {ways} ways over {WEIGHTS[name]}"] = None
+                notes[f"{name} ({size}) is not split {ways} ways over {WEIGHTS[name]}"] = None
 
     annotate(tree, look)
-    return list(found)
+    return list(notes)
 
 
 def shard(x: Array, axes: str) -> Array:
@@ -139,7 +139,7 @@ def shard(x: Array, axes: str) -> Array:
 def layout(
     axes: str | Sequence[str], shape: Sequence[int], mesh: Mesh | AbstractMesh | None = None
 ) -> PartitionSpec | None:
-    """Where an activation of this shape lives; None where there is no mesh."""
+    """Partition spec of an activation of this shape; None where there is no mesh."""
     mesh = mesh or _mesh()
     names = axes.split() if isinstance(axes, str) else axes
     if len(names) != len(shape):
@@ -148,7 +148,7 @@ def layout(
 
 
 def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
-    """A weight as it meets activations: whole over the mesh axis that only stores it in pieces."""
+    """All-gather of a weight over the mesh axis that only stores it in pieces (FSDP)."""
     if _mesh().empty:
         return weight
     met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
@@ -156,7 +156,7 @@ def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
 
 
 def batch_shards(rows: int) -> int:
-    """Over how many groups of devices a batch of so many rows is split."""
+    """Number of shards of a batch of `rows`: groups of devices that it is split over."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])
     return 1 if rows % ways else ways
 

@@ -24,7 +24,7 @@ class Chip:
     # units of its own, or none that a public source states.
     peak: dict[str, float]
     memory_bytes: int  # of a TPU what a program may use, of a GPU what is written on it
-    device_kinds: tuple[str, ...]  # what JAX calls it
+    device_kinds: tuple[str, ...]  # JAX's names of it
     widest_head: int = 128  # that its flash attention takes
     bandwidth: float | None = None  # bytes/s of its memory
     link: float | None = None  # bytes/s one way: over one link of a torus; NVLink to all; PCIe
@@ -32,7 +32,7 @@ class Chip:
     network: float | None = None  # bytes/s one way to other slices or hosts
     host: float | None = None  # bytes/s to the memory of its host
     tile: int | None = None  # the side of a TPU's matrix units
-    reported: int | None = None  # bytes that a GPU's driver says there are
+    reported: int | None = None  # bytes that a GPU's driver reports
     per_host: int = 8  # GPUs of a host
     joined: int = 8  # GPUs that links join
 
@@ -57,14 +57,14 @@ def every() -> list[Chip]:
 
 
 def usable(chip: Chip, environ: Mapping[str, str] = os.environ) -> int:
-    """The bytes that a program may use: of a GPU the share of them that JAX takes."""
+    """Usable memory in bytes: of a GPU the share that JAX preallocates."""
     if chip.kind != "gpu":
         return chip.memory_bytes
     return int(share(environ) * (chip.reported or chip.memory_bytes))
 
 
 def share(environ: Mapping[str, str] = os.environ) -> float:
-    """The share of a GPU's memory that JAX takes, by the environment where that says it."""
+    """Memory fraction of a GPU that JAX preallocates, by the environment where that sets it."""
     for name in SHARES:
         if text := environ.get(name):
             try:
@@ -113,7 +113,7 @@ def _tpu(
 # Google's TPU pages, and JAX's table for 8t and 8i. Memory is what the compiler lets a program use
 # where that is known. On v2, v3, 7x and 8i JAX shows each of a chip's two cores as a device.
 # Links are those of the book "How to scale your model", of which v2's and 8t's are not: they follow
-# from a chip's whole bandwidth. float32 is six products of bfloat16, and has no units of its own.
+# from a chip's whole bandwidth. float32 is six matmuls of bfloat16, and has no units of its own.
 _TPUS = [
     _tpu("TPU v2", 46, 16 * _GB, "TPU v2", gigabytes=700, link=62, axes=2, host=16, devices=2),
     _tpu("TPU v3", 123, 32 * _GIB, "TPU v3", gigabytes=900, link=100, axes=2, host=16, devices=2),
@@ -182,7 +182,7 @@ def _gpu(
 
 
 # NVIDIA's data sheets: memory is nominal, PCIe one way, the network that of a DGX of such GPUs.
-# What the driver reports is the least that public messages of memory running out tell, and of the
+# What the driver reports is the least in public messages of memory running out, and of the
 # H200 what was measured. From Hopper on flash attention takes heads of 256. float32 is that of the
 # CUDA cores: rounded to 19 bits the matrix units take it too, which no run here does.
 _GPUS = [

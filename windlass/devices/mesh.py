@@ -1,4 +1,4 @@
-"""The mesh a run is laid out on: how many ways data, weights and matrices are split."""
+"""The device mesh: how many ways data, weights and matmuls are split."""
 
 import dataclasses
 import math
@@ -21,8 +21,8 @@ Size = int | Literal["auto"]
 class Mesh:
     """Device mesh, data × fsdp × tensor; sizes that are not given are chosen.
 
-    They follow from the model, the batch and the chip, and the run says why. At most one size is
-    auto: it takes the devices that are left, and those not said are then 1.
+    They follow from the model, the batch and the chip, and the run reports why. At most one size
+    is auto: it takes the devices that are left, and those not given are then 1.
     """
 
     data: Size | None = None  # data parallelism: replicas of the model
@@ -30,16 +30,16 @@ class Mesh:
     tensor: Size | None = None  # tensor parallelism: shards of each matmul
 
     def __post_init__(self):
-        small = [name for name in AXES if said(self, name) < 1]
+        small = [name for name in AXES if axis_size(self, name) < 1]
         if small:
-            sizes = [f"{name} is {said(self, name)}; it must be 1 or more" for name in small]
+            sizes = [f"{name} is {axis_size(self, name)}; it must be 1 or more" for name in small]
             raise ValueError(*sizes)
         auto = [name for name in AXES if getattr(self, name) == "auto"]
         if len(auto) > 1:
             raise ValueError(f"{auto[1]} is auto, and so is {auto[0]}; at most one size can be")
 
 
-def said(mesh: Mesh, name: str) -> int:
+def axis_size(mesh: Mesh, name: str) -> int:
     """The size that a recipe gives an axis, 1 where it gives none."""
     size = getattr(mesh, name)
     return size if isinstance(size, int) else 1
@@ -52,8 +52,8 @@ def is_open(mesh: Mesh) -> bool:
 
 
 def shape(mesh: Mesh, devices: int) -> dict[str, int]:
-    """The size of each axis on so many devices where none is to be chosen."""
-    sizes = {name: said(mesh, name) for name in AXES}
+    """Mesh shape on `devices` devices, where no axis size is to be chosen."""
+    sizes = {name: axis_size(mesh, name) for name in AXES}
     rest = devices // math.prod(sizes.values())
     return {name: rest if getattr(mesh, name) == "auto" else size for name, size in sizes.items()}
 
@@ -80,11 +80,11 @@ def problems(
     Heads and the MLP are computed in pieces, so `tensor` must divide them; other axes that it does
     not divide are kept whole.
     """
-    given = math.prod(said(mesh, name) for name in AXES)
-    if devices % given:
-        return _too_many(mesh, devices, given, sizes)
+    fixed = math.prod(axis_size(mesh, name) for name in AXES)
+    if devices % fixed:
+        return _too_many(mesh, devices, fixed, sizes)
     product = math.prod(split.values())
-    found = _tensor(split["tensor"], devices, sizes)
+    conflicts = _tensor(split["tensor"], devices, sizes)
     if product != devices:
         autos = []
         for name in AXES:
@@ -93,19 +93,19 @@ def problems(
                 autos.append(f"mesh.{name}=auto")
         what = f"is {_product(split, AXES)} = {product}, and there are {devices} devices"
         would = listing([*autos, f"device.count={product}"])
-        return [("mesh", f"{what}; {would} would do"), *found]
+        return [("mesh", f"{what}; {would} would do"), *conflicts]
     if rows is not None and rows % (ways := split["data"] * split["fsdp"]):
         near = [size for size in (rows // ways * ways, rows // ways * ways + ways) if size]
         what = f"gives the {rows} rows of a microbatch to {_product(split, ('data', 'fsdp'))}"
         would = " or ".join([f"{listing(near)} rows", *fewer(mesh, split, rows, devices, sizes)])
-        found.append(("mesh", f"{what} = {ways} devices; {would} would do"))
-    return [*found, *_slices(split, slices)]
+        conflicts.append(("mesh", f"{what} = {ways} devices; {would} would do"))
+    return [*conflicts, *_slices(split, slices)]
 
 
 def fewer(
     mesh: Mesh, split: Mapping[str, int], rows: int, devices: int, sizes: Mapping[str, int]
 ) -> list[str]:
-    """Meshes that would do instead, so that each group of devices has as many rows."""
+    """Meshes that would do instead, so that each group of devices has as many sequences."""
     groups = [
         size for size in divisors(devices) if rows % size == 0 and divides(devices // size, sizes)
     ]
@@ -118,7 +118,7 @@ def fewer(
 
 
 def divides(tensor: int, sizes: Mapping[str, int]) -> bool:
-    """True where tensor parallelism of so many ways divides a model of these sizes."""
+    """True where tensor parallelism of `tensor` ways divides a model of these sizes."""
     kv_heads = sizes.get("kv_heads", tensor)
     whole = all(sizes[name] % tensor == 0 for name in ("heads", "mlp") if name in sizes)
     # Fewer key and value heads than pieces are repeated, which must come out even.
@@ -136,9 +136,9 @@ def build(split: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh
 
 
 def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
-    """The devices in a grid of which neighbours are neighbours on the chip.
+    """Device array of a mesh, in which neighbours are neighbours on the interconnect.
 
-    Between slices goes `data`, which speaks least, or as much of `fsdp` as it takes.
+    Between slices goes `data`, which communicates least, or as much of `fsdp` as it takes.
     """
     sizes = tuple(split[name] for name in AXES)
     members = Counter(_slice(device) for device in devices)
@@ -198,13 +198,13 @@ def _order(box: np.ndarray, sizes: tuple[int, ...]) -> list[int] | None:
 
 
 def _array(devices: Sequence[Any]) -> np.ndarray:
-    found = np.empty(len(devices), object)
-    found[:] = devices
-    return found
+    array = np.empty(len(devices), object)
+    array[:] = devices
+    return array
 
 
-def _too_many(mesh: Mesh, devices: int, given: int, model: Mapping[str, int]) -> list[Problem]:
-    sizes = {name: said(mesh, name) for name in AXES if said(mesh, name) > 1}
+def _too_many(mesh: Mesh, devices: int, product: int, model: Mapping[str, int]) -> list[Problem]:
+    sizes = {name: axis_size(mesh, name) for name in AXES if axis_size(mesh, name) > 1}
     works = divisors(devices)
     if list(sizes) == ["tensor"]:
         works = [size for size in works if divides(size, model)]
@@ -213,19 +213,19 @@ def _too_many(mesh: Mesh, devices: int, given: int, model: Mapping[str, int]) ->
         fits = "there is 1 device: 1 would do"
     if len(sizes) == 1:
         (name,) = sizes
-        return [(f"mesh.{name}", f"is {given}; {fits}")]
-    torn = _tensor(said(mesh, "tensor"), devices, model)
-    return [("mesh", f"is {_product(sizes, sizes)} = {given}; {fits}"), *torn]
+        return [(f"mesh.{name}", f"is {product}; {fits}")]
+    torn = _tensor(axis_size(mesh, "tensor"), devices, model)
+    return [("mesh", f"is {_product(sizes, sizes)} = {product}; {fits}"), *torn]
 
 
 def _tensor(tensor: int, devices: int, sizes: Mapping[str, int]) -> list[Problem]:
     if divides(tensor, sizes):
         return []
-    named = [f"model.{name} ({sizes[name]})" for name in ("heads", "mlp") if name in sizes]
+    multiples = [f"model.{name} ({sizes[name]})" for name in ("heads", "mlp") if name in sizes]
     if "kv_heads" in sizes:
-        named.append(f"model.kv_heads ({sizes['kv_heads']}) or be a multiple of it")
+        multiples.append(f"model.kv_heads ({sizes['kv_heads']}) or be a multiple of it")
     works = listing(size for size in divisors(devices) if divides(size, sizes))
-    return [("mesh.tensor", f"is {tensor}; it must divide {listing(named, 'and')}: {works}")]
+    return [("mesh.tensor", f"is {tensor}; it must divide {listing(multiples, 'and')}: {works}")]
 
 
 def _slices(split: Mapping[str, int], slices: int) -> list[Problem]:
@@ -233,13 +233,8 @@ def _slices(split: Mapping[str, int], slices: int) -> list[Problem]:
     # What data leaves over of the slices, fsdp must take.
     if split["fsdp"] % (slices // math.gcd(split["data"], slices)) == 0:
         return []
-    what = f"is {_product(split, AXES)} on {slices} slices, which a network joins that is too slow"
-    return [
-        (
-            "mesh",
-            f"{what} for tensor: data × fsdp is {ways}, and must be a multiple of {slices}",
-        )
-    ]
+    what = f"is {_product(split, AXES)} on {slices} slices, whose network is too slow for tensor"
+    return [("mesh", f"{what}: data × fsdp is {ways}, and must be a multiple of {slices}")]
 
 
 def _product(sizes: Mapping[str, int], names: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""The number format a run computes in; weights and optimiser are float32 whatever it is."""
+"""Compute precision of a run; weights and optimiser are float32 whatever it is."""
 
 from typing import Literal
 
@@ -23,7 +23,7 @@ def problems(precision: Precision, kind: str) -> list[Problem]:
 
 
 def resolve(precision: Precision, kind: str, chip: Chip | None) -> str:
-    """The format to compute in: bfloat16 where the chip has it, else float16, else float32."""
+    """The dtype to compute in: bfloat16 where the chip has it, else float16, else float32."""
     for key, what in problems(precision, kind):
         raise UserError(f"{key} {what}")
     if precision.compute != "auto":
@@ -34,7 +34,7 @@ def resolve(precision: Precision, kind: str, chip: Chip | None) -> str:
     return "bfloat16" if chip is None or chip.has_bfloat16 else "float16"
 
 
-def products(compute: str, kind: str) -> str | None:
+def matmul_precision(compute: str, kind: str) -> str | None:
     """JAX's matmul precision; None: the device's default.
 
     Left to themselves a GPU rounds float32 to 19 bits before it multiplies, and a TPU to 16.
@@ -44,9 +44,9 @@ def products(compute: str, kind: str) -> str | None:
 
 def warnings(precision: Precision, kind: str, chip: Chip | None) -> list[str]:
     """Warnings of a choice that a user may regret."""
-    asked = precision.compute
-    is_fast = kind != "cpu" and (chip is None or chip.has_bfloat16 or asked in chip.peak)
-    if asked in ("auto", "float32") or is_fast:
+    dtype = precision.compute
+    is_fast = kind != "cpu" and (chip is None or chip.has_bfloat16 or dtype in chip.peak)
+    if dtype in ("auto", "float32") or is_fast:
         return []
     name = chip.name if chip else f"this {kind.upper()}"
-    return [f"precision.compute is {asked}, and {name} is usually slower in it than in float32"]
+    return [f"precision.compute is {dtype}, and {name} is usually slower in it than in float32"]

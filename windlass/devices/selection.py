@@ -24,12 +24,12 @@ class Device:
             raise ValueError(f"count is {self.count}; it must be 1 or more, or null for all")
 
 
-class Chosen(NamedTuple):
-    """The devices a run will use, and what there is to say about the choice."""
+class DeviceChoice(NamedTuple):
+    """The devices a run will use, with notes and warnings on the choice."""
 
     kind: str
     count: int
-    asked: str  # the kind that was asked for, in the words it was asked in
+    asked: str  # the kind requested, as the recipe spells it
     notes: list[str]
     warnings: list[str]
 
@@ -38,14 +38,16 @@ class Chosen(NamedTuple):
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
 
-def choose(asked: Device, present: Mapping[str, list[str]], environ: Mapping[str, str]) -> Chosen:
+def choose(
+    device: Device, present: Mapping[str, list[str]], environ: Mapping[str, str]
+) -> DeviceChoice:
     """The kind and number of devices to use, from the names of those present, by kind.
 
     `PJRT_DEVICE` and `TPU_NUM_DEVICES` count where the recipe leaves the choice open.
     """
     if not any(present.values()):
         raise UserError("no device is present: JAX finds no TPU, GPU or CPU")
-    kind, said = _kind(asked, environ)
+    kind, request = _kind(device, environ)
     best = next(one for one in KINDS if present.get(one))
     notes, warnings = [], []
     if kind == "auto":
@@ -54,63 +56,63 @@ def choose(asked: Device, present: Mapping[str, list[str]], environ: Mapping[str
         without = f"no {listing(better)} is present, " if better else ""
         notes.append(f"device auto: {without}using {_all(best, present)}")
     elif not present.get(kind):
-        if not asked.fallback:
+        if not device.fallback:
             works = listing(f"device={one}" for one in [*_kinds(present), "auto"])
             raise UserError(
-                f"{said}, and no {kind.upper()} is present, only {_inventory(present)}; "
+                f"{request}, and no {kind.upper()} is present, only {_inventory(present)}; "
                 f"{works} would run here, and device.fallback=true goes on with the best there is"
             )
         warnings.append(
-            f"{said}, and no {kind.upper()} is present: going on with {_all(best, present)}, "
+            f"{request}, and no {kind.upper()} is present: going on with {_all(best, present)}, "
             "because device.fallback is true"
         )
         kind = best
     have = len(present[kind])
-    count, source = _count(asked, kind, environ)
+    count, source = _count(device, kind, environ)
     if count is not None and count > have:
         wrong = f"{source} is {count}, with {_all(kind, present)} present"
-        if not asked.fallback:
+        if not device.fallback:
             would = "1" if have == 1 else f"1 to {have}"
             raise UserError(
                 f"{wrong}: {would} would do, or device.fallback=true to use what there is"
             )
         warnings.append(f"{wrong}: using {have}, because device.fallback is true")
-    return Chosen(kind, min(count or have, have), asked.kind, notes, warnings)
+    return DeviceChoice(kind, min(count or have, have), device.kind, notes, warnings)
 
 
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
-    found = {}
+    names = {}
     for kind in KINDS:
         try:
-            found[kind] = [device.device_kind for device in jax.devices(kind)]
+            names[kind] = [device.device_kind for device in jax.devices(kind)]
         except RuntimeError:  # how JAX says that there is no such platform
             continue
-    return found
+    return names
 
 
-def devices(chosen: Chosen) -> list:
+def devices(chosen: DeviceChoice) -> list:
     """The JAX devices that were chosen."""
     return jax.devices(chosen.kind)[: chosen.count]
 
 
-def _kind(asked: Device, environ: Mapping[str, str]) -> tuple[str, str]:
-    """The kind that is asked for, and by whom."""
-    named = environ.get("PJRT_DEVICE")
-    if asked.kind != "auto" or not named:
-        return asked.kind, f"device.kind is {asked.kind}"
-    if named.upper() not in _PJRT:
-        raise UserError(f'PJRT_DEVICE is "{named}"; it must be {listing(_PJRT)}')
-    return _PJRT[named.upper()], f"PJRT_DEVICE is {named}"
+def _kind(device: Device, environ: Mapping[str, str]) -> tuple[str, str]:
+    """The kind requested, and the key or variable that does."""
+    variable = environ.get("PJRT_DEVICE")
+    if device.kind != "auto" or not variable:
+        return device.kind, f"device.kind is {device.kind}"
+    if variable.upper() not in _PJRT:
+        raise UserError(f'PJRT_DEVICE is "{variable}"; it must be {listing(_PJRT)}')
+    return _PJRT[variable.upper()], f"PJRT_DEVICE is {variable}"
 
 
-def _count(asked: Device, kind: str, environ: Mapping[str, str]) -> tuple[int | None, str]:
-    named = environ.get("TPU_NUM_DEVICES")
-    if asked.count is not None or kind != "tpu" or not named:
-        return asked.count, "device.count"
-    if not named.isdecimal() or int(named) < 1:
-        raise UserError(f'TPU_NUM_DEVICES is "{named}"; it must be a whole number, 1 or more')
-    return int(named), "TPU_NUM_DEVICES"
+def _count(device: Device, kind: str, environ: Mapping[str, str]) -> tuple[int | None, str]:
+    variable = environ.get("TPU_NUM_DEVICES")
+    if device.count is not None or kind != "tpu" or not variable:
+        return device.count, "device.count"
+    if not variable.isdecimal() or int(variable) < 1:
+        raise UserError(f'TPU_NUM_DEVICES is "{variable}"; it must be a whole number, 1 or more')
+    return int(variable), "TPU_NUM_DEVICES"
 
 
 def _kinds(present: Mapping[str, list[str]]) -> list[str]:

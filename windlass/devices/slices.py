@@ -1,4 +1,4 @@
-"""TPU slices: what each is called, how large it is, and where it can be had."""
+"""TPU slices: names, topologies, and the zones that have them."""
 
 import difflib
 import math
@@ -11,13 +11,13 @@ from windlass.errors import UserError
 
 
 class Slice(NamedTuple):
-    """So many chips of one generation that are joined directly, with the hosts they hang on."""
+    """A TPU slice: chips of one generation on one interconnect, with their hosts."""
 
     name: str  # v5e-8
     generation: str  # v5e
-    topology: str  # how the chips stand: 2x4
+    topology: str  # sides of the grid of chips: 2x4
     hosts: int
-    device_kind: str  # what JAX calls its devices
+    device_kind: str  # JAX's name of its devices
     devices: int  # as JAX counts them: two a chip on v2, v3 and 7x
     accelerator_type: str | None  # Cloud TPU's name; None: it is rented through GKE alone
     runtime: str | None  # the version of Cloud TPU's system image
@@ -35,7 +35,7 @@ class Slice(NamedTuple):
 
     @property
     def rings(self) -> tuple[bool, ...]:
-        """Of each side whether its last chip is joined to its first."""
+        """Wraparound of each side: True where its last chip is linked to its first."""
         whole = _BY_GENERATION[self.generation].ring
         if len(self.sides) == 3:
             return (all(side % whole == 0 for side in self.sides),) * 3
@@ -82,9 +82,9 @@ def find(name: str) -> Slices:
     generation = {"v5litepod": "v5e", "v7x": "7x"}.get(generation, generation)
     if count is not None and int(count) < 1:
         raise UserError(f'"{name}" is no TPU slice; the number of slices is 1 or more')
-    found = _BY_NAME.get(f"{generation}-{size}")
-    if found is not None:
-        return Slices(found, int(count or 1))
+    match = _BY_NAME.get(f"{generation}-{size}")
+    if match is not None:
+        return Slices(match, int(count or 1))
     sizes = [one.name for one in _BY_NAME.values() if one.generation == generation]
     if not sizes:
         raise UserError(f'there is no TPU slice "{name}"; {_near(f"{generation}-{size}")}')
@@ -132,7 +132,7 @@ class _Generation(NamedTuple):
     zones: str
     ring: int = 16  # chips of a side that closes: a pod's in the plane, in space all of a cube's
     pod_zones: str | None = None  # of slices beyond one host, where they are others
-    alone: tuple[int, ...] = (4,)  # chips of the slices that are a single host
+    single_host: tuple[int, ...] = (4,)  # chips of the slices that are a single host
     prefix: str | None = None  # of Cloud TPU's accelerator types, where it is another
     on_cloud_tpu: bool = True
 
@@ -162,7 +162,7 @@ _GENERATIONS = (
         "v5e", _FLAT, 1, 1, "TPU v5 lite", "v2-alpha-tpuv5-lite",
         "ct5lp-hightpu-{}t", "tpu-v5-lite-podslice",
         zones="us-central1-a us-south1-a us-west1-c us-west4-a europe-west4-b",
-        alone=(1, 4, 8), prefix="v5litepod",
+        single_host=(1, 4, 8), prefix="v5litepod",
     ),
     _Generation(
         "v5p", f"{_CUBES} 16x16x24", 2, 1, "TPU v5", "v2-alpha-tpuv5",
@@ -173,11 +173,11 @@ _GENERATIONS = (
         "v6e", _FLAT, 1, 1, "TPU v6 lite", "v2-alpha-tpuv6e",
         "ct6e-standard-{}t", "tpu-v6e-slice",
         zones="us-central1-b us-east1-d us-east5-a us-east5-b europe-west4-a asia-northeast1-b",
-        alone=(1, 4, 8),
+        single_host=(1, 4, 8),
     ),
     _Generation(
         "7x", f"1x1x1 {_CUBES}", 2, 2, "TPU7x", None,
-        "tpu7x-standard-{}t", "tpu7x", zones="us-central1-c", ring=4, alone=(1, 4),
+        "tpu7x-standard-{}t", "tpu7x", zones="us-central1-c", ring=4, single_host=(1, 4),
         on_cloud_tpu=False,
     ),
 )  # fmt: skip
@@ -187,7 +187,7 @@ _BY_GENERATION = {one.name: one for one in _GENERATIONS}
 def _slices(of: _Generation) -> Iterator[Slice]:
     for topology in of.topologies.split():
         chips = math.prod(map(int, topology.split("x")))
-        hosts = 1 if chips in of.alone else chips // 4
+        hosts = 1 if chips in of.single_host else chips // 4
         size = chips * of.cores
         machine = None if of.name == "v3" and hosts > 1 else of.machine
         zones = of.zones if hosts == 1 else of.pod_zones or of.zones

@@ -1,1 +1,1 @@
-"""What a trained model does: its loss on text it has not seen, and the text it writes."""
+"""Evaluation of a trained model: loss on held-out text, generation, chat and public tasks."""

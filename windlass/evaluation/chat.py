@@ -18,9 +18,9 @@ ANSWER = "\ue000"  # no template writes this by itself
 
 
 class Conversation:
-    """What was said so far, all of which is sent again with each turn.
+    """Chat history, all of which is sent again with each turn.
 
-    Called with what the user says, it gives the answer, and remembers both.
+    Called with the user's message, it returns the answer, and remembers both.
     """
 
     def __init__(
@@ -36,7 +36,7 @@ class Conversation:
         self.system, self.turns = system, []
         self.thinking = _thinking(thinking)
         self.tokens = 0  # of the last answer
-        self.longest = longest  # tokens of a conversation that the model has learned to read
+        self.longest = longest  # context length of the model, in tokens
         self._before = 0  # tokens before the last answer
         self._generator, self._sampling, self._scope = generator, sampling, scope
 
@@ -45,14 +45,14 @@ class Conversation:
 
     @property
     def messages(self) -> Messages:
-        """The conversation as a row of data has it."""
+        """The conversation as an example of chat data has it."""
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.turns]
 
     def stream(self, text: str) -> Generator[str, None, None]:
         """The answer in pieces as they come. One that is not waited for is remembered so far."""
-        asked = {"role": "user", "content": text}
-        prompt = encoded(self._generator.vocabulary, [*self.messages, asked], self.thinking)
+        message = {"role": "user", "content": text}
+        prompt = encoded(self._generator.vocabulary, [*self.messages, message], self.thinking)
         pieces: list[str] = []
         self.tokens, self._before = 0, len(prompt)
         try:
@@ -62,20 +62,20 @@ class Conversation:
                     yield piece
         finally:
             if pieces:
-                self.turns += [asked, {"role": "assistant", "content": "".join(pieces)}]
+                self.turns += [message, {"role": "assistant", "content": "".join(pieces)}]
 
     def warning(self) -> str | None:
-        """That the last answer was beyond what the model has learned to read, where it was."""
+        """A warning where the last answer went beyond the model's context length."""
         length = self._before + self.tokens
         if self.longest is None or length <= self.longest:
             return None
         return (
-            f"this conversation has {length:,} tokens, and the model has learned to read "
-            f"{self.longest:,}; answers get worse from here, and /reset forgets what was said"
+            f"this conversation has {length:,} tokens, and the context length of the model is "
+            f"{self.longest:,}; answers get worse from here, and /reset clears the conversation"
         )
 
     def reset(self) -> None:
-        """Forget what was said; the system prompt stays."""
+        """Clear the history; the system prompt stays."""
         self.turns = []
 
     def _counted(self, prompt: np.ndarray) -> Iterator[int]:
@@ -85,29 +85,29 @@ class Conversation:
 
 
 def encoded(vocabulary: Vocabulary, messages: Messages, thinking: str = "none") -> np.ndarray:
-    """What the model reads before it answers."""
+    """The chat prompt as tokens, up to where the model answers."""
     assert vocabulary.chat is not None
     return vocabulary.read(chat_prompt(messages, vocabulary.chat, _thinking(thinking)))
 
 
 def ends(vocabulary: Vocabulary) -> frozenset[int]:
-    """The tokens that end a text, with the one that ends an assistant's turn.
+    """Stop tokens, with the one that ends an assistant's turn.
 
     A base model that was taught to chat may end documents with one and turns with another.
     """
     if vocabulary.chat is None:
         return vocabulary.stops
-    said = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
+    messages = [{"role": "user", "content": "?"}, {"role": "assistant", "content": ANSWER}]
     try:
-        after = vocabulary.chat.render(said).rpartition(ANSWER)[2]
+        after = vocabulary.chat.render(messages).rpartition(ANSWER)[2]
     except Unrendered:
         return vocabulary.stops
-    found = vocabulary.chat.tokens.search(after)
-    return vocabulary.stops | frozenset(map(int, vocabulary.read(found[0]) if found else ()))
+    match = vocabulary.chat.tokens.search(after)
+    return vocabulary.stops | frozenset(map(int, vocabulary.read(match[0]) if match else ()))
 
 
-def _thinking(asked: str) -> Thinking:
-    for known in get_args(Thinking):
-        if asked == known:
-            return known
-    raise UserError(f"thinking is {asked}; it must be {listing(get_args(Thinking))}")
+def _thinking(requested: str) -> Thinking:
+    for mode in get_args(Thinking):
+        if requested == mode:
+            return mode
+    raise UserError(f"thinking is {requested}; it must be {listing(get_args(Thinking))}")

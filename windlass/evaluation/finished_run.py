@@ -17,7 +17,7 @@ from windlass.data import vocabulary as vocabularies
 from windlass.data.vocabulary import Vocabulary
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
-from windlass.devices.selection import Chosen
+from windlass.devices.selection import DeviceChoice
 from windlass.objectives import Carry
 from windlass.program.built import Built
 from windlass.program.described import Described
@@ -28,7 +28,7 @@ from windlass.run import Run
 from windlass.run.batches import choice
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
-from windlass.run_folder.folder import Place
+from windlass.run_folder.folder import WeightsAt
 from windlass.starting import origin
 from windlass.starting.describe import describe
 from windlass.starting.hugging_face import START
@@ -36,7 +36,7 @@ from windlass.telemetry.compile_cache import keep
 
 
 class Loaded(NamedTuple):
-    """The arrays of a checkpoint that was found good."""
+    """The arrays of a checkpoint that was verified."""
 
     step: int
     weights: PyTree  # as they are trained: the last, or their average
@@ -49,7 +49,7 @@ class Loaded(NamedTuple):
 
     @property
     def arguments(self) -> tuple[PyTree, Frozen, Carry, Int[Array, ""]]:
-        """As an evaluation takes them."""
+        """Arguments of an evaluation program."""
         return self.weights, self.frozen, self.carry, jax.numpy.int32(self.step)
 
 
@@ -59,7 +59,7 @@ class FinishedRun:
     Nothing is read before `load` or `model`, which are to be called in the run's `scope`.
     """
 
-    def __init__(self, folder: Path, place: Place, described: Described):
+    def __init__(self, folder: Path, place: WeightsAt, described: Described):
         self.folder, self.place, self.built = folder, place, Built(described)
         self.run = self.built.run
 
@@ -72,17 +72,17 @@ class FinishedRun:
 
     @cached_property
     def step(self) -> int:
-        """The step that is meant, which a damaged checkpoint may turn out not to have."""
+        """The step requested, which a damaged checkpoint may turn out not to have."""
         return saved(self.folder, self.place.step)[-1]
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
-        """As the run resolved it."""
+        """The recipe as the run resolved it."""
         return folders.stored(self.folder)
 
     @cached_property
     def vocabulary(self) -> Vocabulary | None:
-        """What the tokens are of; None where the run was trained on blocks without one."""
+        """Vocabulary of the tokens; None where the run was trained on blocks without one."""
         own = self.folder / folders.TOKENIZER
         if self.run.data.has_blocks and not own.is_dir():
             return None
@@ -95,7 +95,7 @@ class FinishedRun:
 
     @property
     def has_hugging_face_form(self) -> bool:
-        """Whether other libraries compute what the model does, once its adapters are merged."""
+        """Presence of a Hugging Face equivalent, once adapters are merged."""
         return bool(self.names) and self.run.residual.is_plain
 
     @property
@@ -104,7 +104,7 @@ class FinishedRun:
 
     @property
     def start(self) -> dict[str, Any]:
-        """What the run started from; empty where that is nothing.
+        """Starting point of the run, a section; empty where it began from random weights.
 
         Of a run that goes on with the adapter of another, that is the model of both.
         """
@@ -118,13 +118,13 @@ class FinishedRun:
 
     @property
     def dtype(self) -> str:
-        """That of the files the run started from; float32 where it began from nothing."""
+        """Dtype of the files the run started from; float32 where it began from nothing."""
         about = self.came_with("config.json") or {}
         return about.get("dtype") or about.get("torch_dtype") or "float32"
 
     @property
     def context_length(self) -> int:
-        """Tokens that the model reads at once: as many as it came with, or was trained on."""
+        """Context length: that of the published model, or else of the training sequences."""
         about = self.came_with("config.json") or {}
         return about.get("max_position_embeddings") or self.run.data.length
 
@@ -143,12 +143,12 @@ class FinishedRun:
         """
         weights, rest = self.built.parted(self.built.abstract)
         part, own = self.place.part, self.built.identity
-        agreed = own | (identity or {})
-        restored = load(self.folder, {part: weights}, agreed, say=say, step=self.place.step)
+        expected = own | (identity or {})
+        restored = load(self.folder, {part: weights}, expected, say=say, step=self.place.step)
         if frozen and jax.tree.leaves(rest):
-            kept = {"model": rest}
-            kept = load_frozen(self.folder, kept, own, part=True, as_stored=as_stored)
-            rest = kept["model"]
+            stored = {"model": rest}
+            stored = load_frozen(self.folder, stored, own, part=True, as_stored=as_stored)
+            rest = stored["model"]
         carry = load_carry(self.programs, self.folder, restored.step, own, say)
         return Loaded(restored.step, restored.state[part], Frozen(rest, {}), carry)
 
@@ -188,6 +188,6 @@ def open_on_cpu(run: str | Path | None, *, weights: str, step: int | None) -> Fi
     recipe = dataclasses.replace(
         layers.read(Run, None), mesh=Mesh(), precision=Precision(compute="float32")
     )
-    here = Chosen("cpu", 1, "cpu", [], [])
+    here = DeviceChoice("cpu", 1, "cpu", [], [])
     devices, alone = jax.devices("cpu")[:1], choice(recipe, 1)
     return FinishedRun(folder, place, Described(layers, recipe, here, devices, alone, [], keep()))

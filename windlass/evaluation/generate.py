@@ -50,16 +50,16 @@ class Generator:
         return list(self.each(every, sampling, max(1, len(every))))
 
     def each(self, prompts: Sequence[Prompt], sampling: Sampling, batch: int) -> Iterator[str]:
-        """The text that follows each prompt, in order, of so many at a time.
+        """The text that follows each prompt, in order, `batch` prompts at a time.
 
         The text of prompt i depends on it, the seed and i, and not on the others.
         """
         starts = self.encoded(prompts)
         for first in range(0, len(starts), batch):
-            some = starts[first : first + batch]
+            prompt_tokens = starts[first : first + batch]
             # A last batch that is not full is filled up: it needs no program of its own.
-            blank = [np.array([self.vocabulary.eos])] * (batch - len(some) if first else 0)
-            yield from self._batch(some, blank, sampling, first)
+            blank = [np.array([self.vocabulary.eos])] * (batch - len(prompt_tokens) if first else 0)
+            yield from self._batch(prompt_tokens, blank, sampling, first)
 
     def stream(self, prompt: Prompt, sampling: Sampling) -> Iterator[str]:
         """The text that follows a prompt, in pieces that can be printed as they come."""
@@ -68,33 +68,33 @@ class Generator:
 
     def tokens(self, start: np.ndarray, sampling: Sampling) -> Iterator[int]:
         """The tokens that follow those of a prompt, up to the end of the text."""
-        drawn = (int(column[0]) for column in self._columns([start], sampling))
-        return takewhile(lambda token: token not in self.ends, drawn)
+        sampled = (int(column[0]) for column in self._columns([start], sampling))
+        return takewhile(lambda token: token not in self.ends, sampled)
 
     def text(self, start: np.ndarray, tokens: Iterable[int], sampling: Sampling) -> Iterator[str]:
         """The text of tokens that follow a prompt, in pieces that can be printed as they come."""
         return until(self._text(start, tokens), sampling.stop)
 
     def encoded(self, prompts: Sequence[Prompt]) -> list[np.ndarray]:
-        """The tokens that the model reads of each prompt."""
+        """The prompts as tokens, those that are text encoded."""
         texts = [prompt for prompt in prompts if isinstance(prompt, str)]
-        known = iter(self._encode(texts))
-        return [next(known) if isinstance(prompt, str) else prompt for prompt in prompts]
+        encoded = iter(self._encode(texts))
+        return [next(encoded) if isinstance(prompt, str) else prompt for prompt in prompts]
 
     def _batch(
         self, starts: list[np.ndarray], blank: list[np.ndarray], sampling: Sampling, first: int
     ) -> Iterator[str]:
         written: list[list[int]] = [[] for _ in starts]
-        writing = set(range(len(starts)))
+        active = set(range(len(starts)))
         for column in self._columns([*starts, *blank], sampling, first):
-            for row in list(writing):
+            for row in list(active):
                 if column[row] in self.ends:
-                    writing.remove(row)
+                    active.remove(row)
                     continue
                 written[row].append(int(column[row]))
                 if sampling.stop and _holds(self.vocabulary.decode(written[row]), sampling.stop):
-                    writing.remove(row)
-            if not writing:
+                    active.remove(row)
+            if not active:
                 break
         for start, tokens in zip(starts, written, strict=True):
             yield "".join(self.text(start, tokens, sampling))
@@ -104,7 +104,7 @@ class Generator:
         encoded = vocabulary.encode_batch(list(prompts))
         if vocabulary.bos is not None:
             return [np.concatenate([[vocabulary.bos], tokens]) for tokens in encoded]
-        # A model has to be told something: the end of a document is the nearest to a beginning.
+        # A prefill needs a token: the end of a document is the nearest to a beginning.
         return [tokens if len(tokens) else np.array([vocabulary.eos]) for tokens in encoded]
 
     def _text(self, start: np.ndarray, tokens: Iterable[int]) -> Iterator[str]:
@@ -123,7 +123,7 @@ class Generator:
     def _columns(
         self, starts: list[np.ndarray], sampling: Sampling, first: int = 0
     ) -> Iterator[np.ndarray]:
-        """The next token of every row, over and over, whatever it is."""
+        """Prefill, then decode: the next token of every row, over and over, whatever it is."""
         if not starts:
             return
         batch = _left_padded(starts, bucket(max(len(tokens) for tokens in starts)))
@@ -173,26 +173,26 @@ def bucket(tokens: int) -> int:
 
 
 def until(pieces: Iterable[str], stop: Sequence[str]) -> Iterator[str]:
-    """A text as it comes, up to the first of some strings.
+    """A text as it comes, up to the first stop sequence.
 
-    What may turn out to be the beginning of one is held back until it is known.
+    What may turn out to be the beginning of a stop sequence is held back until it is known.
     """
-    held = ""
+    pending = ""
     for piece in pieces:
-        held += piece
-        if found := [at for at in map(held.find, stop) if at >= 0]:
-            held = held[: min(found)]
+        pending += piece
+        if matches := [at for at in map(pending.find, stop) if at >= 0]:
+            pending = pending[: min(matches)]
             break
-        safe = len(held) - max((_overlap(held, end) for end in stop), default=0)
+        safe = len(pending) - max((_overlap(pending, end) for end in stop), default=0)
         if safe:
-            yield held[:safe]
-        held = held[safe:]
-    if held:
-        yield held
+            yield pending[:safe]
+        pending = pending[safe:]
+    if pending:
+        yield pending
 
 
 def _overlap(text: str, end: str) -> int:
-    """How many characters at the end of a text may be the beginning of `end`."""
+    """Number of characters at the end of a text that may be the beginning of `end`."""
     return next(n for n in range(len(end) - 1, -1, -1) if text.endswith(end[:n]))
 
 
@@ -201,7 +201,7 @@ def _holds(text: str, stop: Sequence[str]) -> bool:
 
 
 def _left_padded(starts: list[np.ndarray], length: int) -> dict[str, np.ndarray]:
-    """Rows that end together; padding is of document -1."""
+    """Left-padded rows, which end together; padding is of document -1."""
     shape = (len(starts), length)
     tokens, position = np.zeros(shape, np.int32), np.zeros(shape, np.int32)
     document = np.full(shape, -1, np.int32)

@@ -1,4 +1,4 @@
-"""Public tasks, by lm-evaluation-harness: it asks, and a model of ours answers."""
+"""Public tasks, by lm-evaluation-harness: an adapter from its model interface to ours."""
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from windlass.evaluation.generate import Generator
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.sampling import Sampling
 
-TOKENS = 256  # that are written where a task does not say how many
+TOKENS = 256  # max new tokens, where a task does not say how many
 
 
 def measure(
@@ -25,7 +25,7 @@ def measure(
     shots: int | None = None,
     folder: str | Path | None = None,
 ) -> dict[str, dict[str, float]]:
-    """What each task, and each group of tasks, measures; a `folder` has tasks of one's own."""
+    """Metrics of each task, and of each group of tasks; a `folder` has tasks of one's own."""
     harness = _library()
     from lm_eval.tasks import TaskManager
 
@@ -35,11 +35,11 @@ def measure(
     if unknown := [name for name in tasks if not manager.match_tasks([name])]:
         meant = closest(unknown[0], manager.all_tasks)
         hint = f"did you mean {meant}? " if meant else ""
-        there = "`lm_eval ls tasks` lists them" if place is None else f"{place} has its tasks"
-        raise UserError(f"no task is named {unknown[0]}; {hint}{there}")
+        available = "`lm_eval ls tasks` lists them" if place is None else f"{place} has its tasks"
+        raise UserError(f"no task is named {unknown[0]}; {hint}{available}")
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     try:
-        found = harness.simple_evaluate(
+        results = harness.simple_evaluate(
             model=_adapter(scorer, generator),
             tasks=list(tasks),
             num_fewshot=shots,
@@ -54,9 +54,9 @@ def measure(
             f"({wrong}); where there is a connection the same command keeps it in the cache of the "
             "datasets library, which can be copied here"
         ) from None
-    assert found is not None  # only for processes beside the first
-    every = found["results"] | found.get("groups", {})
-    return {name: dict(_numbers(values)) for name, values in every.items()}
+    assert results is not None  # only for processes beside the first
+    tables = results["results"] | results.get("groups", {})
+    return {name: dict(_numbers(values)) for name, values in tables.items()}
 
 
 def _numbers(values: dict[str, Any]) -> Iterator[tuple[str, float]]:
@@ -71,14 +71,14 @@ def _library() -> Any:
         from lm_eval import evaluator
     except ImportError:
         raise UserError(
-            "tasks are asked by lm-evaluation-harness, which is not here: "
+            "tasks need lm-evaluation-harness, which is not installed: "
             "pip install 'windlass[harness]'"
         ) from None
     return evaluator
 
 
 def _adapter(scorer: Scorer, generator: Generator) -> Any:
-    """The model as the harness knows models."""
+    """The model as an `LM` of the harness."""
     from lm_eval import utils
     from lm_eval.api.model import TemplateLM
     from lm_eval.models.utils import normalize_gen_kwargs
@@ -101,8 +101,8 @@ def _adapter(scorer: Scorer, generator: Generator) -> Any:
             return text if add_special_tokens is False else [*begin, *text]
 
         def _loglikelihood_tokens(self, requests, **_) -> list[tuple[float, bool]]:
-            found = scorer([(context, answer) for _, context, answer in requests])
-            return [(one.total, one.is_greedy) for one in found]
+            scores = scorer([(context, answer) for _, context, answer in requests])
+            return [(one.total, one.is_greedy) for one in scores]
 
         def loglikelihood_rolling(self, requests, disable_tqdm=False) -> list[float]:
             windows, owners = [], []
@@ -114,16 +114,16 @@ def _adapter(scorer: Scorer, generator: Generator) -> Any:
                 windows += [utils.make_disjoint_window(window) for window in rolled]
                 owners += [number] * (len(windows) - len(owners))
             totals = [0.0] * len(requests)
-            for owner, found in zip(owners, scorer(windows), strict=True):
-                totals[owner] += found.total
+            for owner, score in zip(owners, scorer(windows), strict=True):
+                totals[owner] += score.total
             return totals
 
         def generate_until(self, requests, disable_tqdm=False) -> list[str]:
             written: dict[int, str] = {}
-            asked = [normalize_gen_kwargs(request.args[1], TOKENS) for request in requests]
-            for how in (kinds := {str(one): one for one in asked}):
-                some = [i for i, one in enumerate(asked) if str(one) == how]
-                sampling = _sampling(kinds[how])
+            settings = [normalize_gen_kwargs(request.args[1], TOKENS) for request in requests]
+            for kind in (kinds := {str(one): one for one in settings}):
+                some = [i for i, one in enumerate(settings) if str(one) == kind]
+                sampling = _sampling(kinds[kind])
                 room = max(1, scorer.longest - sampling.tokens)
                 prompts = [self.tok_encode(requests[i].args[0])[-room:] for i in some]
                 starts = [np.array(tokens or [self.prefix_token_id]) for tokens in prompts]
@@ -133,11 +133,11 @@ def _adapter(scorer: Scorer, generator: Generator) -> Any:
     return Adapter()
 
 
-def _sampling(asked: Mapping[str, Any]) -> Sampling:
+def _sampling(settings: Mapping[str, Any]) -> Sampling:
     return Sampling(
-        temperature=float(asked["temperature"]) if asked["do_sample"] else 0.0,
-        top_k=asked.get("top_k"),
-        top_p=asked.get("top_p"),
-        tokens=int(asked["max_gen_toks"]),
-        stop=tuple(end for end in asked["until"] if end),
+        temperature=float(settings["temperature"]) if settings["do_sample"] else 0.0,
+        top_k=settings.get("top_k"),
+        top_p=settings.get("top_p"),
+        tokens=int(settings["max_gen_toks"]),
+        stop=tuple(end for end in settings["until"] if end),
     )

@@ -1,4 +1,4 @@
-"""How likely a model finds given tokens: for tasks that choose among answers."""
+"""Log-likelihood of given tokens under a model, for tasks that choose among answers."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -14,11 +14,11 @@ from windlass.evaluation.generate import bucket
 from windlass.models import Model
 from windlass.telemetry.compiles import Program
 
-TILE = 128  # positions of a batch whose logits are there at the same time
+TILE = 128  # positions of a batch whose logits are live at the same time
 
 
 class Likelihood(NamedTuple):
-    """Of a continuation: its log-probability, and whether each of its tokens is the likeliest."""
+    """Log-probability of a continuation; greedy where each of its tokens is the likeliest."""
 
     total: float
     is_greedy: bool
@@ -34,17 +34,17 @@ class Scorer:
     def __init__(self, model: Model, *, longest: int, batch: int = 8):
         self.longest, self.batch = longest, batch
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
-        self._read = Program(self._likely, "scorer")
+        self._read = Program(self._log_likelihood, "scorer")
 
     def __call__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
-        """Of each context and continuation, in tokens; what is too long loses its beginning."""
-        found: dict[int, Likelihood] = {}
+        """Log-likelihood of each continuation; a context that is too long loses its beginning."""
+        scores: dict[int, Likelihood] = {}
         # Long ones first: rows of a batch then have about the same length.
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
         for first in range(0, len(order), self.batch):
             some = order[first : first + self.batch]
-            found |= zip(some, self._scored([pairs[i] for i in some]), strict=True)
-        return [found[i] for i in range(len(pairs))]
+            scores |= zip(some, self._scored([pairs[i] for i in some]), strict=True)
+        return [scores[i] for i in range(len(pairs))]
 
     def _scored(self, pairs: list[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
         whole = [[*context, *answer][-self.longest - 1 :] for context, answer in pairs]
@@ -56,17 +56,17 @@ class Scorer:
             columns["tokens"][here], columns["targets"][here] = tokens[:-1], tokens[1:]
             columns["position"][here], document[here] = np.arange(len(tokens) - 1), 0
         targets = columns.pop("targets")
-        found = self._read(self._weights, columns | {"document": document}, targets)
-        likely, is_greedy = (np.asarray(column) for column in found)
+        outputs = self._read(self._weights, columns | {"document": document}, targets)
+        log_probability, is_greedy = (np.asarray(column) for column in outputs)
         scores = []
         for row, (tokens, (_, answer)) in enumerate(zip(whole, pairs, strict=True)):
             end = len(tokens) - 1
             here = (row, slice(max(0, end - len(answer)), end))
-            total = float(likely[here].astype(np.float64).sum())
+            total = float(log_probability[here].astype(np.float64).sum())
             scores.append(Likelihood(total, bool(is_greedy[here].all())))
         return scores
 
-    def _likely(self, weights, batch: dict[str, Array], targets: Int[Array, "batch seq"]):
+    def _log_likelihood(self, weights, batch: dict[str, Array], targets: Int[Array, "batch seq"]):
         model = eqx.combine(weights, self._rest)
         batch = {name: shard(column, "batch seq") for name, column in batch.items()}
         targets = shard(targets, "batch seq")
@@ -76,7 +76,7 @@ class Scorer:
             tile = slice(first, first + TILE)
             logits = model.head.logits(hidden[:, tile])
             here = jnp.arange(logits.shape[-1]) == targets[:, tile, None]
-            own = jnp.sum(jnp.where(here, logits, 0), axis=-1)
-            likely = own - jax.nn.logsumexp(logits, axis=-1)
-            parts.append((likely, own >= jnp.max(logits, axis=-1)))
+            target_logit = jnp.sum(jnp.where(here, logits, 0), axis=-1)
+            log_probability = target_logit - jax.nn.logsumexp(logits, axis=-1)
+            parts.append((log_probability, target_logit >= jnp.max(logits, axis=-1)))
         return jax.tree.map(lambda *tiles: jnp.concatenate(tiles, axis=1), *parts)

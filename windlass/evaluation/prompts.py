@@ -11,7 +11,7 @@ JSON = (".jsonl", ".ndjson")
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:
-    """The rows of a file, each with a `prompt`, or with the `messages` of a chat.
+    """The examples of a file, each with a `prompt`, or with the `messages` of a chat.
 
     A file that does not end in .jsonl is plain text; its empty lines are no prompts.
     """

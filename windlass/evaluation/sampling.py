@@ -74,10 +74,10 @@ class Settings(NamedTuple):
 
 def adjust(
     logits: Float[Array, "batch vocab"],
-    seen: Bool[Array, "batch vocab"] | None,  # what the penalty is for; None: for nothing
+    seen: Bool[Array, "batch vocab"] | None,  # tokens that are penalised; None: none
     settings: Settings,
 ) -> Float[Array, "batch vocab"]:
-    """The logits to choose by, in float32; minus infinity for what is not to be chosen."""
+    """The logits to sample from, in float32; minus infinity for tokens that are excluded."""
     s = settings
     if seen is not None:
         fewer = jnp.where(logits > 0, logits / s.repetition_penalty, logits * s.repetition_penalty)
@@ -105,7 +105,7 @@ def adjust(
 def draw(
     logits: Float[Array, "batch vocab"], index: Int[Array, ""], settings: Settings
 ) -> Int[Array, " batch"]:
-    """A token for each row, by chance that depends on the seed, the row and the token's index."""
+    """Categorical sample of a token for each row; its key is of the seed, row and token index."""
     if settings.temperature is None:
         return jnp.argmax(logits, axis=-1).astype(jnp.int32)
 

@@ -1,4 +1,4 @@
-"""What two losses say together: whether a model does on new rows what it does on those it knows."""
+"""Generalisation gap: the loss on new rows against that on rows the model knows."""
 
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
@@ -7,13 +7,13 @@ CLOSE, FAR = 0.1, 0.2  # nats: nearer than this a model generalises, further it 
 LAST = 0.1  # the share of all steps whose training loss is taken for that of the end
 
 
-def verdict(found: float, known: float, *, names: tuple[str, str]) -> str:
+def verdict(loss: float, baseline: float, *, names: tuple[str, str]) -> str:
     """A line on a loss and the one it should be as low as, with the limits it is judged by.
 
     `names` say what both are of, as in `test` and `validation`.
     """
     new, old = names
-    gap = found - known
+    gap = loss - baseline
     apart = f"the {new} loss is {abs(gap):.4f} {'above' if gap > 0 else 'below'} that of {old}"
     if abs(gap) < CLOSE:
         return f"generalises: {apart}, less than {CLOSE}"
@@ -27,7 +27,7 @@ def verdict(found: float, known: float, *, names: tuple[str, str]) -> str:
     return f"undecided: {apart}, more than {CLOSE}; its rows seem to be easier"
 
 
-class Trained(NamedTuple):
+class TrainingLoss(NamedTuple):
     """The loss at the end of training, and over how many steps."""
 
     loss: float
@@ -36,15 +36,15 @@ class Trained(NamedTuple):
 
 def training_loss(
     records: Iterable[Mapping[str, Any]], steps: int, per_epoch: int
-) -> Trained | None:
-    """The mean of what was told of the last steps; None where it was told once, which is chance.
+) -> TrainingLoss | None:
+    """Mean of the last reported losses; None where there is but one, which is chance.
 
-    These are a tenth of all, and no more than an epoch: a loss of long ago is of another model.
+    The last tenth of all steps, and no more than an epoch: an older loss is of another model.
     """
     last = max(1, min(per_epoch, round(LAST * steps)))
-    told = [
+    losses = [
         record.get("cross_entropy", record["loss"])
         for record in records
         if record["step"] > steps - last and isinstance(record.get("loss"), int | float)
     ]
-    return Trained(sum(told) / len(told), last) if len(told) > 1 else None
+    return TrainingLoss(sum(losses) / len(losses), last) if len(losses) > 1 else None

@@ -7,12 +7,12 @@ from typing import Any, ClassVar, Literal
 
 from windlass.config import listing, section
 from windlass.errors import UserError
-from windlass.formats import Contract, Longer, Rendered, Span
+from windlass.formats import BaseFormat, Longer, Rendered, Span
 from windlass.hub.assistant_spans import BEFORE_WORDS, Chat, read, shape
 from windlass.hub.chat_template import EMPTY_THOUGHT, Template, Unrendered
 from windlass.hub.markers import REASONING
 
-# What roles are called in data sets, beside what templates call them.
+# Roles of templates, by their names in data sets.
 ROLES = {
     **{name: name for name in ("system", "user", "assistant", "tool", "developer")},
     **dict.fromkeys(("human", "prompter"), "user"),
@@ -20,26 +20,26 @@ ROLES = {
     **dict.fromkeys(("observation", "function", "function_response", "ipython"), "tool"),
 }
 EXTRA = ("tools", "documents")  # columns that templates know
-VARIABLES = "chat_template_kwargs"  # the column of what else a row's template is to know
-OURS = ("messages", "template", "prompt", "now")  # what it is given in other ways
+VARIABLES = "chat_template_kwargs"  # the column of more template variables
+OURS = ("messages", "template", "prompt", "now")  # variables that it has in other ways
 
 
 @section
-class Format(Contract):
+class Format(BaseFormat):
     """Messages as a chat template writes them; the assistant's words and stops are trained on.
 
-    Columns that are not named are recognised by the first row.
+    Columns that are not named are recognised by the first example.
     """
 
     longer: ClassVar[Longer] = "drop"
     speaks: ClassVar[bool] = True
 
     template: str | None = None  # chatml, or a file with a Jinja template; null: the tokenizer's
-    # of a reasoning model: off puts an empty thought before each last answer, on the row's own
-    # reasoning, both makes two documents of a row; none leaves thoughts to row and template
+    # of a reasoning model: off puts an empty thought before each last answer, on its own
+    # reasoning, both makes two documents of an example; none leaves thoughts to it and the template
     thinking: Literal["none", "off", "on", "both"] = "none"
     turns: Literal["all", "last"] = "all"  # of the assistant: which of them are trained on
-    system: str | None = None  # text to begin with in rows that have no such message
+    system: str | None = None  # system prompt of examples that have none
     messages: str | None = None  # the column of a list of messages
     role: str = "role"  # in a message: who speaks
     content: str = "content"  # in a message: what is said
@@ -52,27 +52,28 @@ class Format(Contract):
         if self.messages is not None and self.prompt is not None:
             raise ValueError("messages is given, and prompt too; leave one of them out")
         if (self.prompt is None) != (self.completion is None):
-            missing, given = ("prompt", "completion")[:: 1 if self.prompt is None else -1]
-            raise ValueError(f"{missing} is missing; {given} needs it")
+            missing, present = ("prompt", "completion")[:: 1 if self.prompt is None else -1]
+            raise ValueError(f"{missing} is missing; {present} needs it")
 
     def settled(self, row: dict[str, Any], where: str) -> tuple["Format", str | None]:
-        """The format with the columns that rows have."""
+        """Format with the columns that examples have."""
         if self.messages is not None:
             return self._named(row), None
         if self.prompt is not None:
             return self, None
         if "messages" in row:
-            return replace(self, messages="messages")._named(row), "rows look like chats: messages"
+            note = "examples look like chats: messages"
+            return replace(self, messages="messages")._named(row), note
         if "conversations" in row:
-            said = "rows look like ShareGPT: conversations"
-            return replace(self, messages="conversations")._named(row), said
+            note = "examples look like ShareGPT: conversations"
+            return replace(self, messages="conversations")._named(row), note
         if {"prompt", "completion"} <= set(row):
-            said = "rows look like questions and answers: prompt, completion"
-            return replace(self, prompt="prompt", completion="completion"), said
+            note = "examples look like questions and answers: prompt, completion"
+            return replace(self, prompt="prompt", completion="completion"), note
         if {"instruction", "output"} <= set(row):
             has = [name for name in ("instruction", "input", "output") if name in row]
             columns = replace(self, prompt="instruction", input="input", completion="output")
-            return columns, f"rows look like Alpaca: {', '.join(has)}"
+            return columns, f"examples look like Alpaca: {', '.join(has)}"
         raise UserError(
             f"{where} has the columns {listing(row, 'and')}, and a chat has messages, "
             "conversations, prompt and completion, or instruction and output; "
@@ -80,7 +81,7 @@ class Format(Contract):
         )
 
     def _named(self, row: dict[str, Any]) -> "Format":
-        """With the keys of messages as ShareGPT has them, where these do."""
+        """Format with the keys of messages as ShareGPT has them, where these do."""
         listed = _listed(row.get(self.messages or ""))
         first = listed[0] if listed and isinstance(listed[0], dict) else {}
         is_other = self.role not in first and {"from", "value"} <= set(first)
@@ -118,13 +119,13 @@ class Format(Contract):
         return tuple(Span(turn.start, turn.stop) for turn in chosen)
 
     def conversation(self, row: dict[str, Any], where: str) -> list[dict[str, Any]]:
-        """The messages of a row as templates know them, up to the last of the assistant's."""
+        """Messages of an example as templates know them, up to the last of the assistant's."""
         if self.messages is not None:
             messages = self._listed(row, self.messages, where)
         else:
             assert self.prompt is not None and self.completion is not None
-            messages = self._said(row, self.prompt, "user", where)
-            messages += self._said(row, self.completion, "assistant", where)
+            messages = self._turn(row, self.prompt, "user", where)
+            messages += self._turn(row, self.completion, "assistant", where)
         system = row.get("system") or self.system
         if isinstance(system, str) and messages[0]["role"] not in ("system", "developer"):
             messages.insert(0, {"role": "system", "content": system})
@@ -134,7 +135,7 @@ class Format(Contract):
             raise UserError(f"{where} has no turn of the assistant, whose words are trained on")
         return messages
 
-    def _said(self, row: dict[str, Any], column: str, role: str, where: str) -> list[dict]:
+    def _turn(self, row: dict[str, Any], column: str, role: str, where: str) -> list[dict]:
         value = _column(row, column, where)
         if not isinstance(value, str):
             return self._listed(row, column, where)
@@ -143,14 +144,14 @@ class Format(Contract):
         return [{"role": role, "content": text}]
 
     def _listed(self, row: dict[str, Any], column: str, where: str) -> list[dict[str, Any]]:
-        found = _listed(_column(row, column, where))
-        if not isinstance(found, list) or not found or not all(isinstance(x, dict) for x in found):
+        turns = _listed(_column(row, column, where))
+        if not isinstance(turns, list) or not turns or not all(isinstance(x, dict) for x in turns):
             raise UserError(f"{where} has no list of messages in column {column}")
-        return [self._message(one, f"message {n + 1} of {where}") for n, one in enumerate(found)]
+        return [self._message(one, f"message {n + 1} of {where}") for n, one in enumerate(turns)]
 
-    def _message(self, given: dict[str, Any], where: str) -> dict[str, Any]:
+    def _message(self, raw: dict[str, Any], where: str) -> dict[str, Any]:
         # Tables give every message the columns of all, with nothing in them.
-        message = {name: value for name, value in given.items() if value is not None}
+        message = {name: value for name, value in raw.items() if value is not None}
         for key in (self.role, self.content):
             if key not in message and not (key == self.content and message.get("tool_calls")):
                 raise UserError(
@@ -173,17 +174,17 @@ class Format(Contract):
         return message
 
     def _thoughts(self, row: dict[str, Any], messages: list[dict[str, Any]]) -> dict[int, str]:
-        """The reasoning in front of each answer that follows the last question."""
-        found = {}
+        """Reasoning in front of each answer that follows the last question."""
+        thoughts = {}
         for number in _last(messages):
-            inside, _ = _parted(messages[number]["content"])
+            inside, _ = _split_thought(messages[number]["content"])
             own = [messages[number].get(name) for name in REASONING]
             if number == len(messages) - 1:
                 own += [row.get(name) for name in (self.reasoning, *REASONING) if name]
             own = [text.strip() for text in [inside, *own] if isinstance(text, str)]
             if any(own):
-                found[number] = next(text for text in own if text)
-        return found
+                thoughts[number] = next(text for text in own if text)
+        return thoughts
 
 
 def _chat(
@@ -200,7 +201,7 @@ def _chat(
     bare = [_bare(one) if number in last else one for number, one in enumerate(messages)]
     chat = read(template, bare, **{"enable_thinking": way == "on"} | variables)
     opens = shape(template).opening.rstrip().endswith("<think>")
-    text, found, moved = chat.text, [], 0
+    text, turns, moved = chat.text, [], 0
     for turn in chat.turns:
         turn = turn._replace(start=turn.start + moved, words=turn.words + moved)
         turn = turn._replace(stop=turn.stop + moved)
@@ -217,51 +218,51 @@ def _chat(
                 start=words if thought is None else start, words=words, stop=turn.stop + longer
             )
             moved += longer
-        found.append(turn)
-    return Chat(text, tuple(found))
+        turns.append(turn)
+    return Chat(text, tuple(turns))
 
 
 def _last(messages: list[dict[str, Any]]) -> list[int]:
-    """The turns of the assistant behind the last question: only these keep their thoughts."""
-    asked = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
-    return [n for n, one in enumerate(messages) if n > asked and one["role"] == "assistant"]
+    """Turns of the assistant behind the last question: only these keep their thoughts."""
+    question = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    return [n for n, one in enumerate(messages) if n > question and one["role"] == "assistant"]
 
 
 def _bare(message: dict[str, Any]) -> dict[str, Any]:
-    kept = {name: value for name, value in message.items() if name not in REASONING}
-    return kept | {"content": _parted(message["content"])[1]}
+    others = {name: value for name, value in message.items() if name not in REASONING}
+    return others | {"content": _split_thought(message["content"])[1]}
 
 
-def _parted(content: str) -> tuple[str, str]:
-    """The thought that a content begins with, and the rest."""
+def _split_thought(content: str) -> tuple[str, str]:
+    """Split of a content into the thought that it begins with, and the rest."""
     thought, end, rest = content.partition("</think>")
     return (thought.replace("<think>", "", 1), rest.lstrip()) if end else ("", content)
 
 
 def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str]:
     for message in messages:
-        if found := template.tokens.search(message["content"]):
-            yield found.group()
+        if match := template.tokens.search(message["content"]):
+            yield match.group()
 
 
 def _variables(row: dict[str, Any], where: str) -> dict[str, Any]:
-    """The template variables of an example beside its messages."""
-    found = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
-    if "tools" in found:
-        _objects(found["tools"], "tools", where)
+    """Template variables of an example beside its messages."""
+    variables = {name: _listed(row[name]) for name in EXTRA if row.get(name)}
+    if "tools" in variables:
+        _objects(variables["tools"], "tools", where)
     more = row.get(VARIABLES)
     if not isinstance(more, dict):
-        return found
+        return variables
     if wrong := [name for name in OURS if name in more]:
-        raise UserError(f"{where} has {wrong[0]} in {VARIABLES}, which no row can set")
-    return found | more
+        raise UserError(f"{where} has {wrong[0]} in {VARIABLES}, which no example can set")
+    return variables | more
 
 
 def _objects(value: Any, name: str, where: str) -> list[dict[str, Any]]:
-    found = _listed(value)
-    if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+    objects = _listed(value)
+    if not isinstance(objects, list) or not all(isinstance(one, dict) for one in objects):
         raise UserError(f"{where} has {name} that are no list of objects")
-    return found
+    return objects
 
 
 def _column(row: dict[str, Any], column: str, where: str) -> Any:
@@ -272,7 +273,7 @@ def _column(row: dict[str, Any], column: str, where: str) -> Any:
 
 
 def _listed(value: Any) -> Any:
-    """A list, which some tables hold as the text of one."""
+    """Parse a list, which some tables hold as the text of one."""
     if isinstance(value, str):
         try:
             return json.loads(value)
@@ -282,8 +283,8 @@ def _listed(value: Any) -> Any:
 
 
 def _object(text: str) -> dict[str, Any] | None:
-    found = _listed(text)
-    return found if isinstance(found, dict) and "name" in found else None
+    value = _listed(text)
+    return value if isinstance(value, dict) and "name" in value else None
 
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
@@ -299,7 +300,7 @@ def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
 
 
 def _text(content: Any, where: str) -> str:
-    """The content of a message, its parts as one text."""
+    """Content of a message, its parts as one text."""
     if isinstance(content, str):
         return content
     parts = content if isinstance(content, list) else [content]

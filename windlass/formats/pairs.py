@@ -1,4 +1,4 @@
-"""Two answers to one prompt, of which one was chosen: what preferences are learned from."""
+"""Preference pairs: two answers to one prompt, of which one was chosen."""
 
 from collections.abc import Mapping
 from typing import Any, ClassVar, Literal
@@ -8,18 +8,18 @@ import numpy as np
 from windlass.columns import LENGTH, Column
 from windlass.config import listing, section
 from windlass.errors import UserError
-from windlass.formats import Contract, Rendered, Span, chat
+from windlass.formats import BaseFormat, Rendered, Span, chat
 from windlass.hub.chat_template import Template
 
 Messages = list[dict[str, Any]]
 
 
 @section
-class Format(Contract):
+class Format(BaseFormat):
     """A prompt with a chosen and a rejected answer, of which the answers alone are compared.
 
     Each is text, or a list of messages; answers may be whole conversations, which then differ in
-    their last message alone. A row makes two documents, the chosen one first.
+    their last message alone. An example makes two documents, the chosen one first.
     """
 
     speaks: ClassVar[bool] = True
@@ -76,8 +76,8 @@ class Format(Contract):
                 raise UserError(f"{where} has neither text nor messages in column {column}")
         # A whole conversation has the prompt in it.
         whole = answer if _has_others(answer) else [*before, *answer]
-        if self.system is not None and isinstance(said := row.get(self.system), str) and said:
-            whole = [{"role": "system", "content": said}, *whole]
+        if self.system is not None and isinstance(system := row.get(self.system), str) and system:
+            whole = [{"role": "system", "content": system}, *whole]
         reader, _ = chat.Format(messages=name).settled({name: whole}, where)
         return reader.conversation({name: whole}, where)
 
@@ -85,7 +85,7 @@ class Format(Contract):
         if chosen == rejected:
             raise UserError(
                 f"{where} has the same in {self.chosen} and {self.rejected}, so that there is "
-                "nothing to prefer; data.checks.offending=drop leaves such rows out"
+                "nothing to prefer; data.checks.offending=drop leaves such examples out"
             )
         if chosen[:-1] != rejected[:-1]:
             raise UserError(
@@ -111,11 +111,11 @@ class Format(Contract):
 
 
 def _has_others(messages: Any) -> bool:
-    """True where a message is not the assistant's."""
+    """Presence of a message that is not the assistant's."""
     roles = [
         message.get("role", message.get("from"))
         for message in messages
         if isinstance(message, dict)
     ]
-    named = [role for role in roles if isinstance(role, str)]
-    return any(chat.ROLES.get(role) not in (None, "assistant") for role in named)
+    names = [role for role in roles if isinstance(role, str)]
+    return any(chat.ROLES.get(role) not in (None, "assistant") for role in names)

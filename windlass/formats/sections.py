@@ -1,11 +1,11 @@
-"""Columns of a row under headings, in order: a question, its reasoning, its answer."""
+"""Columns of an example under headings, in order: a question, its reasoning, its answer."""
 
 from collections.abc import Iterator
 from typing import Any, ClassVar
 
 from windlass.config import listing, section
 from windlass.errors import UserError
-from windlass.formats import Contract, Longer, Rendered, Span
+from windlass.formats import BaseFormat, Longer, Rendered, Span
 from windlass.hub.chat_template import Template
 
 
@@ -15,7 +15,7 @@ class Section:
 
     heading: str  # as it is written, marks and all: `### Answer`
     column: str | None = None  # whose text stands under it; null: nothing does
-    optional: bool = False  # left out of rows where the column is empty or missing
+    optional: bool = False  # left out of examples where the column is empty or missing
     weight: float = 1.0  # of its tokens in the loss, where they count; 0: they are read alone
 
     def __post_init__(self):
@@ -26,7 +26,7 @@ class Section:
 
 
 @section
-class Format(Contract):
+class Format(BaseFormat):
     """Sections under headings, one blank line between them."""
 
     longer: ClassVar[Longer] = "drop"
@@ -46,8 +46,8 @@ class Format(Contract):
         for heading in sorted({one for one in headings if headings.count(one) > 1}):
             wrong.append(f"sections has the heading {heading} twice")
         for name in ("response", "loss_from"):
-            if (named := getattr(self, name)) is not None and named not in headings:
-                wrong.append(f"{name} is {named}; the headings are {listing(headings, 'and')}")
+            if (heading := getattr(self, name)) is not None and heading not in headings:
+                wrong.append(f"{name} is {heading}; the headings are {listing(headings, 'and')}")
         if wrong:
             raise ValueError(*wrong)
 
@@ -95,7 +95,7 @@ class Format(Contract):
                     has = "has nothing in" if one.column in row else "has no"
                     raise UserError(
                         f"{where} {has} column {one.column}, which the section {one.heading} "
-                        f"needs; optional: true leaves it out of such rows. "
-                        f"The row has {listing(row, 'and')}"
+                        f"needs; optional: true leaves it out of such examples. "
+                        f"This one has {listing(row, 'and')}"
                     )
             yield one, words

@@ -3,12 +3,12 @@
 from typing import Any, ClassVar
 
 from windlass.config import section
-from windlass.formats import Contract, Longer, Rendered, Span
+from windlass.formats import BaseFormat, Longer, Rendered, Span
 from windlass.hub.chat_template import Template
 
 
 @section
-class Format(Contract):
+class Format(BaseFormat):
     """The text or the token ids of a source, all of it trained on."""
 
     reads: ClassVar[str] = "text"

@@ -1,7 +1,7 @@
-"""What of a rendered chat the assistant wrote, whatever template rendered it.
+"""Assistant spans of a rendered chat, whatever template rendered it.
 
 The conversation is rendered twice, plain and with a mark before and behind each piece of what the
-assistant says. Without its marks the second must be the first, and then the marks tell where the
+assistant says. Without its marks the second must be the first, and then the marks show where the
 pieces stand in it. What a template leaves out, such as earlier thoughts, leaves no mark.
 """
 
@@ -36,7 +36,7 @@ class Chat(NamedTuple):
 
 
 class Shape(NamedTuple):
-    """What a template puts around an answer."""
+    """Frame that a template puts around an answer."""
 
     opening: str  # what a prompt ends in
     ends: frozenset[str]  # special tokens that end a turn
@@ -57,12 +57,12 @@ def read(template: Template, messages: list[dict[str, Any]], **variables: Any) -
 
 @lru_cache(maxsize=8)
 def shape(template: Template) -> Shape:
-    """Found by a conversation of one question and one answer."""
+    """Frame of a template, measured on a conversation of one question and one answer."""
     question, answer = ({"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"})
     ends = {template.variables.get("eos_token"), *CALLED} & set(template.special)
     try:
-        asked = template.render([question], prompt=True)
-        opening = _added(template, template.render([question]), asked)
+        prompt = template.render([question], prompt=True)
+        opening = _suffix(template, template.render([question]), prompt)
         text = template.render([question, answer])
     except Unrendered:
         return Shape("", frozenset(ends))
@@ -72,8 +72,8 @@ def shape(template: Template) -> Shape:
     return Shape(opening, frozenset(ends))
 
 
-def _added(template: Template, before: str, after: str) -> str:
-    """What one text has more than another, which may end in special tokens of its own."""
+def _suffix(template: Template, before: str, after: str) -> str:
+    """Suffix of a text beyond another, which may end in special tokens of its own."""
     if after.startswith(before):
         return after[len(before) :]
     cut = re.compile(f"({template.tokens.pattern})")
@@ -87,9 +87,9 @@ def _added(template: Template, before: str, after: str) -> str:
 def _read(template: Template, messages: list[dict[str, Any]], variables: dict[str, Any]) -> Chat:
     text = template.render(messages, **variables)
     for how in ("names", "arguments"):
-        marked = Marks(text)
-        rendered = template.render(marked.messages(messages, how), **variables)
-        places = marked.places(rendered)
+        marks = Marks(text)
+        rendered = template.render(marks.messages(messages, how), **variables)
+        places = marks.places(rendered)
         if places is not None and places.text == text:
             return Chat(text, tuple(_turns(template, messages, places)))
         if not any(message.get("tool_calls") for message in messages):
@@ -103,20 +103,20 @@ def _turns(template: Template, messages: list[dict], places: Places) -> Iterator
     text, known = places.text, shape(template)
     numbers = [number for number, one in enumerate(messages) if one["role"] == "assistant"]
     for number in numbers:
-        if number not in places.found:
+        if number not in places.pieces:
             raise Unrendered(
                 f"message {number + 1}, of the assistant, is "
-                + ("left out by it" if _says(messages[number]) else "empty")
+                + ("left out by it" if _has_content(messages[number]) else "empty")
             )
     before = 0
     for number, following in zip(numbers, [*numbers[1:], None], strict=True):
-        pieces = sorted(places.found[number])
+        pieces = sorted(places.pieces[number])
         first, last = pieces[0][0], max(stop for _, stop, _ in pieces)
-        limit = len(text) if following is None else min(places.found[following])[0]
-        start = _begun(text, before, first, pieces[0][2], known.opening)
+        limit = len(text) if following is None else min(places.pieces[following])[0]
+        start = _start(text, before, first, pieces[0][2], known.opening)
         words = next((at for at, _, kind in pieces if kind != "thought"), start)
         is_call = any(kind == "call" for _, _, kind in pieces)
-        stop = _ended(template, text, last, limit, is_call)
+        stop = _stop(template, text, last, limit, is_call)
         if stop is None:
             raise Unrendered(
                 f"behind message {number + 1}, of the assistant, it writes no special token, so "
@@ -126,8 +126,8 @@ def _turns(template: Template, messages: list[dict], places: Places) -> Iterator
         before = stop
 
 
-def _begun(text: str, before: int, first: int, kind: str, opening: str) -> int:
-    """Where what a model writes begins, which may be in front of the first piece.
+def _start(text: str, before: int, first: int, kind: str, opening: str) -> int:
+    """Start of what a model writes, which may be in front of the first piece.
 
     Between the words that open a turn and the first piece may stand a tag, the name of a channel,
     the frame of a call. An empty thought in front of an answer is not the assistant's.
@@ -142,26 +142,26 @@ def _begun(text: str, before: int, first: int, kind: str, opening: str) -> int:
     return tag.start() if tag and kind == "thought" else first
 
 
-def _ended(template: Template, text: str, last: int, limit: int, is_call: bool) -> int | None:
-    """Behind the special token that ends a turn, the first one but for those within a call."""
+def _stop(template: Template, text: str, last: int, limit: int, is_call: bool) -> int | None:
+    """End of a turn, behind its special token: the first one but for those within a call."""
     known = shape(template)
-    found = [one for one in template.tokens.finditer(text, last, limit)]
-    found = [one for one in found if one.group() not in known.opening]
+    tokens = [one for one in template.tokens.finditer(text, last, limit)]
+    tokens = [one for one in tokens if one.group() not in known.opening]
     if is_call:
-        ends = [one for one in found if one.group() in known.ends] or found
+        ends = [one for one in tokens if one.group() in known.ends] or tokens
         return ends[0].end() if ends else None
-    if not found or text[last : found[0].start()].strip():
+    if not tokens or text[last : tokens[0].start()].strip():
         return None
-    return found[0].end()
+    return tokens[0].end()
 
 
-def _says(message: dict[str, Any]) -> bool:
-    named = [message.get(name) for name in ("content", "tool_calls", *REASONING)]
-    return any(value and (not isinstance(value, str) or value.strip()) for value in named)
+def _has_content(message: dict[str, Any]) -> bool:
+    values = [message.get(name) for name in ("content", "tool_calls", *REASONING)]
+    return any(value and (not isinstance(value, str) or value.strip()) for value in values)
 
 
 def _aliased(message: dict[str, Any]) -> dict[str, Any]:
-    """Reasoning under each of the names that templates look for, as `transformers` gives it."""
+    """Message with its reasoning under every name that templates look for, as in `transformers`."""
     reasoning = next((message[name] for name in REASONING if message.get(name) is not None), None)
     if reasoning is None:
         return message

@@ -27,13 +27,13 @@ EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
 
 
 class Unrendered(Exception):
-    """Why a template gives no text for some messages."""
+    """Refusal of a template to render some messages, with the reason."""
 
 
 class Template:
     """A chat template with the special tokens of its vocabulary.
 
-    It is given what `transformers` gives it, but for the day, which `now` says.
+    Its variables are those of `transformers`, but for the day, which is `now`.
     """
 
     def __init__(self, source: str, special: Sequence[str], variables: Mapping[str, str]):
@@ -50,12 +50,12 @@ class Template:
         """The text of a conversation; as a `prompt`, with the words that begin an answer."""
         import jinja2
 
-        given: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **variables}
-        given |= {"messages": messages, "add_generation_prompt": prompt}
-        given["strftime_now"] = now.strftime
+        context: dict[str, Any] = {"tools": None, "documents": None, **self.variables, **variables}
+        context |= {"messages": messages, "add_generation_prompt": prompt}
+        context["strftime_now"] = now.strftime
         try:
             pieces, length = [], 0
-            for piece in self._compiled.generate(given):
+            for piece in self._compiled.generate(context):
                 pieces.append(piece)
                 length += len(piece)
                 if length > LONGEST:
@@ -70,7 +70,7 @@ class Template:
 
     @cached_property
     def tokens(self) -> re.Pattern[str]:
-        """Finds special tokens in a text, the longest that stands at a place."""
+        """Pattern of special tokens in a text, the longest that stands at a place."""
         longest_first = sorted(self.special, key=len, reverse=True)
         return re.compile("|".join(map(re.escape, longest_first)) if longest_first else r"(?!)")
 
@@ -86,20 +86,20 @@ class Template:
             ) from None
 
 
-def found(asked: str) -> str:
-    """The source of a template that a recipe names: `chatml`, or a file."""
-    if asked == "chatml":
+def source(name: str) -> str:
+    """Source of a template that a recipe names: `chatml`, or a file."""
+    if name == "chatml":
         return CHATML
-    file = Path(asked).expanduser()
+    file = Path(name).expanduser()
     if not file.is_file():
         raise UserError(
-            f"data.format.template is {asked}; it is chatml, or a file with a Jinja template, and "
+            f"data.format.template is {name}; it is chatml, or a file with a Jinja template, and "
             f"there is no file {file}"
         )
     try:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
-        raise UserError(f"data.format.template is {asked}, which is not UTF-8") from None
+        raise UserError(f"data.format.template is {name}, which is not UTF-8") from None
 
 
 def chat_prompt(
@@ -108,7 +108,7 @@ def chat_prompt(
     thinking: Thinking = "none",
     **variables: Any,
 ) -> str:
-    """What a model reads before it answers; with thinking off, an empty thought ends it."""
+    """Generation prompt of a chat; with thinking off, an empty thought ends it."""
     if thinking != "none":
         variables["enable_thinking"] = thinking == "on"
     try:
@@ -139,7 +139,7 @@ def _environment() -> Any:
             return super().call_binop(context, operator, left, right)
 
     class Generation(Extension):
-        """A block that tells others what the assistant wrote: here it is its content alone."""
+        """The `generation` block, which elsewhere masks the loss: here it is its content alone."""
 
         tags = {"generation"}
 

@@ -34,17 +34,17 @@ EVERY = 6  # layers to each that sees the whole document, where a config.json do
 
 
 def families() -> dict[str, HuggingFace]:
-    """The families that Hugging Face has, with how it tells of them."""
-    found = {}
+    """Families that Hugging Face has, with their names and keys there."""
+    tables = {}
     for module in pkgutil.iter_modules(models.__path__):
         family = importlib.import_module(f"{models.__name__}.{module.name}")
         if hasattr(family, "HUGGING_FACE"):
-            found[module.name] = family.HUGGING_FACE
-    return dict(sorted(found.items()))
+            tables[module.name] = family.HUGGING_FACE
+    return dict(sorted(tables.items()))
 
 
 def load(folder: Path) -> dict[str, Any]:
-    """The config.json of a folder, as it is."""
+    """config.json of a folder, as it is."""
     file = folder / FILE
     if not file.is_file():
         raise UserError(f"{folder} has no {FILE}; a model of Hugging Face has one in its folder")
@@ -52,20 +52,20 @@ def load(folder: Path) -> dict[str, Any]:
 
 
 def mapping(file: Path) -> dict[str, Any]:
-    """What a JSON file of a model or an adapter holds."""
+    """JSON object in the file of a model or an adapter."""
     try:
-        found = json.loads(file.read_text(encoding="utf-8"))
+        value = json.loads(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}") from None
-    if not isinstance(found, dict):
-        raise UserError(f"{file} holds {show(found)}; it must be a mapping")
-    return found
+    if not isinstance(value, dict):
+        raise UserError(f"{file} holds {show(value)}; it must be a mapping")
+    return value
 
 
-def sections(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:
-    """The sections of a recipe that a config.json stands for, but for the fields `given`."""
+def sections(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """Sections of a recipe for a config.json, but for the fields to `skip`."""
     if OWN not in config:
-        return {"model": read(config, origin, given)}
+        return {"model": read(config, origin, skip)}
     own = config[OWN]
     if not isinstance(own, dict) or not isinstance(own.get("model"), dict):
         raise UserError(f"{origin} has {OWN} {show(own)}; it must be a mapping with model")
@@ -81,8 +81,8 @@ def written_own(sections: Mapping[str, Any], dtype: str) -> dict[str, Any]:
     return {"model_type": kind, OWN: dict(sections), "dtype": dtype, "torch_dtype": dtype}
 
 
-def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) -> dict[str, Any]:
-    """The `model` section of a recipe that a config.json stands for, but for the fields `given`.
+def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> dict[str, Any]:
+    """`model` section of a recipe for a config.json, but for the fields to `skip`.
 
     What would change the model and cannot be computed here is refused, all in one error.
     """
@@ -90,34 +90,34 @@ def read(config: Mapping[str, Any], origin: str, given: Collection[str] = ()) ->
     section = importlib.import_module(f"{models.__name__}.{name}").Config
     own = {field.name for field in fields(section)}
     problems = _fixed(config, table)
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for field, key in table.fields.items():
         if key in config or key in table.absent:
-            found[field] = config.get(key, table.absent.get(key))
-        elif field not in given:
+            values[field] = config.get(key, table.absent.get(key))
+        elif field not in skip:
             problems.append((key, "is missing"))
-    _derive(found)
+    _derive(values)
     positions, wrong = rope.read(config, "full_attention")
-    found |= positions
-    problems += [] if "theta" in given else wrong
+    values |= positions
+    problems += [] if "theta" in skip else wrong
     if "local_theta" in own:
         near, wrong = rope.read(config, "sliding_attention")
-        found["local_theta"] = near["theta"]
+        values["local_theta"] = near["theta"]
         if near["scaling"] is not None:
             kind = show(near["scaling"]["kind"])
             what = f"is {kind}; positions in layers that see a window are not scaled here"
             wrong.append(("rope_parameters.sliding_attention.rope_type", what))
-        problems += [] if "local_theta" in given else wrong
+        problems += [] if "local_theta" in skip else wrong
     if "global_every" in own:
-        found["global_every"] = _pattern(config, problems)
+        values["global_every"] = _pattern(config, problems)
     elif set(config.get("layer_types") or ()) - {"full_attention"}:
         problems.append(("layer_types", "has layers that see a window; here every layer sees all"))
-    if not problems and not given:  # else what is wrong is found in the whole section, later
-        wrong = attempt(section, found)[1]
+    if not problems and not skip:  # else what is wrong is found in the whole section, later
+        wrong = attempt(section, values)[1]
         problems = [(table.fields.get(key, key), what) for key, what in wrong]
     if problems:
         raise UserError(report(problems, origin))
-    return {"family": name, **found}
+    return {"family": name, **values}
 
 
 def written(
@@ -125,42 +125,42 @@ def written(
 ) -> dict[str, Any]:
     """The config.json of a family's section, such that transformers 4 and 5 read the same.
 
-    `like` is the one that the model came with: what it says beside is kept. Without it, `length` is
+    `like` is the one that the model came with: its other keys are kept. Without it, `length` is
     how many positions the model was trained on; `dtype` is the type of the numbers in its files.
     """
     name = type(config).__module__.rpartition(".")[2]
     table = families().get(name)
     if table is None:
         raise UserError(f"Hugging Face has no models like {name}; it has {_known()}")
-    found: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
-    found |= {key: values[0] for key, values in table.fixed.items()}
-    found |= {key: getattr(config, field) for field, key in table.fields.items()}
+    ours: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
+    ours |= {key: values[0] for key, values in table.fixed.items()}
+    ours |= {key: getattr(config, field) for field, key in table.fields.items()}
     if getattr(config, "query_width", 0) is None:
-        found[table.fields["query_width"]] = config.head_dim
-    found |= rope.written(config.theta, config.scaling, getattr(config, "local_theta", None))
+        ours[table.fields["query_width"]] = config.head_dim
+    ours |= rope.written(config.theta, config.scaling, getattr(config, "local_theta", None))
     if hasattr(config, "global_every"):
-        found["sliding_window_pattern"] = config.global_every
-        found["layer_types"] = _types(config.layers, config.global_every)
-    found |= {"dtype": dtype, "torch_dtype": dtype}
+        ours["sliding_window_pattern"] = config.global_every
+        ours["layer_types"] = _types(config.layers, config.global_every)
+    ours |= {"dtype": dtype, "torch_dtype": dtype}
     dropped = ("auto_map", "_name_or_path", OWN)
-    kept = {key: x for key, x in (like or {}).items() if key not in dropped}
+    theirs = {key: x for key, x in (like or {}).items() if key not in dropped}
     if config.scaling is not None and config.scaling.original_length is not None:
         # Some releases take the factor from these two lengths.
         length = round(config.scaling.factor * config.scaling.original_length)
-        came = rope.read(kept, "full_attention")[0]["scaling"]
-        if came is None or came.get("factor") != config.scaling.factor:
-            kept.pop("max_position_embeddings", None)
-    return {"max_position_embeddings": length, **kept, **found}
+        original = rope.read(theirs, "full_attention")[0]["scaling"]
+        if original is None or original.get("factor") != config.scaling.factor:
+            theirs.pop("max_position_embeddings", None)
+    return {"max_position_embeddings": length, **theirs, **ours}
 
 
 def _family(config: Mapping[str, Any], origin: str) -> tuple[str, HuggingFace]:
-    kind, said = config.get("model_type"), config.get("architectures") or []
+    kind, architectures = config.get("model_type"), config.get("architectures") or []
     for name, table in families().items():
-        if kind == table.model_type and said in ([], [table.architecture]):
+        if kind == table.model_type and architectures in ([], [table.architecture]):
             return name, table
     what = f"model_type {show(kind)}"
-    if said:
-        what = f"architectures {listing(said, 'and')} with {what}"
+    if architectures:
+        what = f"architectures {listing(architectures, 'and')} with {what}"
     raise UserError(f"{origin} has {what}, which is not known here; there are {_known()}")
 
 
@@ -175,8 +175,8 @@ def _fixed(config: Mapping[str, Any], table: HuggingFace) -> list[Problem]:
     computed = {key: x for key, x in NEUTRAL.items() if key not in table.fields.values()}
 
     def what(key: str, values: tuple) -> str:
-        said, known = _shown(config[key]), listing(map(show, values))
-        return f"is {said}; {table.architecture} is computed here with {known}"
+        shown, known = _shown(config[key]), listing(map(show, values))
+        return f"is {shown}; {table.architecture} is computed here with {known}"
 
     return [
         (key, what(key, values))
@@ -191,17 +191,17 @@ def _shown(value: Any) -> str:
     return show(value)
 
 
-def _derive(found: dict[str, Any]) -> None:
-    """Fill in what follows from the other sizes where a config.json leaves it null."""
-    heads, embed = found.get("heads"), found.get("embed")
-    if found.get("kv_heads", 0) is None:
-        found["kv_heads"] = heads
-    if found.get("head_dim", 0) is None and isinstance(heads, int) and isinstance(embed, int):
-        found["head_dim"] = embed // max(1, heads)
+def _derive(sizes: dict[str, Any]) -> None:
+    """Fill in sizes that follow from the others where a config.json leaves them null."""
+    heads, embed = sizes.get("heads"), sizes.get("embed")
+    if sizes.get("kv_heads", 0) is None:
+        sizes["kv_heads"] = heads
+    if sizes.get("head_dim", 0) is None and isinstance(heads, int) and isinstance(embed, int):
+        sizes["head_dim"] = embed // max(1, heads)
 
 
 def _pattern(config: Mapping[str, Any], problems: list[Problem]) -> int:
-    """One layer in how many sees the whole document."""
+    """Period of global layers: one in how many sees the whole document."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
     types = config.get("layer_types")
     if not types:

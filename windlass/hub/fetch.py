@@ -23,7 +23,7 @@ class Fetched(NamedTuple):
 
 
 def place() -> Path:
-    """Where the hub's files are kept."""
+    """Cache folder of the hub's files."""
     from huggingface_hub import constants
 
     return Path(constants.HF_HUB_CACHE)
@@ -37,14 +37,14 @@ def fetch(
     kind: Literal["model", "dataset"] = "model",
     key: str = "model.hub",
 ) -> Fetched:
-    """Those files of a repository that match, from the cache or else from the hub.
+    """Download of those files of a repository that match, or their copy in the cache.
 
     `key` is how the recipe names the repository. The token, where one is needed, is that of the
     hub's own login.
     """
     from huggingface_hub import constants, errors, snapshot_download
 
-    speaking: Any = errors.HfHubHTTPError.__bases__[0]  # the errors of its client, whichever it is
+    client_error: Any = errors.HfHubHTTPError.__bases__[0]  # of its HTTP client, whichever it is
     cache = place()
     section, where = key.rpartition(".")[0], f"{key} is {name}"
 
@@ -63,7 +63,7 @@ def fetch(
     try:
         try:
             folder = download()
-        except errors.OfflineModeIsEnabled:  # the first releases ask the hub even then
+        except errors.OfflineModeIsEnabled:  # the first releases contact the hub even then
             folder = download(local_files_only=True)
     except errors.HFValidationError:
         raise UserError(f"{where}; it must be OWNER/NAME, as the hub writes it") from None
@@ -84,7 +84,7 @@ def fetch(
         ) from None
     except errors.LocalEntryNotFoundError as missing:
         raise UserError(_offline(where, name, kind, cache, missing)) from None
-    except speaking as error:
+    except client_error as error:
         raise UserError(
             f"{where}; the hub stopped answering ({str(error).splitlines()[0]}); the same command "
             "again goes on with what is missing"
@@ -94,7 +94,7 @@ def fetch(
             raise
         raise UserError(
             f"{where}; there is no room for it in {cache}: {error.strerror}. HF_HOME names another "
-            "place, and `hf cache` tells what is there"
+            "place, and `hf cache` lists what is there"
         ) from None
     return Fetched(Path(folder), Path(folder).name)
 
@@ -104,7 +104,7 @@ def _offline(where: str, name: str, kind: str, cache: Path, missing: Exception) 
 
     why = f"the hub cannot be reached from here ({missing.__cause__ or missing})"
     if constants.HF_HUB_OFFLINE:
-        why = "the hub is not asked, since HF_HUB_OFFLINE is set"
+        why = "the hub is not contacted, since HF_HUB_OFFLINE is set"
     there = sorted(cache.glob(f"{kind}s--*--*"))
     names = [folder.name.split("--", 1)[1].replace("--", "/", 1) for folder in there]
     more = [f"{len(names) - NAMED} more"] if len(names) > NAMED else []

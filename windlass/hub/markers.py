@@ -1,4 +1,4 @@
-"""Marks around what the assistant says, by which it is found again in a rendered chat."""
+"""Markers around what the assistant says, by which it is found again in a rendered chat."""
 
 import re
 from collections.abc import Iterator
@@ -11,8 +11,8 @@ THOUGHT = re.compile(r"(</?think>)")
 PRIVATE = (range(0xF0000, 0xFFFFE), range(0x100000, 0x10FFFE))
 
 
-class Piece(NamedTuple):
-    """Some of what the assistant says, by the mark in front of it."""
+class AssistantPart(NamedTuple):
+    """Piece of what the assistant says, by the mark in front of it."""
 
     close: str
     message: int
@@ -20,19 +20,19 @@ class Piece(NamedTuple):
 
 
 class Places(NamedTuple):
-    """A text, and where in it the pieces of each message stand."""
+    """Rendered text, and the places of each message's pieces in it."""
 
     text: str
-    found: dict[int, list[tuple[int, int, str]]]  # by message: from, to, kind
+    pieces: dict[int, list[tuple[int, int, str]]]  # by message: from, to, kind
 
 
 class Marks:
-    """Puts marks around pieces, and finds them again."""
+    """Markers put around pieces, and found again."""
 
     def __init__(self, text: str):
         used = set(re.findall("[\U000f0000-\U0010ffff]", text))
         self._free = (chr(x) for x in chain(*PRIVATE) if chr(x) not in used)
-        self._pieces: dict[str, Piece] = {}
+        self._pieces: dict[str, AssistantPart] = {}
 
     def messages(self, messages: list[dict[str, Any]], how: str) -> list[dict[str, Any]]:
         return [
@@ -82,7 +82,7 @@ class Marks:
         if not inner:
             return text
         begin, close = next(self._free), next(self._free)
-        self._pieces[begin] = Piece(close, number, kind)
+        self._pieces[begin] = AssistantPart(close, number, kind)
         at = text.index(inner)
         return f"{text[:at]}{begin}{inner}{close}{text[at + len(inner) :]}"
 
@@ -92,7 +92,7 @@ class Marks:
         marks = "".join([*self._pieces, *closes])
         parts = re.split(f"([{marks}])", rendered) if marks else [rendered]
         text, length, opened = [], 0, {}
-        found: dict[int, list[tuple[int, int, str]]] = {}
+        pieces: dict[int, list[tuple[int, int, str]]] = {}
         seen: set[str] = set()
         for part in parts:
             if part in self._pieces:
@@ -104,8 +104,8 @@ class Marks:
                 if part not in opened:
                     return None
                 piece, start = opened.pop(part)
-                found.setdefault(piece.message, []).append((start, length, piece.kind))
+                pieces.setdefault(piece.message, []).append((start, length, piece.kind))
             else:
                 text.append(part)
                 length += len(part)
-        return None if opened else Places("".join(text), found)
+        return None if opened else Places("".join(text), pieces)

@@ -37,7 +37,7 @@ _layer = jax.jit(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
 
 
 @runtime_checkable
-class Tensor(Protocol):
+class Sliceable(Protocol):
     """A tensor of a checkpoint, of which a part can be had: an array, or a part of a file."""
 
     @property
@@ -47,25 +47,25 @@ class Tensor(Protocol):
 
 
 def to_tensors(model: Any, names: Mapping[str, str]) -> dict[str, np.ndarray]:
-    """Every array of a model, or of a tree like it (its gradient), by its name in a checkpoint."""
+    """Tensors of a model, or of a tree like it (its gradient), by their checkpoint names."""
     whole = [one._replace(value=np.asarray(one.value)) for one in arrays(model, names)]
     return {name: bring() for array in whole for name, bring in array.out()}
 
 
 def placed(
-    model: Any, names: Mapping[str, str], tensors: Mapping[str, Tensor], origin: str
+    model: Any, names: Mapping[str, str], tensors: Mapping[str, Sliceable], origin: str
 ) -> dict[str, jax.Array]:
-    """The arrays of an abstract model by their paths in it, each device's part read on its own.
+    """Sharded arrays of an abstract model by path, each device reading its own part.
 
     Those of a residual are left out where there are none: other checkpoints have one stream.
     """
-    wanted = [
+    expected = [
         array
         for array in arrays(model, names)
         if not array.is_residual or any(name in tensors for name in array.names())
     ]
     problems, used = {}, set()
-    for array in wanted:
+    for array in expected:
         for name in array.names():
             used.add(name)
             if name not in tensors:
@@ -76,11 +76,11 @@ def placed(
     problems |= {name: "is nothing of this model's" for name in tensors if name not in used}
     if problems:
         raise UserError(report(list(problems.items()), origin))
-    return {array.path: array.filled(tensors) for array in wanted}
+    return {array.path: array.filled(tensors) for array in expected}
 
 
 class Layout(NamedTuple):
-    """How an array, one layer of it, is written elsewhere.
+    """Layout of an array, one layer of it, in a checkpoint.
 
     Every group of axes is one axis there, and the groups stand in this order.
     """
@@ -97,8 +97,8 @@ class Layout(NamedTuple):
         x = halves(x) if self.paired else x
         return x.transpose([axis for group in self.groups for axis in group]).reshape(self.shape)
 
-    def part(self, tensor: Tensor, index: Index) -> np.ndarray:
-        """What a tensor has for a part of the array."""
+    def part(self, tensor: Sliceable, index: Index) -> np.ndarray:
+        """Part of a tensor that holds a part of the array."""
         there, sizes, cut = [], list(self.sizes), list(index)
         for group in self.groups:
             first, *inner = group
@@ -119,7 +119,7 @@ class Layout(NamedTuple):
 
 
 class Array(NamedTuple):
-    """An array of a model, and how it is written elsewhere."""
+    """Array of a model, and its name and layout in a checkpoint."""
 
     path: str  # in the model
     name: str  # elsewhere, with `{layer}` where it is stacked
@@ -131,7 +131,7 @@ class Array(NamedTuple):
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """That of its tensor, or of each of its tensors."""
+        """Shape of its tensor, or of each of its tensors."""
         return self.layout.shape
 
     def names(self) -> list[str]:
@@ -140,7 +140,7 @@ class Array(NamedTuple):
         return [self.name.format(layer=layer) for layer in self.layers]
 
     def out(self) -> Iterator[tuple[str, Any]]:
-        """Each of its tensors by name, brought to the host when it is called."""
+        """Tensors by name, each brought to the host when it is called."""
 
         def tensor(number: int):
             whole = self.value
@@ -152,21 +152,21 @@ class Array(NamedTuple):
         for number, name in enumerate(self.names()):
             yield name, lambda number=number: tensor(number)
 
-    def filled(self, tensors: Mapping[str, Tensor]) -> jax.Array:
-        read: dict[tuple, np.ndarray] = {}  # devices that hold the same part share one reading
+    def filled(self, tensors: Mapping[str, Sliceable]) -> jax.Array:
+        cache: dict[tuple, np.ndarray] = {}  # devices that hold the same part share one reading
         shape, dtype = self.value.shape, self.value.dtype
 
         def part(index: Index | None) -> np.ndarray:
             index = index or (slice(None),) * len(shape)
             key = tuple(one.indices(size) for one, size in zip(index, shape, strict=True))
-            if key not in read:
-                read[key] = self._part(tensors, index)
-            return read[key]
+            if key not in cache:
+                cache[key] = self._part(tensors, index)
+            return cache[key]
 
         place = self.value.sharding or jax.sharding.SingleDeviceSharding(jax.devices()[0])
         return jax.make_array_from_callback(shape, place, part, dtype=dtype)
 
-    def _part(self, tensors: Mapping[str, Tensor], index: Index) -> np.ndarray:
+    def _part(self, tensors: Mapping[str, Sliceable], index: Index) -> np.ndarray:
         names, dtype = self.names(), self.value.dtype
         if self.layers is None:
             return self.layout.part(tensors[names[0]], index).astype(dtype, copy=False)
@@ -179,7 +179,7 @@ class Array(NamedTuple):
 
 
 def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
-    """Every array of a model, abstract or not, in the order of its leaves."""
+    """Arrays of a model, abstract or not, in the order of its leaves."""
     for path, value in jax.tree_util.tree_leaves_with_path(eqx.filter(model, _is_array)):
         node, layers, turned, is_residual, is_own, words = model, None, False, False, False, []
         owner: Any = None
@@ -198,16 +198,16 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
                 is_residual |= isinstance(node, Connection)
                 is_own |= isinstance(node, Connection | Adapted)
         field, sizes = words[-1], value.shape if layers is None else value.shape[1:]
-        known = _known(words, names)
-        if known is None and names and not is_own:
+        table_name = _table_name(words, names)
+        if table_name is None and names and not is_own:
             raise ValueError(f"the family's table has no name for {'.'.join(words)}")
         # What an adapter of queries reads is not turned, what it writes is.
-        paired = bool(known) and turned and _ends_in_heads(owner, field)
-        has_layout = known is not None or not is_own
+        paired = bool(table_name) and turned and _ends_in_heads(owner, field)
+        has_layout = table_name is not None or not is_own
         layout = Layout(tuple(sizes), _groups(owner, field, len(sizes), has_layout), paired)
         yield Array(
             path=jax.tree_util.keystr(path, simple=True, separator="."),
-            name=known or ".".join(words),
+            name=table_name or ".".join(words),
             value=value,
             layers=layers,
             layout=layout,
@@ -216,8 +216,8 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
         )
 
 
-def _known(path: list[str], names: Mapping[str, str]) -> str | None:
-    """The name of an array by a table of names of arrays and of modules."""
+def _table_name(path: list[str], names: Mapping[str, str]) -> str | None:
+    """Checkpoint name of an array, by a table of names of arrays and of modules."""
     *owner, field = (word for word in path if word != "{layer}")
     whole, module = ".".join([*owner, field]), ".".join(owner)
     return names.get(whole) or (f"{names[module]}.{field}" if module in names else None)

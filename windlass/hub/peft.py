@@ -1,7 +1,6 @@
 """PEFT adapters: a folder of two files, the tensors and their config. Which kinds: see adapters."""
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Iterator, Mapping
 from pathlib import Path
@@ -17,24 +16,24 @@ from windlass.config import listing
 from windlass.config.reading import report, show
 from windlass.errors import UserError
 from windlass.hub.config import mapping
-from windlass.hub.names import placed, to_tensors
+from windlass.hub.names import placed
 from windlass.layers.names import name
 
 CONFIG, TENSORS = "adapter_config.json", "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 BEFORE = "base_model.model."  # what PEFT puts in front of a name
 
-# What PEFT may say of any adapter that changes nothing of what its tensors mean; beside what the
-# kind reads, the rest must be absent, or as good as that.
-SAID = (
+# Keys of any PEFT adapter that change nothing of what its tensors mean; beside those that the kind
+# reads, the rest must be absent, or as good as that.
+NEUTRAL = (
     *("target_modules", "exclude_modules", "peft_type", "task_type", "base_model_name_or_path"),
     *("revision", "inference_mode", "auto_mapping", "peft_version", "runtime_config"),
 )
 ABSENT = (None, False, "none", {}, [])
 
 
-class Stored(NamedTuple):
-    """The settings in the folder of an adapter."""
+class StoredAdapter(NamedTuple):
+    """Settings in the folder of an adapter."""
 
     folder: Path
     kind: str  # of our adapters
@@ -43,28 +42,28 @@ class Stored(NamedTuple):
 
 
 def kinds() -> dict[str, type[Peft]]:
-    """The adapters that PEFT has too, by our name."""
-    found = {}
+    """Adapter sections that PEFT has too, by our name."""
+    sections = {}
     for module in pkgutil.iter_modules(adapters.__path__):
         section = importlib.import_module(f"{adapters.__name__}.{module.name}").Adapter
         if issubclass(section, Peft):
-            found[module.name] = section
-    return dict(sorted(found.items()))
+            sections[module.name] = section
+    return dict(sorted(sections.items()))
 
 
 def names(model: Any, adapter: Peft, table: Mapping[str, str]) -> dict[str, str]:
-    """From our names of an adapter's arrays to those of PEFT; `table` is the family's own."""
-    found = {}
+    """PEFT names of an adapter's arrays, by our names; `table` is the family's own."""
+    theirs = {}
     for own in _adapted(model):
         if own not in table:
             raise UserError(f"{own} has no name elsewhere, so that PEFT has no adapter for it")
         parts = adapter.peft_parts.items()
-        found |= {f"{own}.{ours}": f"{BEFORE}{table[own]}.{x}" for ours, x in parts}
-    return found
+        theirs |= {f"{own}.{ours}": f"{BEFORE}{table[own]}.{x}" for ours, x in parts}
+    return theirs
 
 
 def own(model: Any) -> Any:
-    """The arrays of the adapter that is outermost, which is the one that was applied last."""
+    """Arrays of the outermost adapter, which is the one that was applied last."""
 
     def visit(node):
         if not isinstance(node, Adapted):
@@ -77,7 +76,7 @@ def own(model: Any) -> Any:
 
 
 def described(model: Any, adapter: Peft, table: Mapping[str, str], base: str | None) -> dict:
-    """What adapter_config.json holds."""
+    """Contents of adapter_config.json."""
     return {
         "peft_type": adapter.peft_type,
         "task_type": "CAUSAL_LM",
@@ -88,32 +87,19 @@ def described(model: Any, adapter: Peft, table: Mapping[str, str], base: str | N
     }
 
 
-def write(
-    folder: Path, model: Any, adapter: Peft, table: Mapping[str, str], base: str | None
-) -> None:
-    """The adapter of a model in a folder that `PeftModel.from_pretrained` takes."""
-    from safetensors.numpy import save_file
-
-    folder.mkdir(parents=True, exist_ok=True)
-    tensors = to_tensors(own(model), names(model, adapter, table))
-    save_file(tensors, folder / TENSORS, {"format": "pt"})
-    text = json.dumps(described(model, adapter, table, base), indent=2)
-    (folder / CONFIG).write_text(text + "\n", encoding="utf-8")
-
-
-def read(folder: Path) -> Stored:
-    """The settings of the adapter in a folder, or a refusal of what cannot be had here."""
+def read(folder: Path) -> StoredAdapter:
+    """Read the settings of the adapter in a folder, or refuse what cannot be had here."""
     about, tensors = _config(folder), _tensors(folder)
     known = {section.peft_type: (kind, section) for kind, section in kinds().items()}
-    if (said := about.get("peft_type")) not in known:
-        problem = ("peft_type", f"is {show(said)}; only {listing(known)} can be read")
+    if (peft_type := about.get("peft_type")) not in known:
+        problem = ("peft_type", f"is {show(peft_type)}; only {listing(known)} can be read")
         raise UserError(report([problem], f"the adapter in {folder}"))
-    kind, section = known[said]
+    kind, section = known[peft_type]
     settings, problems = section.from_peft(about)
     problems += [
         (key, f"is {show(value)}; an adapter with it cannot be read")
         for key, value in about.items()
-        if key not in (*SAID, *section.peft_keys) and value not in ABSENT
+        if key not in (*NEUTRAL, *section.peft_keys) and value not in ABSENT
     ]
     part = next(iter(section.peft_parts.values()))
     targets = {_target(one, part) for one in tensors if f".{part}." in one}
@@ -122,24 +108,24 @@ def read(folder: Path) -> Stored:
     if problems:
         raise UserError(report(problems, f"the adapter in {folder}"))
     settings |= {"targets": sorted(targets)}
-    return Stored(folder, kind, settings, about.get("base_model_name_or_path"))
+    return StoredAdapter(folder, kind, settings, about.get("base_model_name_or_path"))
 
 
 def load(
-    stored: Stored, model: PyTree, adapter: Peft, table: Mapping[str, str], base: str | None
+    stored: StoredAdapter, model: PyTree, adapter: Peft, table: Mapping[str, str], base: str | None
 ) -> dict[str, Array]:
-    """The arrays of an adapter, by their paths in an abstract model that is adapted alike."""
+    """Arrays of an adapter, by their paths in an abstract model that is adapted alike."""
     from safetensors import safe_open
 
-    made = f"made for {stored.base or 'a model it does not name'}"
-    origin = f"the adapter in {stored.folder}, {made}, beside {base or 'the model of this run'}"
+    made_for = f"made for {stored.base or 'a model it does not name'}"
+    origin = f"the adapter in {stored.folder}, {made_for}, beside {base or 'the model of this run'}"
     with safe_open(stored.folder / TENSORS, framework="numpy") as file:
         tensors = {key: file.get_tensor(key) for key in file.keys()}
     return placed(own(model), names(model, adapter, table), tensors, origin)
 
 
 def _adapted(model: Any) -> Iterator[str]:
-    """The names of the maps that are adapted."""
+    """Names of the adapted maps."""
     is_adapted = lambda node: isinstance(node, Adapted)  # noqa: E731
     for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=is_adapted):
         if is_adapted(node):
@@ -147,7 +133,7 @@ def _adapted(model: Any) -> Iterator[str]:
 
 
 def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
-    """The shortest names that choose the maps that are adapted, and no other."""
+    """target_modules: the shortest names that choose the adapted maps, and no other."""
     adapted = list(_adapted(model))
     others = {table[one] for one in table if one not in adapted}
 

@@ -1,4 +1,4 @@
-"""Rotary positions in a config.json, in both of its spellings.
+"""RoPE parameters in a config.json, in both of its spellings.
 
 The current one is `rope_parameters`, by kind of layer where there are two; the older one has
 `rope_theta`, `rope_local_base_freq` and `rope_scaling`. Both are read, must agree where both are
@@ -15,7 +15,7 @@ from windlass.layers.rotary import FAST, Scaling
 
 Layer = Literal["full_attention", "sliding_attention"]
 
-# From the fields of a scaling to the words for them there.
+# From the fields of a scaling to their names there.
 WORDS = {
     "linear": {"factor": "factor"},
     "llama3": {
@@ -43,7 +43,7 @@ KNOWN = {word for words in WORDS.values() for word in words.values()} | {
 
 
 def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[Problem]]:
-    """`theta` and `scaling` of one kind of layer, as a recipe has them, and what is wrong."""
+    """RoPE base and scaling of one kind of layer, as a recipe has them, and what is wrong."""
     problems: list[Problem] = []
     current = config.get("rope_parameters") or {}
     at = "rope_parameters"
@@ -56,59 +56,59 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
         "rope_scaling.rope_theta": former.get("rope_theta"),
         base: config.get(base),
     }
-    said = {key: value for key, value in bases.items() if value is not None}
-    if not said:
+    known = {key: value for key, value in bases.items() if value is not None}
+    if not known:
         own = "theta" if layer == "full_attention" else "local_theta"
-        what = f"the base of rotary positions has no usual value; model.{own} gives it"
+        what = f"the RoPE base has no default; model.{own} sets it"
         problems.append((base, f"is missing: {what}"))
-    elif len(set(said.values())) > 1:
-        both = listing([f"{key} {show(value)}" for key, value in said.items()], "and")
-        problems.append((base, f"is said in two ways that differ: {both}"))
+    elif len(set(known.values())) > 1:
+        both = listing([f"{key} {show(value)}" for key, value in known.items()], "and")
+        problems.append((base, f"is given twice, with different values: {both}"))
     one, other = (
-        _scaling(given, where, config, problems)
-        for given, where in ((current, at), (former, "rope_scaling"))
+        _scaling(parameters, where, config, problems)
+        for parameters, where in ((current, at), (former, "rope_scaling"))
     )
     if current and former and one != other and not problems:
         problems.append(("rope_scaling", f"is another scaling than {at} has"))
-    return {"theta": next(iter(said.values()), None), "scaling": one or other}, problems
+    return {"theta": next(iter(known.values()), None), "scaling": one or other}, problems
 
 
 def _scaling(
-    given: Mapping[str, Any], at: str, config: Mapping[str, Any], problems: list[Problem]
+    parameters: Mapping[str, Any], at: str, config: Mapping[str, Any], problems: list[Problem]
 ) -> dict[str, Any] | None:
-    kind = given.get("rope_type") or given.get("type") or "default"
-    strange = [key for key in given if key not in KNOWN]
+    kind = parameters.get("rope_type") or parameters.get("type") or "default"
+    strange = [key for key in parameters if key not in KNOWN]
     if kind not in ("default", *WORDS):
         there = listing(["default", *WORDS], "and")
         problems.append((f"{at}.rope_type", f"is {show(kind)}; there are {there}"))
         return None
-    problems += [(f"{at}.{key}", f"is {show(given[key])}; it is not known") for key in strange]
-    if given.get("partial_rotary_factor") not in (None, 1, 1.0):
-        share = given["partial_rotary_factor"]
+    problems += [(f"{at}.{key}", f"is {show(parameters[key])}; it is not known") for key in strange]
+    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
+        share = parameters["partial_rotary_factor"]
         problems.append((f"{at}.partial_rotary_factor", f"is {share}; only 1 is computed here"))
     if kind == "default":
         return None
-    found = {field: given.get(word) for field, word in WORDS[kind].items()}
-    if "original_length" in found:
-        usual = found["original_length"] or config.get("max_position_embeddings")
-        found["original_length"] = config.get("original_max_position_embeddings") or usual
+    fields = {field: parameters.get(word) for field, word in WORDS[kind].items()}
+    if "original_length" in fields:
+        usual = fields["original_length"] or config.get("max_position_embeddings")
+        fields["original_length"] = config.get("original_max_position_embeddings") or usual
     if kind == "yarn":
-        if found["factor"] is None and found["original_length"]:
-            longest = config.get("max_position_embeddings") or found["original_length"]
-            found["factor"] = longest / found["original_length"]
-        one, all_of_it = given.get("mscale"), given.get("mscale_all_dim")
-        if found["attention_factor"] is None and one and all_of_it and found["factor"]:
-            above, below = (0.1 * x * math.log(found["factor"]) + 1 for x in (one, all_of_it))
-            found["attention_factor"] = above / below
-    if found["factor"] is None:
+        if fields["factor"] is None and fields["original_length"]:
+            longest = config.get("max_position_embeddings") or fields["original_length"]
+            fields["factor"] = longest / fields["original_length"]
+        one, all_of_it = parameters.get("mscale"), parameters.get("mscale_all_dim")
+        if fields["attention_factor"] is None and one and all_of_it and fields["factor"]:
+            above, below = (0.1 * x * math.log(fields["factor"]) + 1 for x in (one, all_of_it))
+            fields["attention_factor"] = above / below
+    if fields["factor"] is None:
         problems.append((f"{at}.factor", f"is missing: {kind} scaling needs it"))
-    return {"kind": kind, **{name: value for name, value in found.items() if value is not None}}
+    return {"kind": kind, **{name: value for name, value in fields.items() if value is not None}}
 
 
 def written(
     theta: float, scaling: Scaling | None, local_theta: float | None = None
 ) -> dict[str, Any]:
-    """The same in both spellings; `local_theta` is that of layers that see a window."""
+    """RoPE keys in both spellings; `local_theta` is that of layers that see a window."""
     scaled = None if scaling is None else _written(scaling)
     here: dict[str, Any] = {"rope_theta": theta, **(scaled or {"rope_type": "default"})}
     if local_theta is None:

@@ -1,4 +1,4 @@
-"""Safetensors files, written a tensor at a time; how large they are is known before a byte is."""
+"""Safetensors files, written a tensor at a time; their size is known before they are."""
 
 import json
 import math
@@ -27,8 +27,8 @@ WORDS = {
 FLOATS = ("float64", "float32", "float16", "bfloat16")
 
 
-class Tensor(NamedTuple):
-    """What is to be written under a name; it is read when it is its turn, and cast."""
+class ShardTensor(NamedTuple):
+    """Tensor to be written under a name; it is read when its turn comes, and cast."""
 
     name: str
     shape: tuple[int, ...]
@@ -40,18 +40,18 @@ class Tensor(NamedTuple):
     def size(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
-    def typed(self, dtype: str) -> "Tensor":
-        """The same in another dtype; integers and fixed arrays stay as they are."""
+    def typed(self, dtype: str) -> "ShardTensor":
+        """Cast to another dtype; integers and fixed arrays stay as they are."""
         new = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
         is_cast = self.dtype.name in FLOATS and not self.is_fixed
         return self._replace(dtype=new) if is_cast else self
 
 
 class Shard(NamedTuple):
-    """A file of some tensors, one after the other."""
+    """Shard: a file of some tensors, one after the other."""
 
     file: str
-    tensors: Sequence[Tensor]
+    tensors: Sequence[ShardTensor]
 
     @property
     def size(self) -> int:
@@ -62,7 +62,7 @@ class Shard(NamedTuple):
         return sum(tensor.size for tensor in self.tensors)
 
     def write(self, folder: Path, tell: Callable[[int], None] = lambda size: None) -> None:
-        """Write the file; `tell` hears of the bytes of each tensor when they are written."""
+        """Write the file; `tell` is called with the bytes of each tensor as they are written."""
         with (folder / self.file).open("wb") as out:
             out.write(self._header())
             for tensor in self.tensors:
@@ -86,9 +86,9 @@ class Shard(NamedTuple):
         return len(text).to_bytes(8, "little") + text
 
 
-def divided(tensors: Iterable[Tensor], largest: int) -> list[Shard]:
-    """Tensors in files of at most so many bytes, unless one alone is larger."""
-    groups: list[list[Tensor]] = [[]]
+def divided(tensors: Iterable[ShardTensor], largest: int) -> list[Shard]:
+    """Shards of at most `largest` bytes each, unless one tensor alone is larger."""
+    groups: list[list[ShardTensor]] = [[]]
     filled = 0
     for tensor in tensors:
         if groups[-1] and filled + tensor.size > largest:
@@ -106,7 +106,7 @@ def divided(tensors: Iterable[Tensor], largest: int) -> list[Shard]:
 
 
 def index(shards: Sequence[Shard]) -> str:
-    """The text of the file that says where each tensor is, where there are several files."""
+    """Index of several shards: the file of each tensor, as JSON."""
     total = sum(shard.payload for shard in shards)
     places = {tensor.name: shard.file for shard in shards for tensor in shard.tensors}
     about = {"metadata": {"total_size": total}, "weight_map": dict(sorted(places.items()))}

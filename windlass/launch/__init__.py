@@ -13,8 +13,8 @@ Command = list[str]
 
 
 @runtime_checkable
-class Target(Protocol):
-    """One way to rent machines: the file that says what to rent, and commands that follow it."""
+class Launcher(Protocol):
+    """Target: the file that says what to rent, and the commands that follow it."""
 
     PROGRAM: str  # that the commands need
     HOW: str  # to get that program
@@ -25,44 +25,44 @@ class Target(Protocol):
         ...
 
     def obstacle(self, launch: Launch) -> str | None:
-        """Why the file is right, and yet is not to be run."""
+        """Reason not to run the file although it is right; None: there is none."""
         ...
 
     def write(self, launch: Launch) -> str:
-        """The file."""
+        """File contents: a task, a manifest or a script."""
         ...
 
     def does(self, launch: Launch) -> list[str]:
-        """What is created, what happens to it, and what is left, a line each."""
+        """Effects in words, a line each: what is created, what happens to it, what is left."""
         ...
 
     def where(self) -> str | None:
-        """Which project or cluster the program speaks to now, where it can be told another."""
+        """Project or cluster that the program is set to; None where it keeps track itself."""
         ...
 
     def clear(self, before: Rented) -> list[Command]:
-        """What must end before the same launch begins again."""
+        """Commands that end an earlier launch before the same one begins again."""
         ...
 
     def start(self, launch: Launch, rented: Rented) -> list[Command]:
-        """What creates the machines and begins, or goes on where it was launched before."""
+        """Commands that create the machines and train, or resume what was launched before."""
         ...
 
     def status(self, rented: Rented) -> list[Command]:
-        """What shows how it stands."""
+        """Commands that show the status."""
         ...
 
     def stop(self, rented: Rented) -> list[Command]:
-        """What ends the training, so that the same launch goes on later."""
+        """Commands that stop the training, so that the same launch resumes it later."""
         ...
 
     def delete(self, rented: Rented) -> list[Command]:
-        """What deletes the machines."""
+        """Commands that delete the machines."""
         ...
 
 
-def find(name: str) -> Target:
-    """The target of a name."""
+def find(name: str) -> Launcher:
+    """Target by name."""
     if name not in TARGETS:
         raise UserError(f'there is no target "{name}"; {offer(name, list(TARGETS))}')
-    return cast(Target, import_module(f"windlass.launch.{TARGETS[name]}"))
+    return cast(Launcher, import_module(f"windlass.launch.{TARGETS[name]}"))

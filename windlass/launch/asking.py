@@ -1,14 +1,14 @@
-"""What a program that rents machines knows already."""
+"""Queries of the programs that rent machines."""
 
 import subprocess
 
 from windlass.errors import UserError
 
 
-def asked(command: list[str], why: str, how: str) -> str:
-    """The one line that a program answers; a refusal where it has none."""
+def query(command: list[str], why: str, how: str) -> str:
+    """One line of output of a command; a refusal where it has none."""
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    said = done.stdout.strip()
-    if done.returncode or not said:
+    answer = done.stdout.strip()
+    if done.returncode or not answer:
         raise UserError(f"{command[0]} {why}: {how}")
-    return said
+    return answer

@@ -1,4 +1,4 @@
-"""What is launched, whichever way: a recipe with its keys, on slices, and where it is kept."""
+"""Launch, whichever way: a recipe with its keys, on slices, and the bucket it is stored in."""
 
 import re
 from dataclasses import dataclass
@@ -20,29 +20,29 @@ class Bucket(NamedTuple):
 
     @classmethod
     def read(cls, text: str) -> "Bucket":
-        """The bucket that `gs://NAME` or `gs://NAME/PATH` names."""
-        spelled = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])((?:/[\w.-]+)*)/?", text)
-        if spelled is None or ".." in spelled[2].split("/"):
+        """Parse `gs://NAME` or `gs://NAME/PATH`."""
+        match = re.fullmatch(r"gs://([a-z0-9][a-z0-9._-]{1,61}[a-z0-9])((?:/[\w.-]+)*)/?", text)
+        if match is None or ".." in match[2].split("/"):
             raise UserError(
                 f"--bucket is {text}; it must be gs://NAME or gs://NAME/PATH, in letters, digits, "
                 "dots, underscores and hyphens"
             )
-        return cls(spelled[1], spelled[2].strip("/"))
+        return cls(match[1], match[2].strip("/"))
 
     def __str__(self) -> str:
         return f"gs://{self.name}/{self.path}".rstrip("/")
 
     @property
     def folder(self) -> str:
-        """Where a machine sees it."""
+        """Mount path on a machine."""
         return f"{MOUNT}/{self.path}".rstrip("/")
 
 
 class Rented(NamedTuple):
-    """What a target has to know of a launch that was begun."""
+    """Handle of a launch that was begun, for the commands of its target."""
 
     name: str
-    job: str  # by which a managed job is called, and no other: those may have the same name
+    job: str  # of a managed job, unique: launches may share a name
     file: Path
     is_spot: bool
     where: str | None  # the project or the cluster; None: the program knows
@@ -57,7 +57,7 @@ class Launch:
     keys: tuple[str, ...]  # as on the command line, those that the launch adds included
     slices: Slices
     zones: tuple[str, ...]  # where it may be
-    is_narrowed: bool  # whether a zone or a region was asked for
+    is_narrowed: bool  # a zone or a region was requested
     bucket: Bucket | None
     is_spot: bool
     is_kept: bool  # the machines, when the training has ended

@@ -6,7 +6,7 @@ from typing import Any
 
 from windlass.devices.slices import region_of
 from windlass.errors import UserError
-from windlass.launch.asking import asked
+from windlass.launch.asking import query
 from windlass.launch.description import MOUNT, Launch, Rented
 from windlass.launch.text import as_yaml
 
@@ -22,8 +22,8 @@ RESTARTS = {True: 100, False: 10}
 GRACE_SECONDS = 300  # between SIGTERM and the end, to finish a step and save
 DAY_SECONDS = 86_400
 
-# On TPU machines gcsfuse remembers for ever what files there are, unless told otherwise, and hosts
-# look for files that others have just written. A checkpoint is committed by renaming its folder.
+# On TPU machines gcsfuse caches metadata for ever by default, and hosts look for files that others
+# have just written. A checkpoint is committed by renaming its folder.
 MOUNT_OPTIONS = (
     "implicit-dirs",
     "metadata-cache:ttl-secs:0",
@@ -133,7 +133,7 @@ def _pod(launch: Launch) -> dict[str, Any]:
         "set -e",
         f"pip install --quiet --root-user-action=ignore {shlex.join(launch.packages)}",
         f"cd {RECIPE}",
-        f"exec {train}",  # so that it is the one that hears of a preemption
+        f"exec {train}",  # so that it is the one that gets the SIGTERM of a preemption
     ]
     container = {
         "name": "train",
@@ -181,7 +181,7 @@ def does(launch: Launch) -> list[str]:
     pools = "a node pool" if count == 1 else f"{count} node pools"
     spot = "spot " if launch.is_spot else ""
     return [
-        f"a JobSet and a ConfigMap, both {launch.name}, in the cluster that kubectl speaks to",
+        f"a JobSet and a ConfigMap, both {launch.name}, in the current cluster of kubectl",
         f"it needs {pools} of {one.hosts} × {spot}{one.machine_type}, topology {one.topology}",
         f"begins again after a preemption or a failure, at most {RESTARTS[launch.is_spot]} times",
         "deletes itself a day after its end; the nodes go when the cluster scales down",
@@ -189,7 +189,7 @@ def does(launch: Launch) -> list[str]:
 
 
 def where() -> str:
-    return asked(["kubectl", "config", "current-context"], "speaks to no cluster", HOW)
+    return query(["kubectl", "config", "current-context"], "has no current cluster", HOW)
 
 
 def clear(before: Rented) -> list[list[str]]:
@@ -199,8 +199,8 @@ def clear(before: Rented) -> list[list[str]]:
 def start(launch: Launch, rented: Rented) -> list[list[str]]:
     # One that has ended is not run again: its jobs cannot be changed. The pods of one that has not
     # are waited for, which save at their end: two at a time would write to the same run.
-    gone = ["delete", "jobset", rented.name, "--ignore-not-found", "--cascade=foreground"]
-    return [_kubectl(rented, *gone), _kubectl(rented, "apply", "--filename", str(rented.file))]
+    deletion = ["delete", "jobset", rented.name, "--ignore-not-found", "--cascade=foreground"]
+    return [_kubectl(rented, *deletion), _kubectl(rented, "apply", "--filename", str(rented.file))]
 
 
 def status(rented: Rented) -> list[list[str]]:

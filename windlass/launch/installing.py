@@ -1,4 +1,4 @@
-"""What the machines install: this package from where it came, and no name taken on trust."""
+"""Requirements that machines install: this package by its origin, no name taken on trust."""
 
 import json
 import re
@@ -22,13 +22,13 @@ WOULD = (
 FOLDER = f"windlass is used from a folder of this computer, which no machine can install; {WOULD}"
 
 
-def package(asked: str | None, bucket: Bucket | None) -> str:
-    """What pip is told to install: what was asked for, or else where this package came from."""
-    if asked is None:
+def package(requested: str | None, bucket: Bucket | None) -> str:
+    """Requirement for pip: the one requested, or else the origin of this package."""
+    if requested is None:
         return came_from(_distribution()) or UNKNOWN
     # The extra that a TPU needs is added where it was left out.
-    spelled = re.fullmatch(r"\s*windlass\s*(\[[\w\s,-]+\])?\s*(|@.*|[=<>!~].*)", asked)
-    extra, which = spelled.groups() if spelled else ("", f"@ {asked.strip()}")
+    match = re.fullmatch(r"\s*windlass\s*(\[[\w\s,-]+\])?\s*(|@.*|[=<>!~].*)", requested)
+    extra, which = match.groups() if match else ("", f"@ {requested.strip()}")
     extra = extra or "[tpu]"
     if not which.startswith("@"):
         return f"windlass{extra}{which}"
@@ -36,11 +36,11 @@ def package(asked: str | None, bucket: Bucket | None) -> str:
     if where.startswith(f"{MOUNT}/"):
         if bucket is None:
             raise UserError(
-                f"--install is {asked}, and there is no --bucket that would be mounted there"
+                f"--install is {requested}, and there is no --bucket that would be mounted there"
             )
         where = f"file://{where}"
     elif not re.match(r"(git\+https|git\+ssh|https)://", where):
-        raise UserError(f"--install is {asked}, which no machine can install; {WOULD}")
+        raise UserError(f"--install is {requested}, which no machine can install; {WOULD}")
     if "@" in urlsplit(where).netloc and not where.startswith("git+ssh://"):
         raise UserError(
             "--install has a user or a token in its URL, which would be in files and logs; a wheel "
@@ -50,7 +50,7 @@ def package(asked: str | None, bucket: Bucket | None) -> str:
 
 
 def came_from(distribution: Distribution | None) -> str | None:
-    """Where an installed package came from, as pip is told; None: a folder of this computer."""
+    """Requirement of an installed package's origin; None: a folder of this computer."""
     if distribution is None:
         return None
     text = distribution.read_text("direct_url.json")
@@ -66,15 +66,15 @@ def came_from(distribution: Distribution | None) -> str | None:
 
 
 def obstacle(launch: Launch) -> str | None:
-    """Why no machine can be rented yet, where it would have nothing to install."""
+    """Reason not to rent yet: a machine would have nothing to install."""
     return FOLDER if UNKNOWN in launch.packages else None
 
 
 def _distribution() -> Distribution | None:
-    """What is installed, where it is also what runs."""
+    """Distribution that is installed, if it is also the one that runs."""
     try:
-        found = Distribution.from_name("windlass")
+        dist = Distribution.from_name("windlass")
     except PackageNotFoundError:
         return None
     here = Path(windlass.__file__).resolve()
-    return found if Path(str(found.locate_file("windlass/__init__.py"))).resolve() == here else None
+    return dist if Path(str(dist.locate_file("windlass/__init__.py"))).resolve() == here else None

@@ -1,4 +1,4 @@
-"""From what a user asks to a launch, or one refusal, before anything is rented."""
+"""Preparing a launch: a request is completed, or refused, before anything is rented."""
 
 import hashlib
 import re
@@ -39,35 +39,35 @@ def prepare(
     install: str | None = None,
     keep: bool = False,
 ) -> Launch:
-    """What is to be launched, checked as far as it can be without the machines."""
-    asked = slices.find(on)
-    zones = _zones(asked.each, region, zone)
+    """Launch of a recipe, checked as far as possible without the machines."""
+    requested = slices.find(on)
+    zones = _zones(requested.each, region, zone)
     place = None if bucket is None else Bucket.read(bucket)
-    _check_durable(asked, place, spot)
+    _check_durable(requested, place, spot)
     layers = config.load(recipe, overrides)
     merged = layers.merged("tpu")
     _refuse(layers.origin, [*_away(merged, place), *_run_folder(merged, place)])
-    run = _read(recipe, overrides, asked)
+    run = _read(recipe, overrides, requested)
     text = _text(recipe)
-    name = _name(layers.name, run, [text, *overrides]) if name is None else _checked(name)
-    said, added = flat(merged), []
-    if place is not None and not said.get("run.dir"):
+    name = _name(layers.name, run, [text, *overrides]) if name is None else _valid_name(name)
+    keys, added = flat(merged), []
+    if place is not None and not keys.get("run.dir"):
         added.append(f"run.dir={place.folder}/{name}")
-    if place is not None and asked.hosts > 1 and not said.get("data.cache"):
+    if place is not None and requested.hosts > 1 and not keys.get("data.cache"):
         added.append(f"data.cache={place.folder}/cache")
-    reads_cloud = any(value.startswith("gs://") for _, value in _named(merged))
+    reads_cloud = any(value.startswith("gs://") for _, value in _path_keys(merged))
     return Launch(
         name=name,
         recipe=Written(_plain(layers.name), text),
         keys=(*overrides, *added),
-        slices=asked,
+        slices=requested,
         zones=zones,
         is_narrowed=region is not None or zone is not None,
         bucket=place,
         is_spot=spot,
         is_kept=keep or place is None,
         packages=(installing.package(install, place), *(["gcsfs"] if reads_cloud else [])),
-        needs_hub=any(key.endswith(".hub") or value == "hub" for key, value in said.items()),
+        needs_hub=any(key.endswith(".hub") or value == "hub" for key, value in keys.items()),
     )
 
 
@@ -89,7 +89,7 @@ def _zones(one: Slice, region: str | None, zone: str | None) -> tuple[str, ...]:
     return tuple(each for each in one.zones if region in (None, slices.region_of(each)))
 
 
-def _check_durable(asked: Slices, bucket: Bucket | None, is_spot: bool) -> None:
+def _check_durable(requested: Slices, bucket: Bucket | None, is_spot: bool) -> None:
     if bucket is not None:
         return
     if is_spot:
@@ -97,15 +97,15 @@ def _check_durable(asked: Slices, bucket: Bucket | None, is_spot: bool) -> None:
             "--spot needs --bucket gs://NAME: a spot machine is taken away at any time with all "
             "that is on it, and from the bucket the run goes on"
         )
-    if asked.hosts > 1:
+    if requested.hosts > 1:
         raise UserError(
-            f"{asked.name} has {asked.hosts} hosts, which need --bucket gs://NAME: each saves its "
-            "part of a checkpoint in one folder that all of them see"
+            f"{requested.name} has {requested.hosts} hosts, which need --bucket gs://NAME: each "
+            "saves its part of a checkpoint in one folder that all of them see"
         )
 
 
-def _named(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
-    """Every key that names a file or a folder, with its value."""
+def _path_keys(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
+    """Keys that name a file or a folder, with their values."""
     data = merged.get("data")
     sections = {name: merged.get(name) for name in ELSEWHERE}
     if isinstance(adapters := merged.get("adapter"), list):
@@ -125,8 +125,8 @@ def _named(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
 
 
 def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
-    """What is named and is on no machine but this one."""
-    for key, value in _named(merged):
+    """Problems of paths that are on no machine but this one."""
+    for key, value in _path_keys(merged):
         section = key.rpartition(".")[0]
         is_source = section.startswith("data.")
         if value == MOUNT or value.startswith(f"{MOUNT}/"):
@@ -157,19 +157,19 @@ def _run_folder(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Probl
         )
 
 
-def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | None:
-    """The run as it will be on these slices, or a refusal; None where its model is far away."""
+def _read(recipe: AnyRecipe, overrides: Sequence[str], requested: Slices) -> Run | None:
+    """Run on the requested slices, or a refusal; None where its model is far away."""
     layers = config.load(recipe, overrides)
     merged = layers.merged("tpu")
-    far = [key for key, value in _named(merged) if not key.startswith("data.") and value]
+    far = [key for key, value in _path_keys(merged) if not key.startswith("data.") and value]
     if far:
-        _, found = attempt(Run, merged)
-        known = [one for one in found if one[0].split(".")[0] not in ELSEWHERE]
+        _, problems = attempt(Run, merged)
+        known = [one for one in problems if one[0].split(".")[0] not in ELSEWHERE]
         _refuse(layers.origin, [*layers.problems, *known])
         return None
     layers = origin.load(recipe, overrides)
     device = layers.peek("device", Device) or Device()
-    present = {"tpu": [asked.each.device_kind] * asked.devices}
+    present = {"tpu": [requested.each.device_kind] * requested.devices}
     try:
         chosen = selection.choose(device, present, {})
     except UserError:
@@ -177,7 +177,7 @@ def _read(recipe: AnyRecipe, overrides: Sequence[str], asked: Slices) -> Run | N
         raise
     kinds = present["tpu"][: chosen.count]
     return layers.read(
-        Run, "tpu", checks=[lambda run: checks.problems(run, "tpu", kinds, slices=asked.count)]
+        Run, "tpu", checks=[lambda run: checks.problems(run, "tpu", kinds, slices=requested.count)]
     )
 
 
@@ -186,21 +186,21 @@ def _refuse(origin: str, problems: Sequence[Problem]) -> None:
         raise UserError(report(list(problems), origin))
 
 
-def _name(recipe: str, run: Run | None, written: Sequence[str]) -> str:
-    """The name of a launch that was given none: as the run's folder would be called."""
-    said = hashlib.sha256("\n".join(written).encode()).hexdigest()[:8]
-    digest = said if run is None else identity.digest(run)
+def _name(recipe: str, run: Run | None, texts: Sequence[str]) -> str:
+    """Default name of a launch, like that of the run's folder: recipe and digest."""
+    of_text = hashlib.sha256("\n".join(texts).encode()).hexdigest()[:8]
+    digest = of_text if run is None else identity.digest(run)
     plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
     return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
 
 
 def _plain(recipe: str) -> str:
-    """A recipe's name as a file can be called anywhere, and no option or hidden file begins."""
+    """File name of a recipe, valid anywhere: no option or hidden file begins like it."""
     return re.sub(r"[^A-Za-z0-9._-]+", "-", recipe).lstrip("-.") or "recipe"
 
 
-def _checked(name: str) -> str:
+def _valid_name(name: str) -> str:
     if not re.fullmatch(r"[a-z]([a-z0-9-]*[a-z0-9])?", name) or len(name) > LONGEST_NAME:
         raise UserError(
             f"--name is {name}; it must be at most {LONGEST_NAME} small letters, digits and "

@@ -1,4 +1,4 @@
-"""What was launched, and how: so that its name is enough to ask after it, and to delete it."""
+"""Records of launches: the name of one is enough to follow it up, and to delete it."""
 
 import dataclasses
 import json
@@ -8,11 +8,11 @@ from datetime import datetime
 from pathlib import Path
 
 from windlass import files
-from windlass.config import folder as own
+from windlass.config import folder as config_folder
 from windlass.config import listing
 from windlass.config.reading import offer
 from windlass.errors import UserError
-from windlass.launch import Target, find
+from windlass.launch import Launcher, find
 from windlass.launch.description import Launch, Rented
 
 RECORD = "launch.json"
@@ -39,7 +39,7 @@ class Record:
     when: str
 
     @property
-    def how(self) -> Target:
+    def how(self) -> Launcher:
         return find(self.target)
 
     @property
@@ -48,8 +48,8 @@ class Record:
         return Rented(self.name, self.job, file, self.is_spot, self.where)
 
     def differs(self, other: "Record") -> str | None:
-        """What it was, where another of the name would leave its machines out of reach."""
-        said = {
+        """Earlier launch in words, where another of the name would lose track of its machines."""
+        facts = {
             "target": f"by {self.target}",
             "is_spot": "with --spot" if self.is_spot else "without --spot",
             "zones": f"in {listing(self.zones)}",
@@ -57,20 +57,20 @@ class Record:
             "run": f"for {self.run or 'a run on the machine alone'}",
         }
         if self.where is None:
-            del said["where"]
-        new = [what for key, what in said.items() if getattr(self, key) != getattr(other, key)]
-        if not new and self.slices == other.slices:
+            del facts["where"]
+        changes = [what for key, what in facts.items() if getattr(self, key) != getattr(other, key)]
+        if not changes and self.slices == other.slices:
             return None
-        return ", ".join([f"on {self.slices}", *new])
+        return ", ".join([f"on {self.slices}", *changes])
 
 
 def folder() -> Path:
-    """Where records are: of the user, not of a project, since machines cost wherever one stands."""
-    return own.folder() / "launches"
+    """Folder of records: of the user, not of a project, since machines cost anywhere."""
+    return config_folder.folder() / "launches"
 
 
 def describe(launch: Launch, target: str) -> Record:
-    """What there will be to note of a launch that is about to begin."""
+    """Record of a launch that is about to begin."""
     how = find(target)
     now = datetime.now().astimezone()
     return Record(
@@ -98,7 +98,7 @@ def check(record: Record, before: Record | None) -> None:
 
 
 def keep(record: Record, text: str) -> None:
-    """Note a launch before it begins, with its file."""
+    """Write the record of a launch before it begins, with its file."""
     place = folder() / record.name
     with files.writable(place):
         files.write(place / record.file, text)  # a shell may still be reading the one before
@@ -106,8 +106,8 @@ def keep(record: Record, text: str) -> None:
 
 
 def every() -> dict[str, Record]:
-    """All launches that are noted, by name."""
-    found = {}
+    """Records of all launches, by name."""
+    launches = {}
     for path in sorted(folder().glob(f"*/{RECORD}")):
         try:
             record = Record(**json.loads(path.read_text(encoding="utf-8")))
@@ -116,17 +116,17 @@ def every() -> dict[str, Record]:
                 f"{path} is no record of a launch; what {path.parent.name} rented may still be "
                 f"there. {LOST}; then delete that folder"
             ) from None
-        found[record.name] = record
-    return found
+        launches[record.name] = record
+    return launches
 
 
 def named(name: str) -> Record:
-    """The launch of a name."""
-    found = every()
-    if name not in found:
-        there = offer(name, list(found)) if found else "nothing was launched from here"
+    """Record of a launch, by name."""
+    launches = every()
+    if name not in launches:
+        there = offer(name, list(launches)) if launches else "nothing was launched from here"
         raise UserError(f"no launch is called {name}; {there}. {LOST}")
-    return found[name]
+    return launches[name]
 
 
 def forget(record: Record) -> None:

@@ -5,17 +5,17 @@ import subprocess
 from collections.abc import Sequence
 
 from windlass.errors import UserError
-from windlass.launch import Command, Target, find, installing, records
+from windlass.launch import Command, Launcher, find, installing, records
 from windlass.launch.description import Launch
 from windlass.launch.records import Record
 
 
-def obstacle(launch: Launch, how: Target) -> str | None:
-    """Why nothing is rented, although the file can be written."""
+def obstacle(launch: Launch, how: Launcher) -> str | None:
+    """Reason that nothing is rented, although the file can be written."""
     return how.obstacle(launch) or installing.obstacle(launch)
 
 
-def check(how: Target) -> None:
+def check(how: Launcher) -> None:
     """Refuse where the program that a target needs is not here."""
     if shutil.which(how.PROGRAM) is None:
         raise UserError(
@@ -25,7 +25,7 @@ def check(how: Target) -> None:
 
 
 def start(launch: Launch, target: str) -> int:
-    """Rent the machines and begin, or go on; gives the exit code of what was run."""
+    """Rent the machines and train, or resume; returns the exit code of the program."""
     how = find(target)
     how.check(launch)
     if why := obstacle(launch, how):
@@ -40,13 +40,13 @@ def start(launch: Launch, target: str) -> int:
 
 
 def status(record: Record) -> int:
-    """Show how a launch stands."""
+    """Show the status of a launch."""
     check(record.how)
     return _run(record.how.status(record.rented))
 
 
 def stop(record: Record) -> int:
-    """End the training; the same launch goes on later."""
+    """Stop the training; the same launch resumes it later."""
     check(record.how)
     return _run(record.how.stop(record.rented))
 
@@ -61,7 +61,7 @@ def delete(record: Record) -> int:
 
 
 def _run(commands: Sequence[Command]) -> int:
-    """Each in turn, until one fails."""
+    """Run each in turn, until one fails; returns its exit code."""
     for command in commands:
         code = subprocess.run(command).returncode
         if code:

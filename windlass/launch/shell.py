@@ -1,4 +1,4 @@
-"""What a rented machine runs in its shell: installing, the recipe in its place, training."""
+"""Shell script of a rented machine: installing, the recipe in its place, training."""
 
 import shlex
 
@@ -8,11 +8,11 @@ from windlass.launch.description import MOUNT, Launch
 # runs again: a training may be using it.
 _INSTALL = """\
 export PATH="$HOME/.local/bin:$PATH"
-if [[ "$(cat "$HOME/windlass/installed" 2> /dev/null)" != {noted} ]]; then
+if [[ "$(cat "$HOME/windlass/installed" 2> /dev/null)" != {requirements} ]]; then
   command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
   uv venv --quiet --allow-existing --python 3.12 "$HOME/windlass"
   uv pip install --quiet --python "$HOME/windlass/bin/python" {packages}
-  echo {noted} > "$HOME/windlass/installed"
+  echo {requirements} > "$HOME/windlass/installed"
 fi"""
 
 # Checkpoints are committed by renaming a folder, which gcsfuse refuses above a limit. Hosts look
@@ -38,30 +38,30 @@ fi"""
 
 
 def install(launch: Launch) -> str:
-    """Python and the package, in a folder of their own."""
-    noted = shlex.quote(" ".join(launch.packages))
-    return _INSTALL.format(packages=shlex.join(launch.packages), noted=noted)
+    """Install Python and the package, in a folder of their own."""
+    requirements = shlex.quote(" ".join(launch.packages))
+    return _INSTALL.format(packages=shlex.join(launch.packages), requirements=requirements)
 
 
 def mount(launch: Launch) -> str:
-    """The bucket as a folder."""
+    """Mount the bucket as a folder."""
     assert launch.bucket is not None
     return _BUCKET.format(mount=MOUNT, bucket=launch.bucket.name)
 
 
 def heredoc(text: str) -> str:
-    """A text as the input of a command, to the letter."""
+    """Here-document: a text as the input of a command, to the letter."""
     end = "END"
     while end in text.splitlines():
         end += "_"
     return f"<< '{end}'\n{text.rstrip()}\n{end}"
 
 
-def written(file: str, text: str) -> str:
-    """A file in the folder of the launch; `file` is one word."""
+def write_file(file: str, text: str) -> str:
+    """Write a file in the folder of the launch; `file` is one word."""
     return f'mkdir -p "$HOME/launch"\ncat > "$HOME/launch/{file}" {heredoc(text)}'
 
 
 def train(launch: Launch) -> str:
-    """The training, in the folder of the launch."""
+    """Train, in the folder of the launch."""
     return f'export PATH="$HOME/windlass/bin:$PATH"\ncd "$HOME/launch"\n{shlex.join(launch.train)}'

@@ -45,7 +45,7 @@ def check(launch: Launch) -> None:
 
 def obstacle(launch: Launch) -> str | None:
     # Seen in 0.14.1: what does not end in -8 counts as several hosts, and a job that takes N slices
-    # asks for N times the hosts of all of them.
+    # requests N times the hosts of all of them.
     kind = launch.slices.each.accelerator_type or ""
     if launch.slices.count == 1 or kind.endswith("-8"):
         return None
@@ -77,23 +77,23 @@ def task(launch: Launch) -> dict[str, Any]:
         resources["infra"] = infra[0]
     else:
         resources["any_of"] = [{"infra": each} for each in infra]
-    found: dict[str, Any] = {
+    document: dict[str, Any] = {
         "name": launch.name,
         "num_nodes": launch.slices.count,
         "resources": resources,
     }
     if launch.bucket is not None:
         source = f"gs://{launch.bucket.name}"
-        found["file_mounts"] = {MOUNT: {"source": source, "mode": "MOUNT"}}
-    # SkyPilot's shell is one for people, to which an exclamation mark means something.
+        document["file_mounts"] = {MOUNT: {"source": source, "mode": "MOUNT"}}
+    # SkyPilot's shell is interactive, and to it an exclamation mark means something.
     strict = ["set +H", "set -eo pipefail"]
-    setup = [shell.install(launch), shell.written(launch.file, launch.recipe.text)]
-    found["setup"] = "\n".join([*strict, *setup, ""])
+    setup = [shell.install(launch), shell.write_file(launch.file, launch.recipe.text)]
+    document["setup"] = "\n".join([*strict, *setup, ""])
     run = [shell.train(launch)]
     if launch.slices.count > 1:
         run.insert(0, _SLICES.format(count=launch.slices.count, hosts=one.hosts))
-    found["run"] = "\n".join([*strict, *run, ""])
-    return found
+    document["run"] = "\n".join([*strict, *run, ""])
+    return document
 
 
 def does(launch: Launch) -> list[str]:
@@ -111,7 +111,7 @@ def does(launch: Launch) -> list[str]:
 
 
 def where() -> None:
-    return None  # SkyPilot keeps in mind where each of its clusters and jobs is
+    return None  # SkyPilot keeps track of where each of its clusters and jobs is
 
 
 def clear(before: Rented) -> list[list[str]]:

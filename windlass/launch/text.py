@@ -22,6 +22,6 @@ _Dumper.add_representer(str, _text)
 
 
 def as_yaml(document: Any, command: str) -> str:
-    """A document under a comment that says what it is for."""
+    """YAML of a document, under a comment that says what it is for."""
     body = yaml.dump(document, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=1000)
     return f"# Written by windlass launch, for: {command}\n{body}"

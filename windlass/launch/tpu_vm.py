@@ -5,7 +5,7 @@ from importlib import resources
 
 from windlass.errors import UserError
 from windlass.launch import shell
-from windlass.launch.asking import asked
+from windlass.launch.asking import query
 from windlass.launch.description import Launch, Rented
 
 PROGRAM = "gcloud"
@@ -19,7 +19,7 @@ _HEAD = """\
 #
 #   bash {file}          requests {slices} in {zone}, trains, begins again after
 #   {blank}          a preemption, and {after}
-#   bash {file} status   how it stands, and the last lines of the run
+#   bash {file} status   its status, and the last lines of the run
 #   bash {file} stop     has the training save and end, and {after}
 #   bash {file} delete   deletes the machines
 #
@@ -33,7 +33,7 @@ REQUEST=({request})
 KEEP={keep}
 """
 
-# What is started in the background is told of SIGTERM alone, and by its own number.
+# What is started in the background gets SIGTERM alone, and by its own number.
 _RUN = """\
 {train} &
 echo "$!" > pid
@@ -90,7 +90,7 @@ def write(launch: Launch) -> str:
 
 
 def setup(launch: Launch) -> str:
-    """What a host runs before the training."""
+    """Setup script of a host, before the training."""
     bucket = [] if launch.bucket is None else [shell.mount(launch)]
     run = _RUN.format(train=shell.train(launch))
     if not launch.is_kept:
@@ -100,8 +100,8 @@ def setup(launch: Launch) -> str:
             "set -euo pipefail",
             *bucket,
             shell.install(launch),
-            shell.written(launch.file, launch.recipe.text),
-            shell.written("run.sh", run),
+            shell.write_file(launch.file, launch.recipe.text),
+            shell.write_file("run.sh", run),
         ]
     )
 
@@ -113,7 +113,7 @@ def does(launch: Launch) -> list[str]:
     return [
         f"a queued resource {launch.name}: {spot}{launch.slices.name} in {launch.zones[0]}, "
         f"{launch.slices.each.runtime}",
-        "the script waits for it, installs, trains on every host, and shows what it says",
+        "the script waits for it, installs, trains on every host, and shows its output",
         *([] if launch.bucket is None else [again]),
         f"when the training has ended, or at Ctrl-C once it is saved, the machines {after}",
     ]
@@ -121,7 +121,7 @@ def does(launch: Launch) -> list[str]:
 
 def where() -> str:
     how = "gcloud config set project PROJECT"
-    return asked(["gcloud", "config", "get-value", "project"], "has no project", how)
+    return query(["gcloud", "config", "get-value", "project"], "has no project", how)
 
 
 def clear(before: Rented) -> list[list[str]]:

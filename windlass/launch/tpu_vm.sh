@@ -9,7 +9,7 @@ setup() {
   cat @SETUP@
 }
 
-# Begins the training, unless it is under way; shows what it says until it ends. It goes on when the
+# Begins the training, unless it is under way; shows its output until it ends. It goes on when the
 # connection breaks, and whoever runs this again sees it from the beginning.
 train() {
   cat << 'END_OF_TRAIN'
@@ -155,7 +155,7 @@ run() {
   done
 }
 
-# However this ends, nothing is left that costs, unless that was asked for.
+# However this ends, nothing is left that costs, unless that was requested.
 finish() {
   local code=$?
   set +e

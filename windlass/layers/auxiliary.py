@@ -26,16 +26,16 @@ class AuxiliaryLosses(eqx.Module):
 
 def coefficients(model: PyTree) -> dict[str, float]:
     """The coefficients of all auxiliary losses that modules of a model declare."""
-    found: dict[str, float] = {}
+    factors: dict[str, float] = {}
 
     def note(node) -> bool:
         for name, factor in node.losses.items() if isinstance(node, AuxiliaryLosses) else ():
-            if found.setdefault(name, factor) != factor:
-                raise ValueError(f"{name} is declared with {found[name]} and with {factor}")
+            if factors.setdefault(name, factor) != factor:
+                raise ValueError(f"{name} is declared with {factors[name]} and with {factor}")
         return False  # not a leaf: modules inside it may declare losses, too
 
     jax.tree.leaves(model, is_leaf=note)
-    return found
+    return factors
 
 
 def added(*reports: Report) -> Report:

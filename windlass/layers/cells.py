@@ -1,4 +1,4 @@
-"""Cells of multiscale attention: every so many inputs of a document, counted from its beginning.
+"""Cells of multiscale attention: one per stride of a document, counted from its beginning.
 
 Position p of a document is the newest input of a cell where p + 1 is a multiple of the stride s.
 Such positions of a row are at least s apart, whatever documents begin between them, so that there
@@ -31,19 +31,19 @@ class Cells:
         self.phase = (first + jnp.arange(length, dtype=jnp.int32) - position - 1) % stride
 
     def take(self, x: Array) -> Array:
-        """What `x` has at the newest input of each cell, [batch, slots, ...]; zeros without one."""
+        """`x` at the newest input of each cell, [batch, slots, ...]; zeros where there is none."""
         is_end = self._is_end.reshape(self._is_end.shape + (1,) * (x.ndim - 2))
         return jnp.sum(jnp.where(is_end, self._framed(x), jnp.zeros((), x.dtype)), axis=2)
 
     def _framed(self, x: Array) -> Array:
         """Positions by slot, [batch, slots, stride, ...]."""
         missing = self._count * self.stride - x.shape[1]
-        whole = jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
+        padded = jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
         if not isinstance(self._offset, int):
-            whole = jnp.roll(whole, self._offset, axis=1)
-        return whole.reshape(x.shape[0], self._count, self.stride, *x.shape[2:])
+            padded = jnp.roll(padded, self._offset, axis=1)
+        return padded.reshape(x.shape[0], self._count, self.stride, *x.shape[2:])
 
 
 def slots_of(length: int, stride: int, *, is_aligned: bool) -> int:
-    """Slots that so many positions may reach into, beginning with a slot or anywhere in one."""
+    """Slots that `length` positions may reach into, beginning with a slot or anywhere in one."""
     return -(-length // stride) if is_aligned else (length + stride - 2) // stride + 1

@@ -21,7 +21,7 @@ from windlass.layers import recurrence
 from windlass.layers.auxiliary import Report, added
 from windlass.layers.cells import Cells
 from windlass.layers.kernels import attend
-from windlass.layers.kv_cache import Cached, KVCache
+from windlass.layers.kv_cache import DecodeContext, KVCache
 
 
 class Packed:
@@ -31,7 +31,7 @@ class Packed:
         self.position, self.document = batch["position"], batch["document"]
         self.reported: Report = {}
 
-    def layer(self, kept: None) -> "Packed":
+    def layer(self, cache: None) -> "Packed":
         view = copy.copy(self)
         view.reported = {}
         return view
@@ -93,6 +93,6 @@ class Packed:
         return recurrence.along_time(step, start, (x, self.position))[1]
 
 
-def enter(batch: dict[str, Array], cache: KVCache | None) -> Packed | Cached:
+def enter(batch: dict[str, Array], cache: KVCache | None) -> Packed | DecodeContext:
     """The context for a call of a model."""
-    return Packed(batch) if cache is None else Cached(batch, cache)
+    return Packed(batch) if cache is None else DecodeContext(batch, cache)

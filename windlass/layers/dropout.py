@@ -17,7 +17,7 @@ Model = TypeVar("Model")
 
 
 class Dropout(eqx.Module):
-    """A share of what goes through becomes zero, and the rest larger to make up for it.
+    """Dropout: a share of the inputs becomes zero, and the rest larger to make up for it.
 
     Without a key, as in evaluation, everything goes through as it is.
     """
@@ -29,9 +29,9 @@ class Dropout(eqx.Module):
     def __call__(self, x: Float[Array, "..."], axes: Sequence[str]) -> Float[Array, "..."]:
         if self.key is None:
             return x
-        key, kept = jax.random.wrap_key_data(self.key), 1 - self.rate
-        is_kept = jax.random.bernoulli(key, kept, x.shape, out_sharding=layout(axes, x.shape))
-        return jnp.where(is_kept, x / kept, jnp.zeros_like(x))
+        key, keep = jax.random.wrap_key_data(self.key), 1 - self.rate
+        is_kept = jax.random.bernoulli(key, keep, x.shape, out_sharding=layout(axes, x.shape))
+        return jnp.where(is_kept, x / keep, jnp.zeros_like(x))
 
 
 def keyed(model: Model, key: PRNGKeyArray) -> Model:

@@ -74,12 +74,12 @@ class Head(Placed):
         tiles = _Tiles(hidden.shape, tile_tokens)
         dtype = hidden.dtype
         # What float16 cannot hold before the backward pass scales it must wait in float32.
-        kept = jnp.float32 if dtype == jnp.float16 else dtype
+        gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns):
             def add(sums, tile):
-                found = loss(_logits(tile[0], weight), tile[1])
-                return _add(sums, found), None
+                values = loss(_logits(tile[0], weight), tile[1])
+                return _add(sums, values), None
 
             zeros = _zeros(loss, tiles, hidden, weight, columns)
             sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
@@ -89,7 +89,7 @@ class Head(Placed):
             def add(carry, tile):
                 sums, d_weight = carry
                 h, own = tile
-                d_logits, found = _gradient(loss, _logits(h, weight), own)
+                d_logits, values = _gradient(loss, _logits(h, weight), own)
                 # Both products in the precision of the model: a float32 factor would leave the
                 # fast paths of every accelerator.
                 d_logits, back = _in_range(d_logits, h.dtype)
@@ -97,15 +97,15 @@ class Head(Placed):
                     "gbsv,ve->gbse",
                     d_logits,
                     weight,
-                    preferred_element_type=kept,
+                    preferred_element_type=gradient_dtype,
                     out_sharding=_rows(h),
                 )
                 more = jnp.einsum("gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32)
                 if back is not None:
                     d_h, more = d_h * back, more * back[:, 0]
-                return (_add(sums, found), d_weight + more), d_h
+                return (_add(sums, values), d_weight + more), d_h
 
-            # One accumulator per group of devices that shares rows: they meet once, at the end.
+            # One accumulator per group of devices that shares rows: reduced once, at the end.
             shape = (tiles.shards, *weight.shape)
             d_weight = jnp.zeros(
                 shape, jnp.float32, out_sharding=layout(("batch", "vocab", ""), shape)
@@ -114,7 +114,7 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = jnp.sum(d_weight, axis=0).astype(kept)
+            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -162,9 +162,9 @@ class Head(Placed):
 
             return *jax.grad(weighted, (0, 1))(hidden, weight), None
 
-        found = jax.custom_vjp(values)
-        found.defvjp(lambda *given: (values(*given), given), backward)
-        return found(hidden, self.weight, targets)
+        function = jax.custom_vjp(values)
+        function.defvjp(lambda *inputs: (values(*inputs), inputs), backward)
+        return function(hidden, self.weight, targets)
 
 
 class _Tiles:
@@ -222,12 +222,12 @@ def pick_several(
     axis = split_over("vocab", logits.shape[-1])
 
     def local(logits, candidates):
-        held = logits.shape[-1]
-        first = 0 if axis is None else jax.lax.axis_index(axis) * held
+        size = logits.shape[-1]
+        first = 0 if axis is None else jax.lax.axis_index(axis) * size
         index = candidates - first
-        found = jnp.take_along_axis(logits, jnp.clip(index, 0, held - 1), axis=-1)
-        found = jnp.where((index >= 0) & (index < held), found, 0.0)
-        return found if axis is None else jax.lax.psum(found, axis)
+        picked = jnp.take_along_axis(logits, jnp.clip(index, 0, size - 1), axis=-1)
+        picked = jnp.where((index >= 0) & (index < size), picked, 0.0)
+        return picked if axis is None else jax.lax.psum(picked, axis)
 
     rows = layout(("batch",), logits.shape[:1])
     if rows is None:
@@ -256,8 +256,8 @@ def _weighted(logits, columns):
 
 def _gradient(loss, logits, columns):
     def summed(logits):
-        found = loss(logits, columns)
-        return jnp.sum(found[0]), found
+        values = loss(logits, columns)
+        return jnp.sum(values[0]), values
 
     return jax.grad(summed, has_aux=True)(logits)
 
@@ -275,8 +275,8 @@ def _in_range(d_logits, dtype):
     return (d_logits * scale).astype(dtype), 1 / scale
 
 
-def _add(sums, found):
-    return jax.tree.map(lambda total, x: total + jnp.sum(x, axis=(1, 2)), sums, found)
+def _add(sums, values):
+    return jax.tree.map(lambda total, x: total + jnp.sum(x, axis=(1, 2)), sums, values)
 
 
 def _zeros(loss, tiles, hidden, weight, columns):

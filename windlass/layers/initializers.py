@@ -12,34 +12,34 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.layers.sketch import is_sketched
 
-Draw = Callable[[PRNGKeyArray, tuple[int, ...], int], Float[Array, "..."]]
-HostDraw = Callable[[np.random.Generator, tuple[int, ...], int], np.ndarray]
+Initializer = Callable[[PRNGKeyArray, tuple[int, ...], int], Float[Array, "..."]]
+HostInitializer = Callable[[np.random.Generator, tuple[int, ...], int], np.ndarray]
 
 
-def _sketched(draw: Draw) -> Draw:
-    @functools.wraps(draw)
-    def drawn(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-        return jnp.zeros(shape) if is_sketched() else draw(key, shape, fan_in)
+def _sketched(initializer: Initializer) -> Initializer:
+    @functools.wraps(initializer)
+    def init(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
+        return jnp.zeros(shape) if is_sketched() else initializer(key, shape, fan_in)
 
-    return drawn
+    return init
 
 
 @_sketched
 def narrow(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-    """Normal without its tails, and so wide that outputs vary as inputs do."""
+    """LeCun normal, truncated: so wide, 1 / sqrt(fan_in), that outputs vary as inputs do."""
     return jax.random.truncated_normal(key, -3, 3, shape) / math.sqrt(fan_in)
 
 
 @_sketched
 def uniform(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-    """As PyTorch's linear maps begin."""
+    """Uniform within 1 / sqrt(fan_in) of 0, as PyTorch's linear maps begin."""
     bound = 1 / math.sqrt(fan_in)
     return jax.random.uniform(key, shape, minval=-bound, maxval=bound)
 
 
 @_sketched
 def small(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-    """Normal of 0.02, whatever goes into an output."""
+    """Normal of standard deviation 0.02, whatever the fan-in."""
     return 0.02 * jax.random.normal(key, shape)
 
 
@@ -47,30 +47,30 @@ def zeros(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array
     return jnp.zeros(shape)
 
 
-def host(draw: HostDraw) -> Draw:
+def host(initializer: HostInitializer) -> Initializer:
     """An initializer computed by NumPy on the host: eigenvalues, say, which a TPU has not.
 
     In float32. The random numbers follow from the key alone, so that the bits are the same on any
     mesh; one process computes them, and sends them to the others. A plan computes nothing.
     """
 
-    def drawn(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
-        def one(words: np.ndarray) -> np.ndarray:
-            return np.asarray(draw(np.random.default_rng(words), shape, fan_in), np.float32)
+    def init(key: PRNGKeyArray, shape: tuple[int, ...], fan_in: int) -> Float[Array, "..."]:
+        def layer(seed: np.ndarray) -> np.ndarray:
+            return np.asarray(initializer(np.random.default_rng(seed), shape, fan_in), np.float32)
 
-        def every(words: np.ndarray) -> np.ndarray:  # stacked layers have an axis in front
-            made = [one(each) for each in words.reshape(-1, words.shape[-1])]
-            return np.stack(made).reshape(*words.shape[:-1], *shape)
+        def every(seed: np.ndarray) -> np.ndarray:  # stacked layers have an axis in front
+            layers = [layer(each) for each in seed.reshape(-1, seed.shape[-1])]
+            return np.stack(layers).reshape(*seed.shape[:-1], *shape)
 
-        whole = jax.pure_callback(
-            lambda words: every(np.asarray(words)),
+        weights = jax.pure_callback(
+            lambda seed: every(np.asarray(seed)),
             jax.ShapeDtypeStruct(shape, jnp.float32),
             jax.random.key_data(key),
             vmap_method="expand_dims",
         )
-        return _replicated(whole)
+        return _replicated(weights)
 
-    return _sketched(drawn)
+    return _sketched(init)
 
 
 def _replicated(x: Array) -> Array:

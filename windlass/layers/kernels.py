@@ -20,11 +20,11 @@ from windlass.layers.sketch import is_sketched
 # with 16 heads. Flash kernels hold none of them.
 LONGEST_WITHOUT_FLASH = 8192
 
-MIXED = "mixed"  # what attention gives, to whoever decides what a backward pass may find saved
+MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization policies
 
 
 class Kernel(NamedTuple):
-    """A way to compute attention, and in words why a device gets it."""
+    """An attention kernel, and the reason why a device gets it."""
 
     name: str  # cudnn, splash or xla
     why: str
@@ -84,10 +84,10 @@ def attend(
     """Attention, softmax(scale q k^T + mask) v, each device its own rows and heads.
 
     Query i stands at position t = first + i of its row and sees the slots that hold its document,
-    up to t where it is causal; with a window only those whose newest input is less than so many
+    up to t where it is causal; with a window only those whose newest input is less than `window`
     positions from t. `scale` is 1/sqrt(dim) where none is given.
 
-    With a stride, slot j holds a cell of so many positions, whose newest input is at j * stride +
+    With a stride, slot j holds a cell of `stride` positions, whose newest input is at j * stride +
     phase. Cells of a document are counted from its beginning, so that the phase, in [0, stride),
     is the same for all of them, and it is given for each query; None is stride - 1, that of a
     document at the beginning of the row. A query that sees no cell gets zeros.
@@ -139,7 +139,7 @@ def spread(x: Float[Array, "batch seq kv_heads dim"]) -> Float[Array, "batch seq
 
 
 def keeps(primitive: Any, *_: Any, **__: Any) -> bool:
-    """A policy for `jax.checkpoint`: what cuDNN's kernel leaves for its backward pass is kept.
+    """Rematerialization policy: what cuDNN's kernel leaves for its backward pass is saved.
 
     The other kernels name what they leave `MIXED`; this one lets nobody name it.
     """
@@ -186,10 +186,10 @@ def splash(
 
 
 def sketch(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
-    """What a flash kernel reads, gives and leaves for its backward pass, and no attention.
+    """Stand-in for a flash kernel: its inputs, outputs and saved residuals, and no attention.
 
     For whoever only counts: tracing the real ones takes longer than all else in a step, and one of
-    them asks for a device.
+    them needs a device.
     """
 
     def backward(q, k, v, mixed, sums, d):
@@ -236,7 +236,7 @@ def visible(
 def _standing(
     document: Array, first: int | Array, stride: int, phase: Array | None
 ) -> Int[Array, "batch seq"]:
-    """Where queries stand on the axis of cells, in positions: slot j begins at j * stride."""
+    """Positions of queries on the axis of cells, where slot j begins at j * stride."""
     back = stride - 1 if phase is None else phase
     at = first + jnp.arange(document.shape[1], dtype=jnp.int32) - back
     return jnp.broadcast_to(at, document.shape)
@@ -249,7 +249,7 @@ def _seeing(mixed: Array, document: Array, slots: Array, at: Array, pattern: Pat
 
 
 def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
-    """By the devices of the mesh; the flash kernels are for whole rows."""
+    """Kernel for the devices of the mesh; the flash kernels are for whole rows."""
     device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
     _, length, _, dim = q.shape
     cells = -(-length // pattern.stride)

@@ -33,7 +33,7 @@ class KVCache(eqx.Module):
         return KVCache(None, slots, jnp.int32(0))
 
 
-class Cached:
+class DecodeContext:
     """Generation: the tokens of this call, after those whose keys and states are in a cache."""
 
     def __init__(self, batch: dict[str, Array], cache: KVCache):
@@ -41,19 +41,19 @@ class Cached:
         self.used = cache.used
         self.slots = _insert(cache.slots, self.document, self.used)
 
-    def layer(self, kept: tuple | None) -> "CachedLayer":
-        return CachedLayer(self, kept)
+    def layer(self, cache: tuple | None) -> "CachedLayer":
+        return CachedLayer(self, cache)
 
     def finish(self, layers: PyTree) -> KVCache:
         return KVCache(layers, self.slots, self.used + self.document.shape[1])
 
 
 class CachedLayer:
-    """One layer's view of a cache: what it keeps, in the order of its calls."""
+    """One layer's view of a KV cache or state cache: its entries, in the order of its calls."""
 
-    def __init__(self, context: Cached, kept: tuple | None):
+    def __init__(self, context: DecodeContext, cache: tuple | None):
         self.context, self.position, self.document = context, context.position, context.document
-        self.kept, self.left = kept, []
+        self.cache, self.left = cache, []
         self.reported: Report = {}
 
     def leave(self) -> tuple:
@@ -63,7 +63,7 @@ class CachedLayer:
         """Attention to all keys so far, as in training."""
         where = dict(document=self.document, first=self.context.used, stride=stride)
         if stride == 1:
-            keys, values = self._cached(_blank(k, self.capacity), _blank(v, self.capacity))
+            keys, values = self._cached(_zeros(k, self.capacity), _zeros(v, self.capacity))
             keys, values = (_insert(*pair, self.context.used) for pair in ((keys, k), (values, v)))
             self.left.append((keys, values))
             return attend(q, keys, values, slots=self.context.slots, **where, **how)
@@ -72,40 +72,40 @@ class CachedLayer:
         return attend(q, keys, values, slots=slots, phase=cells.phase, **where, **how)
 
     def cells(self, x: Array, stride: int) -> Array:
-        """As in training; of a call that ends no cell there is one slot, of zeros."""
+        """Cells as in training; of a call that ends no cell there is one slot, of zeros."""
         return x if stride == 1 else self._cells(stride).take(x)
 
     def before(self, x: Array, n: int) -> Array:
-        """As in training: n - 1 inputs are cached."""
-        (state,) = self._cached(recurrence.blank(x, n - 1))
+        """The last n inputs, as in training: n - 1 of them are cached."""
+        (state,) = self._cached(recurrence.zeros(x, n - 1))
         counts = jnp.pad(self.document >= 0, ((0, 0), (n - 1, 0)), constant_values=True)
         inputs = recurrence.compacted(jnp.concatenate([state, x], axis=1), counts)
         self.left.append((inputs[:, inputs.shape[1] - (n - 1) :],))
         return recurrence.last(inputs, n, self.position)
 
     def scan(self, combine: Callable[[PyTree, PyTree], PyTree], elements: PyTree) -> PyTree:
-        """As in training: the prefix of all elements so far is cached."""
+        """Associative scan, as in training: the prefix of all elements so far is cached."""
         # What it is before the first token is never seen: a document begins afresh.
-        blank = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), elements)
-        (state,) = self._cached(blank)
-        whole = jax.tree.map(
+        zeros = jax.tree.map(lambda x: jnp.zeros_like(x[:, 0]), elements)
+        (state,) = self._cached(zeros)
+        sequence = jax.tree.map(
             lambda old, x: jnp.concatenate([old[:, None], x], axis=1), state, elements
         )
         front = ((0, 0), (1, 0))
-        found = recurrence.scan(
+        prefixes = recurrence.scan(
             combine,
-            whole,
+            sequence,
             begins=jnp.pad(self.position == 0, front),
             counts=jnp.pad(self.document >= 0, front, constant_values=True),
         )
-        self.left.append((jax.tree.map(lambda x: x[:, -1], found),))
-        return jax.tree.map(lambda x: x[:, 1:], found)
+        self.left.append((jax.tree.map(lambda x: x[:, -1], prefixes),))
+        return jax.tree.map(lambda x: x[:, 1:], prefixes)
 
     def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
         """Nothing is reported in generation."""
 
     def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
-        """As in training: the state is cached."""
+        """Recurrence, as in training: the state is cached."""
         (state,) = self._cached(recurrence.per_row(start, x))
 
         def step(state, now):
@@ -121,9 +121,9 @@ class CachedLayer:
     def capacity(self) -> int:
         return self.context.slots.shape[1]
 
-    def _cached(self, *blanks: PyTree) -> tuple:
-        """What this call's turn has in the cache, or `blanks` before the prefill."""
-        return blanks if self.kept is None else self.kept[len(self.left)]
+    def _cached(self, *initial: PyTree) -> tuple:
+        """The cache entry of this call, by its turn, or `initial` before the prefill."""
+        return initial if self.cache is None else self.cache[len(self.left)]
 
     def _cells(self, stride: int) -> Cells:
         return Cells(self.position, self.document, stride, self.context.used)
@@ -131,8 +131,8 @@ class CachedLayer:
     def _merged(self, k: Array, v: Array, cells: Cells) -> tuple[Array, Array, Array]:
         """Keys, values and documents of all cells so far; a slot may be half over in a call."""
         capacity = slots_of(self.capacity, cells.stride, is_aligned=False)
-        none = recurrence.blank(cells.documents, capacity) + EMPTY
-        old = self._cached(_blank(k, capacity), _blank(v, capacity), none)
+        none = recurrence.zeros(cells.documents, capacity) + EMPTY
+        old = self._cached(_zeros(k, capacity), _zeros(v, capacity), none)
         is_new = cells.documents != EMPTY
 
         def merge(old, new):
@@ -144,7 +144,7 @@ class CachedLayer:
         return keys, values, documents
 
 
-def _blank(x: Array, capacity: int) -> Array:
+def _zeros(x: Array, capacity: int) -> Array:
     shape = (x.shape[0], capacity, *x.shape[2:])
     return jnp.zeros(shape, x.dtype, out_sharding=layout("batch seq kv_heads head_dim", shape))
 

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
-from windlass.layers.initializers import Draw, narrow
+from windlass.layers.initializers import Initializer, narrow
 
 
 class LinearMap(Placed):
-    """What every linear map offers, whatever arrays it holds: y = x W + b between named axes."""
+    """Interface of linear maps, whatever arrays they hold: y = x W + b between named axes."""
 
     reads: eqx.AbstractVar[tuple[str, ...]]
     writes: eqx.AbstractVar[tuple[str, ...]]
@@ -58,13 +58,13 @@ class Linear(LinearMap):
         sizes: dict[str, int],
         *,
         bias: bool = False,
-        draw: Draw = narrow,
+        initializer: Initializer = narrow,
         key: PRNGKeyArray,
     ):
         self.reads, self.writes = tuple(reads.split()), tuple(writes.split())
         shape = tuple(sizes[name] for name in self.reads + self.writes)
         fan_in = math.prod(shape[: len(self.reads)])
-        self.weight = draw(key, shape, fan_in)
+        self.weight = initializer(key, shape, fan_in)
         self.bias = jnp.zeros(shape[len(self.reads) :]) if bias else None
 
     @staticmethod
@@ -76,9 +76,9 @@ class Linear(LinearMap):
     ) -> "Linear":
         """The map of a matrix, and perhaps a bias, that are there already."""
         sizes = dict(zip(reads + writes, weight.shape, strict=True))
-        given = {"draw": lambda key, shape, fan_in: weight, "key": jax.random.key(0)}
-        made = Linear(" ".join(reads), " ".join(writes), sizes, **given)
-        return eqx.tree_at(lambda one: one.bias, made, bias, is_leaf=lambda x: x is None)
+        settings = {"initializer": lambda key, shape, fan_in: weight, "key": jax.random.key(0)}
+        linear = Linear(" ".join(reads), " ".join(writes), sizes, **settings)
+        return eqx.tree_at(lambda one: one.bias, linear, bias, is_leaf=lambda x: x is None)
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:

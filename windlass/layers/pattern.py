@@ -16,7 +16,7 @@ class Pattern(NamedTuple):
     """Query i sees the key slots of its document with -right <= i - newest <= left.
 
     The newest input of slot j is one of the positions j * stride .. (j + 1) * stride - 1 of the
-    row: with a stride a slot is a cell of so many positions, seen from its newest input on.
+    row: with a stride a slot is a cell of that many positions, seen from its newest input on.
     """
 
     causal: bool = True
@@ -26,13 +26,13 @@ class Pattern(NamedTuple):
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
-        """How many positions behind and ahead of a query it sees, (left, right); None: all."""
+        """Reach of a query: positions behind and ahead that it sees, (left, right); None: all."""
         most = None if self.window is None else self.window - 1
         return most, 0 if self.causal else most
 
     @property
     def name(self) -> str:
-        """Of the kernel in a program."""
+        """Name of the kernel in a program."""
         return "".join(
             [
                 "causal_attention" if self.causal else "bidirectional_attention",
@@ -45,17 +45,17 @@ class Pattern(NamedTuple):
     @staticmethod
     def of(name: str) -> "Pattern | None":
         """The pattern that a function of a program is named for; None where it is no attention."""
-        found = _NAMES.fullmatch(name)
-        if found is None:
+        match = _NAMES.fullmatch(name)
+        if match is None:
             return None
-        direction, window, stride, backward = found.groups()
+        direction, window, stride, backward = match.groups()
         wide = None if window is None else int(window)
         return Pattern(direction == "causal", wide, int(stride or 1), backward is not None)
 
     def pairs(self, queries: int, slots: int) -> int:
         """Pairs of a query and a key that a model needs, in a row of one document.
 
-        Kernels compute more of them and say nothing of how many: all count as those it needs.
+        Kernels compute more of them and do not report how many: all count as those it needs.
         """
         if self.window is None and not self.causal:
             return queries * slots

@@ -53,9 +53,9 @@ def last(x: Array, n: int, position: Int[Array, "batch seq"]) -> Array:
     The own one is the last of them. Those before position 0 are zeros.
     """
     length = position.shape[1]
-    found = jnp.stack([x[:, i : i + length] for i in range(n)], axis=2)
+    inputs = jnp.stack([x[:, i : i + length] for i in range(n)], axis=2)
     age = jnp.arange(n - 1, -1, -1, dtype=position.dtype)
-    return where(position[:, :, None] >= age, found, jnp.zeros_like(found))
+    return where(position[:, :, None] >= age, inputs, jnp.zeros_like(inputs))
 
 
 def compacted(x: Array, counts: Bool[Array, "batch seq"]) -> Array:
@@ -65,7 +65,7 @@ def compacted(x: Array, counts: Bool[Array, "batch seq"]) -> Array:
     return x.at[rows, order].get(out_sharding=_spec(x))
 
 
-def blank(x: Array, length: int) -> Array:
+def zeros(x: Array, length: int) -> Array:
     """Zeros of another length, laid out as `x` is."""
     return jnp.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, out_sharding=_spec(x))
 

@@ -1,4 +1,4 @@
-"""Residual connections: how a branch of a block joins the stream that runs through the layers."""
+"""Residual connections: how a branch of a block joins the residual stream."""
 
 from abc import abstractmethod
 from collections.abc import Callable
@@ -32,7 +32,7 @@ class Plain(Connection):
 
 
 class Streams:
-    """What lies between the embedding and the blocks, and between the blocks and the last norm."""
+    """Residual streams: how they leave the embedding, and how they enter the last norm."""
 
     def widen(self, x: Hidden) -> PyTree:
         """The streams that enter the first block."""

@@ -22,7 +22,7 @@ READS = {
     "llama3": ("original_length", "slow", "fast"),
     "yarn": ("original_length", "slow", "fast", "attention_factor", "truncate"),
 }
-FAST = {"llama3": 4.0, "yarn": 32.0}  # where nothing is said; slow is 1 in both
+FAST = {"llama3": 4.0, "yarn": 32.0}  # the default; that of slow is 1 in both
 
 
 @section

@@ -19,8 +19,8 @@ LARGEST_BLOCK = 512  # positions that the kernel takes at a time
 FILLED = -3  # the document of what fills a row up: no real one, padding (-1) or empty slot (-2)
 
 
-class Cells(masks.Mask):
-    """Which cells of `pattern.stride` positions are seen from where, computed in the kernel.
+class CellMask(masks.Mask):
+    """Mask of cells of `pattern.stride` positions: those that a query sees, computed in the kernel.
 
     By `mask_function`, exactly, from where each query stands, which is known when it runs; by
     index, for the blocks that are left out of the program, wherever a phase may have put a cell.
@@ -64,7 +64,7 @@ def attend(
     saved_as: str,
     interpret: bool,
 ) -> Array:
-    """As `kernels.attend` says; what the backward pass needs has the name `saved_as`."""
+    """Attention as in `kernels.attend`; what the backward pass needs has the name `saved_as`."""
     length, heads = q.shape[1:3]
     # What fills a row up is a document of its own, and what it sees is cut off.
     q, k, v = (_filled(x, 0) for x in (q, k, v))
@@ -101,7 +101,7 @@ def _kernel(shape: tuple[int, int], heads: int, pattern: Pattern, saved_as: str,
 
 def _mask(shape: tuple[int, int], pattern: Pattern) -> masks.Mask:
     if pattern.stride > 1:
-        return Cells(shape, pattern)
+        return CellMask(shape, pattern)
     if pattern.sides == (None, None):
         return masks.FullMask(shape)
     return masks.LocalMask(shape, pattern.sides, 0)

@@ -38,17 +38,17 @@ class Stack(eqx.Module):
     unroll: int = eqx.field(static=True, default=1)  # rounds of the pattern per loop iteration
     streams: Streams = eqx.field(static=True, default=ONE_STREAM)
 
-    def __call__(self, x: Hidden, context, kept: PyTree = None) -> tuple[Hidden, PyTree, Report]:
-        """The hidden states after all blocks, what each block keeps, and the sum of reports."""
+    def __call__(self, x: Hidden, context, cache: PyTree = None) -> tuple[Hidden, PyTree, Report]:
+        """The hidden states after all blocks, the cache of each block, and the sum of reports."""
         weights, rest = eqx.partition(self.kinds, eqx.is_array)
         rounds, odd = divmod(self.layers, len(self.kinds))
-        kept_rounds, kept_odd = (None, [None] * odd) if kept is None else kept
+        cache_rounds, cache_odd = (None, [None] * odd) if cache is None else cache
 
         loops, x = self.unroll < rounds, self.streams.widen(x)
 
         def one(kind):
-            def apply(x, weights, kept):
-                view = context.layer(kept)
+            def apply(x, weights, cache):
+                view = context.layer(cache)
                 return eqx.combine(weights, rest[kind])(x, view), (view.leave(), view.reported)
 
             return _rematerialised(apply, self.remat, in_loop=loops)
@@ -61,7 +61,7 @@ class Stack(eqx.Module):
             return x, tuple(out)
 
         nothing = (None,) * len(self.kinds)
-        scanned = (_take(weights, slice(rounds)), nothing if kept is None else kept_rounds)
+        scanned = (_take(weights, slice(rounds)), nothing if cache is None else cache_rounds)
         if loops:
             x, out_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
         else:
@@ -73,13 +73,13 @@ class Stack(eqx.Module):
 
         out_odd = []
         for kind in range(odd):
-            x, out = one(kind)(x, _take(weights[kind], rounds), kept_odd[kind])
+            x, out = one(kind)(x, _take(weights[kind], rounds), cache_odd[kind])
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         return self.streams.narrow(x), left, self._reported(out_rounds, out_odd)
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
-        """What all layers reported: those of the rounds by kind, and those after the last round."""
+        """Reports of all layers: those of the rounds by kind, and those after the last round."""
         kinds, whole = len(self.kinds), self.layers - len(out_odd)
         rounds = [
             over_layers(report, range(kind, whole, kinds))
@@ -93,17 +93,17 @@ class Stack(eqx.Module):
 
 
 def stacked(pattern: Sequence[Maker], layers: int, *, key: PRNGKeyArray) -> Stack:
-    """A stack of so many layers, made by the functions of `pattern` in turn."""
+    """A stack of `layers` layers, made by the functions of `pattern` in turn."""
     keys, pattern = jax.random.split(key, layers), pattern[:layers]
     numbers, kinds = jnp.arange(layers), len(pattern)
-    made = [
+    stacks = [
         eqx.filter_vmap(make)(keys[i::kinds], numbers[i::kinds]) for i, make in enumerate(pattern)
     ]
-    return Stack(tuple(made), layers)
+    return Stack(tuple(stacks), layers)
 
 
 def arrange(model: PyTree, *, remat: str, unroll: int) -> PyTree:
-    """The model with every stack run so: what is saved for the backward pass, layers per loop."""
+    """The model with its stacks set: rematerialization, and layers per loop iteration."""
 
     def change(node):
         if not isinstance(node, Stack):
@@ -125,7 +125,7 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
 
 
 def _is_computed(primitive: Primitive, *arrays: Any, **settings: Any) -> bool:
-    """Whether an operation makes new numbers, and not the same in another form that is larger.
+    """Rematerialization policy: save what is new, not the same numbers in a larger form.
 
     Weights that a layer has gathered would else be held for all layers at once.
     """

@@ -7,7 +7,7 @@ A family's file defines
   make another model when it is doubled, negated if it is a statement, exchanged if it is a word and
   left out if it is a section; `other(field)` gives the second value of one that cannot be;
 - where Hugging Face has such models: `NAMES`, from our paths to the names in a checkpoint, and
-  `HUGGING_FACE`, how its config.json tells of one.
+  `HUGGING_FACE`, how its config.json describes one.
 
 The model is called as `model(batch, cache=None) -> (hidden, auxiliary, cache)`, and `model.head`
 alone turns hidden states into logits. `auxiliary` is what blocks reported with

@@ -12,7 +12,7 @@ from windlass.layers.decoder import Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import OffsetRMSNorm
 from windlass.layers.residual import Connection, Plain
-from windlass.layers.rotary import Pairing, Rotary, Scaling
+from windlass.layers.rotary import Rotary, Scaling
 from windlass.models import HuggingFace, llama
 
 NAMES = {
@@ -57,32 +57,19 @@ HUGGING_FACE = HuggingFace(
 
 
 @section
-class Config:
+class Config(llama.Transformer):
     """A Gemma 3 text model from scratch."""
 
-    vocab: int  # vocabulary size; at least that of the tokenizer
-    embed: int  # hidden size
-    mlp: int  # hidden size of the MLP
-    layers: int  # number of transformer blocks
-    heads: int  # query heads per layer
-    kv_heads: int  # key-value heads per layer (grouped-query attention)
-    head_dim: int  # size of a head
     theta: float  # RoPE base in global layers
     local_theta: float  # RoPE base in sliding-window layers
     window: int  # sliding window, own position included
     global_every: int = 6  # every n-th layer has global attention
     scaling: Scaling | None = None  # RoPE scaling in global layers
-    # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
-    pairing: Pairing = "half"
-    query_width: int | None = (
-        None  # attention scores are divided by its square root; null is head_dim
-    )
+    query_width: int | None = None  # the square root divides attention scores; null: head_dim
     eps: float = 1e-6  # epsilon of the norms
 
-    causal = True
-
     def __post_init__(self):
-        llama.check(self)
+        super().__post_init__()
         if self.local_theta <= 1:
             raise ValueError(f"local_theta is {self.local_theta}; it must be above 1")
         if self.global_every < 1:
@@ -90,19 +77,15 @@ class Config:
         if self.query_width is not None and self.query_width < 1:
             raise ValueError(f"query_width is {self.query_width}; it must be 1 or more")
 
-    @property
-    def sizes(self) -> dict[str, int]:
-        return llama.axis_sizes(self)
-
     def init(self, key: PRNGKeyArray) -> Decoder:
         far = Rotary(self.theta, self.pairing, self.scaling)
         near = Rotary(self.local_theta, self.pairing)
 
         def local(key, layer):
-            return Block(self, near, self.window, key=key)
+            return SandwichBlock(self, near, self.window, key=key)
 
         def whole(key, layer):
-            return Block(self, far, None, key=key)
+            return SandwichBlock(self, far, None, key=key)
 
         return Decoder(
             self.sizes,
@@ -120,25 +103,16 @@ class Config:
     @classmethod
     def tiny(cls) -> "Config":
         return cls(
-            vocab=96,
-            embed=32,
-            mlp=48,
-            layers=4,
-            heads=4,
-            kv_heads=2,
-            head_dim=10,
-            theta=500.0,
+            **dict(llama.TINY, layers=4),
             local_theta=50.0,
             window=4,
             global_every=2,
             scaling=Scaling(kind="linear", factor=8.0),
-            pairing="interleaved",
             query_width=14,
-            eps=1e-3,
         )
 
 
-class Block(eqx.Module):
+class SandwichBlock(eqx.Module):
     """Attention, then a feed-forward layer, each between two norms."""
 
     attention_norm: OffsetRMSNorm

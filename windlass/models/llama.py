@@ -1,5 +1,7 @@
 """Llama: grouped-query attention, SwiGLU, rotary positions. SmolLM and many others are of it."""
 
+from typing import Any
+
 import jax
 from jaxtyping import PRNGKeyArray
 
@@ -54,11 +56,23 @@ HUGGING_FACE = HuggingFace(
         "sliding_window": (None,),
     },
 )
+# What the `tiny` ones have in common.
+SIZES = dict(vocab=96, embed=32, mlp=48, layers=3, heads=4, kv_heads=2, head_dim=10)
+TINY: dict[str, Any] = dict(**SIZES, theta=500.0, pairing="interleaved", eps=1e-3)
+YARN = Scaling(
+    kind="yarn",
+    factor=4.0,
+    original_length=7,
+    slow=0.05,
+    fast=0.8,
+    attention_factor=1.2,
+    truncate=False,
+)
 
 
 @section
-class Config:
-    """A Llama model from scratch."""
+class Transformer:
+    """Sizes and rotary positions that every family like Llama has."""
 
     vocab: int  # vocabulary size; at least that of the tokenizer
     embed: int  # hidden size
@@ -71,10 +85,6 @@ class Config:
     scaling: Scaling | None = None  # RoPE scaling, for a longer context
     # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
-    eps: float = 1e-5  # epsilon of the norms
-    tied: bool = False  # tie the output head to the embedding
-    attention_bias: bool = False  # bias on the query, key, value and output projections
-    mlp_bias: bool = False  # bias on the three projections of the MLP
 
     causal = True
 
@@ -84,6 +94,16 @@ class Config:
     @property
     def sizes(self) -> dict[str, int]:
         return axis_sizes(self)
+
+
+@section
+class Config(Transformer):
+    """A Llama model from scratch."""
+
+    eps: float = 1e-5  # epsilon of the norms
+    tied: bool = False  # tie the output head to the embedding
+    attention_bias: bool = False  # bias on the query, key, value and output projections
+    mlp_bias: bool = False  # bias on the three projections of the MLP
 
     def init(self, key: PRNGKeyArray) -> Decoder:
         return decoder(
@@ -97,17 +117,8 @@ class Config:
     @classmethod
     def tiny(cls) -> "Config":
         return cls(
-            vocab=96,
-            embed=32,
-            mlp=48,
-            layers=3,
-            heads=4,
-            kv_heads=2,
-            head_dim=10,
-            theta=500.0,
+            **TINY,
             scaling=Scaling(kind="llama3", factor=4.0, original_length=7, slow=0.1, fast=0.8),
-            pairing="interleaved",
-            eps=1e-3,
             tied=True,
             attention_bias=True,
             mlp_bias=True,

@@ -1,13 +1,13 @@
 """Objectives: the loss a run minimises. One file each; `objective` in a recipe is its name.
 
-A file defines `Objective`: a section that extends `Contract` and can be called. Everything it
+A file defines `Objective`: a section that extends `BaseObjective` and can be called. Everything it
 returns is a sum, so that microbatches, devices and evaluation batches add up without anybody
 knowing what it counts.
 
 What it keeps between steps is a `Carry`, made by `start` from the first batch and stored in
 checkpoints. Frozen models that it computes with (a teacher) are its `helpers`: it says where their
 weights are, and gets the modules. `finish` is a pure function of model and carry that gives the
-model to use: it is asked before every evaluation, sample and export, and never changes what is
+model to use: it is called before every evaluation, sample and export, and never changes what is
 trained further.
 """
 
@@ -22,7 +22,7 @@ from windlass.layers.auxiliary import Report, added, coefficients
 
 
 class Tally(NamedTuple):
-    """What an objective returns: sums, never means. The loss is `total / weight`."""
+    """Sums that an objective returns, never means. The loss is `total / weight`."""
 
     total: Float[Array, ""]
     weight: Float[Array, ""]  # tokens, pairs, ...: what the loss is an average over
@@ -71,13 +71,13 @@ def settled(tally: Tally, model: Any) -> Tally:
 
 
 class Carry(NamedTuple):
-    """What an objective keeps from one step to the next."""
+    """State that an objective carries from one step to the next."""
 
     rows: PyTree = None  # a leading batch axis: split and joined with microbatches and devices
     sums: PyTree = None  # threaded through the microbatches
 
 
-class Contract:
+class BaseObjective:
     """The parts of an objective that most leave as they are."""
 
     columns: ClassVar[tuple[str, ...]]  # what a batch must hold
@@ -89,7 +89,7 @@ class Contract:
         return {}
 
     def problems(self, model: Any) -> list[str]:
-        """In words, what of a family's config does not fit this objective."""
+        """Problems of a family's config that does not fit this objective, in words."""
         return []
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
@@ -97,7 +97,7 @@ class Contract:
         return Carry()
 
     def finish(self, model: Any, carry: Carry) -> Any:
-        """The model to use after so many steps, such as one with a readout solved for."""
+        """The model to use at this step, such as one with a readout solved for."""
         return model
 
     def evaluate(
@@ -112,8 +112,8 @@ class Contract:
     ) -> Tally:
         """The tally of held-out rows: the call with the run's sums, and rows that start anew."""
         carry = Carry(self.start(model, batch).rows, carry.sums)
-        given = dict(carry=carry, helpers=helpers, step=step, steps=steps)
-        return self(model, batch, key=None, **given)[0]  # pyright: ignore
+        settings = dict(carry=carry, helpers=helpers, step=step, steps=steps)
+        return self(model, batch, key=None, **settings)[0]  # pyright: ignore
 
 
 @runtime_checkable

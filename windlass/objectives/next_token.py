@@ -6,11 +6,11 @@ import jax.numpy as jnp
 
 from windlass.config import section
 from windlass.layers.head import log_z, pick
-from windlass.objectives import Contract, Tally
+from windlass.objectives import BaseObjective, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Cross-entropy of the next token.
 
     With logits a, their log-partition function z = log Σ_v exp a_v and the target y, a token has

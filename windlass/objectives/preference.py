@@ -8,11 +8,11 @@ from jaxtyping import Array, Bool, Float, Int
 
 from windlass.config import section
 from windlass.devices.axes import layout
-from windlass.objectives import Contract, Tally
+from windlass.objectives import BaseObjective, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Direct preference optimization, of chosen answers over rejected ones.
 
     With log-probabilities π of answers under the model and π₀ under its first weights, a pair has
@@ -65,7 +65,7 @@ class Objective(Contract):
             return jnp.sum(jnp.where(is_pair, x, 0.0))
 
         weight = total(1.0)
-        found = {
+        totals = {
             "rewards_chosen": total(self.beta * more),
             "rewards_rejected": total(self.beta * less),
             "margin": total(margin),
@@ -73,7 +73,7 @@ class Objective(Contract):
             "logps_chosen": total(chosen),
             "logps_rejected": total(rejected),
         }
-        means = {name: (value, weight) for name, value in found.items()}
+        means = {name: (value, weight) for name, value in totals.items()}
         return Tally(total(loss), weight, means, {}, auxiliary), carry
 
 
@@ -87,8 +87,8 @@ def _sums(
         # Pairs stand in their order, and what is of none behind them: it is summed and cut off.
         number = jnp.where(pair < 0, most, pair)
         every = jnp.concatenate([values, jnp.ones_like(values[:, :1])], axis=-1)
-        found = jax.ops.segment_sum(every, number, most + 1, indices_are_sorted=True)[:most]
-        return found[:, :-1], found[:, -1] > 0
+        sums = jax.ops.segment_sum(every, number, most + 1, indices_are_sorted=True)[:most]
+        return sums[:, :-1], sums[:, -1] > 0
 
     of_rows, rows = jax.vmap(of_row), layout(("batch",), pair.shape[:1])
     if rows is None:

@@ -7,7 +7,7 @@ the whole gradient g before it, and after it decay and learning rate, each weigh
 
     w ← w - η_t (direction(g · min(1, clip_norm / |g|)) + λ w)
 
-`rate(steps)` is the learning rate at a step of a run of so many. `build(steps, weights)` is the
+`rate(steps)` is the learning rate at a step of a run of that many. `build(steps, weights)` is the
 whole transformation, for weights that may be abstract; its `update` is given the run's `step`, so
 that a step that was left out does not shift the schedule.
 """
@@ -57,7 +57,7 @@ class Schedule:
         return min((n for n in (self.warmup_steps, part) if n is not None), default=0)
 
     def over(self, steps: int) -> Rate:
-        """The share of the peak at step s of a run of so many steps."""
+        """The share of the peak at step s of a run of `steps` steps."""
         rise = self.warmup(steps)
         fall = max(1.0, self.decay_share * (steps - rise))  # at least a step: rise may be all
 
@@ -67,7 +67,7 @@ class Schedule:
             return jnp.where(s < rise, rising, self.floor + (1 - self.floor) * left(s))
 
         def left(s):
-            # What does not fall says nothing of how long the run is, so that a longer run of the
+            # A constant does not depend on the length of the run, so that a longer run of the
             # same program need not be compiled again.
             if self.shape == "constant":
                 return jnp.ones_like(s)
@@ -89,7 +89,7 @@ class Rule:
             raise ValueError(*refused)
 
     def refused(self) -> list[str]:
-        """What is wrong with the values of fields."""
+        """Problems of the values of fields."""
         shares = {name: getattr(self, name) for name in self.shares}
         return [
             *_not_above_0(self, *self.sizes),
@@ -100,7 +100,7 @@ class Rule:
         raise NotImplementedError
 
     def rates(self, weights: PyTree, peak: float) -> list[tuple[str, float]]:
-        """For each weight, were it in no group: what it is called, and its learning rate."""
+        """Title and learning rate of each weight, were it in no group."""
         return [("the rest", peak) for _ in jax.tree.leaves(weights)]
 
 
@@ -126,7 +126,7 @@ class Group:
 
 
 class States(NamedTuple):
-    """What the rules of a run keep, where groups have their own: each of its weights alone."""
+    """Optimizer states of a run whose groups have rules of their own: each of its weights alone."""
 
     rest: optax.OptState
     groups: tuple[optax.OptState, ...]
@@ -134,7 +134,7 @@ class States(NamedTuple):
 
 @section
 class Descent(Rule):
-    """What every optimizer has."""
+    """Settings that every optimizer has."""
 
     learning_rate: float  # peak learning rate
     weight_decay: float = 0.1  # decoupled; norms and biases are never decayed
@@ -164,7 +164,7 @@ class Descent(Rule):
         return optax.chain(*clip, self._directions(weights), self._descend(steps, weights))
 
     def lines(self, weights: PyTree) -> list[str]:
-        """Who gets which learning rate and decay, for people to read; nothing where all get one."""
+        """Parameter groups with learning rate and decay, for people; none where all are one."""
         sizes: dict[tuple[str, float, float], int] = {}
         settings = zip(*self._settings(weights), strict=True)
         for (_, x), own in zip(named(weights), settings, strict=True):
@@ -190,7 +190,7 @@ class Descent(Rule):
         return chosen
 
     def _settings(self, weights: PyTree) -> tuple[list[str], list[float], list[float]]:
-        """What each weight's group is called, its learning rate and its decay."""
+        """Title, learning rate and decay of each weight's group."""
         own = self.rates(weights, self.learning_rate)
         titles, peaks, decays = [], [], []
         for place, number in enumerate(self._chosen(weights)):
@@ -227,11 +227,11 @@ class Descent(Rule):
             return States(rest, tuple(groups))
 
         def update(updates, state, params=None):
-            found = [
+            results = [
                 rule.update(eqx.filter(updates, mask), old, eqx.filter(params, mask))
                 for rule, mask, old in zip(rules, masks, (state.rest, *state.groups), strict=True)
             ]
-            directions, (rest, *groups) = zip(*found, strict=True)
+            directions, (rest, *groups) = zip(*results, strict=True)
             return eqx.combine(*directions), States(rest, tuple(groups))
 
         return optax.GradientTransformation(start, update)
@@ -244,8 +244,8 @@ class Descent(Rule):
         decays = [decay * is_one for decay, is_one in zip(decays, is_decayed, strict=True)]
         own = structure.unflatten(peaks), structure.unflatten(decays)
 
-        def update(updates, state, params=None, **given):
-            now = share(given["step"])
+        def update(updates, state, params=None, **extra):
+            now = share(extra["step"])
 
             def down(d, weight, peak, decay):
                 return -now * peak * (d + decay * weight if decay else d)
@@ -262,17 +262,17 @@ def _kind(rule: Rule) -> str:
     return type(rule).__module__.rpartition(".")[2]
 
 
-def _first(given: T | None, otherwise: T) -> T:
-    return otherwise if given is None else given
+def _first(value: T | None, otherwise: T) -> T:
+    return otherwise if value is None else value
 
 
 def _not_above_0(section, *names: str) -> list[str]:
-    given = {name: getattr(section, name) for name in names}
-    low = {name: value for name, value in given.items() if value is not None and value <= 0}
+    values = {name: getattr(section, name) for name in names}
+    low = {name: value for name, value in values.items() if value is not None and value <= 0}
     return [f"{name} is {value}; it must be above 0" for name, value in low.items()]
 
 
 def _below_0(section, *names: str) -> list[str]:
-    given = {name: getattr(section, name) for name in names}
-    low = {name: value for name, value in given.items() if value is not None and value < 0}
+    values = {name: getattr(section, name) for name in names}
+    low = {name: value for name, value in values.items() if value is not None and value < 0}
     return [f"{name} is {value}; it must be 0 or more" for name, value in low.items()]

@@ -15,14 +15,14 @@ from jaxtyping import Array, Int, PyTree
 
 from windlass import optim
 from windlass.config import section
-from windlass.devices.axes import About, annotate
+from windlass.devices.axes import ArrayFacts, annotate
 from windlass.optim import Descent
 
-EPS = 1e-30  # added to squares: the gradient of a word that does not occur is zero
+EPS = 1e-30  # added to squares: the gradient of a token that does not occur is zero
 SMALLEST = 1e-3  # the size that a smaller weight is taken to have: one of zeros must move
 
 
-class Moments(NamedTuple):
+class FactoredMoments(NamedTuple):
     """The means of squares. Axes that are averaged over stay, with size 1, so that they are placed.
 
     What is no matrix has no columns, and `rows` are whole.
@@ -51,7 +51,7 @@ class Rule(optim.Rule):
     def direction(self) -> optax.GradientTransformation:
         def start(params):
             zeros = jax.tree.map(jnp.zeros_like, params)
-            return Moments(jnp.int32(0), _rows(zeros), _columns(zeros))
+            return FactoredMoments(jnp.int32(0), _rows(zeros), _columns(zeros))
 
         def update(updates, state, params=None):
             new = (state.count + 1.0) ** -self.decay
@@ -77,7 +77,7 @@ class Rule(optim.Rule):
 
             sizes = annotate(direction, _size), annotate(params, _size)
             direction = jax.tree.map(scaled, direction, *sizes)
-            return direction, Moments(state.count + 1, rows, columns)
+            return direction, FactoredMoments(state.count + 1, rows, columns)
 
         return optax.GradientTransformation(start, update)
 
@@ -87,7 +87,7 @@ class Optimizer(Rule, Descent):
     """Adafactor: hardly more memory than the weights."""
 
 
-def _sides(about: About) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
+def _sides(about: ArrayFacts) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     """The axes of a matrix that are its rows, and those that are its columns; None of no matrix."""
     if not about.is_matrix or len(about.axes) < 2:
         return None
@@ -95,7 +95,7 @@ def _sides(about: About) -> tuple[tuple[int, ...], tuple[int, ...]] | None:
     return axes[:reads], axes[reads:]
 
 
-def _own(about: About) -> tuple[int, ...]:
+def _own(about: ArrayFacts) -> tuple[int, ...]:
     """The axes of an array but for those of a stack of layers."""
     return tuple(range(-len(about.axes), 0))
 
@@ -131,6 +131,6 @@ def _over_root(x: Array, square: Array) -> Array:
     return x * jax.lax.rsqrt(square)
 
 
-def _size(x: Array, about: About) -> Array:
+def _size(x: Array, about: ArrayFacts) -> Array:
     """The root mean square of each layer's own array."""
     return jnp.sqrt(jnp.mean(x**2, _own(about) or None, keepdims=True))

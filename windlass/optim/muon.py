@@ -17,7 +17,7 @@ from jaxtyping import Array, Float, PyTree
 
 from windlass import optim
 from windlass.config import section
-from windlass.devices.axes import About, annotate
+from windlass.devices.axes import ArrayFacts, annotate
 from windlass.optim import Descent, Moment
 
 # A quintic that takes singular values from near 0 to about 1 in few steps; from 0.7 to 1.2 they
@@ -26,7 +26,7 @@ QUINTIC = (3.4445, -4.7750, 2.0315)
 SIZE = 0.2  # the root mean square of an update: about AdamW's, so that its rates and decay serve
 
 
-class Moments(NamedTuple):
+class MuonState(NamedTuple):
     momentum: PyTree  # of the matrices between hidden states
     adam: optax.OptState  # of everything else
 
@@ -78,7 +78,7 @@ class Rule(optim.Rule):
 
         def start(params):
             matrices, rest = eqx.partition(params, _between_states(params))
-            return Moments(optax.tree.zeros_like(matrices, dtype=self.moment), adam.init(rest))
+            return MuonState(optax.tree.zeros_like(matrices, dtype=self.moment), adam.init(rest))
 
         def mix(old, new):
             return self.momentum * old + (1 - self.momentum) * new
@@ -90,11 +90,11 @@ class Rule(optim.Rule):
             turned = annotate(ahead, self._turned)
             others, adams = adam.update(rest, state.adam)
             stored = optax.tree.cast(momentum, self.moment)
-            return eqx.combine(turned, others), Moments(stored, adams)
+            return eqx.combine(turned, others), MuonState(stored, adams)
 
         return optax.GradientTransformation(start, update)
 
-    def _turned(self, x: Float[Array, "..."], about: About) -> Float[Array, "..."]:
+    def _turned(self, x: Float[Array, "..."], about: ArrayFacts) -> Float[Array, "..."]:
         """Each layer's matrix, orthogonal; axes that are read or written together are one side."""
         assert about.reads is not None
         stacked = x.ndim - len(about.axes)
@@ -134,25 +134,25 @@ def _between_states(tree: PyTree) -> PyTree:
 
 
 def stations(x: Array, stacked: int) -> list[PartitionSpec]:
-    """Where an array lives, and where it goes from there until every matrix in it is whole.
+    """Shardings of an array, from where it lives to one in which every matrix in it is whole.
 
     A mesh axis that splits the matrices comes to split the layers in front of them where their
     number allows, so that each device turns some; where it does not, each device turns all. One
-    axis at a time: that is an exchange between devices, where for all at once the compiler would
-    copy the whole array to each.
+    axis at a time: that is an all-to-all, where for all at once the compiler would all-gather the
+    whole array.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
         return [PartitionSpec()]
     spec = [*jax.typeof(x).sharding.spec]
-    found, held = [PartitionSpec(*spec)], ()
+    specs, on_layers = [PartitionSpec(*spec)], ()
     for axis in range(stacked, x.ndim):
         names = spec[axis] or ()
         if not names:
             continue
-        names = held + (names if isinstance(names, tuple) else (names,))
+        names = on_layers + (names if isinstance(names, tuple) else (names,))
         spec[axis] = None
         if stacked and x.shape[0] % math.prod(mesh.shape[name] for name in names) == 0:
-            spec[0] = held = names
-        found.append(PartitionSpec(*spec))
-    return found
+            spec[0] = on_layers = names
+        specs.append(PartitionSpec(*spec))
+    return specs

@@ -1,1 +1,1 @@
-"""Questions about a run that are answered before it: what a chip that is not here makes of it."""
+"""Planning: memory, step time and cost of a run, on chips that need not be here."""

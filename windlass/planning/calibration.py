@@ -29,7 +29,7 @@ SURE = 0.05  # of a step's time; no plan is more exact than that
 
 
 class Fitted(NamedTuple):
-    """How much longer the parts of steps take on a chip than its table says, by runs of a user."""
+    """Calibration of a chip: measured over estimated time by part of a step, from a user's runs."""
 
     chip: str
     factors: dict[str, Amount]  # by group
@@ -58,21 +58,21 @@ def find(chip: str) -> Fitted | None:
 
 
 def calibrate(places: Iterable[Path]) -> list[Fitted]:
-    """Fit the tables of all chips that enough of these runs were on, and keep them."""
+    """Fit the factors of every chip that has enough of these runs, and store them."""
     runs = [run for place in places if (run := _read(place)) is not None]
     by_chip: dict[str, list[_Run]] = {}
     for run in runs:
         by_chip.setdefault(run.chip, []).append(run)
-    found = [_fit(chip, some) for chip, some in by_chip.items() if len(some) >= LEAST]
-    if not found:
+    calibrations = [_fit(chip, some) for chip, some in by_chip.items() if len(some) >= LEAST]
+    if not calibrations:
         counts = [f"{len(some)} on {chip}" for chip, some in by_chip.items()]
         there = f"there are {listing(counts, 'and')}" if counts else "there is none"
         raise UserError(
             f"{LEAST} runs on the same chip are needed, each with a plan and a measured step; "
             f"{there}. A run has both when it has ended: windlass plan --calibrate RUN RUN RUN"
         )
-    _store(found)
-    return found
+    _store(calibrations)
+    return calibrations
 
 
 def file() -> Path:
@@ -98,20 +98,20 @@ def _group(part: str) -> str | None:
 
 
 def scaled(parts: dict[str, Amount], factors: dict[str, Amount]) -> dict[str, Amount]:
-    """The parts of a step with what runs say of each."""
+    """Parts of a step, each scaled by the factor of its group."""
     return {name: value * factors.get(_group(name) or "", 1.0) for name, value in parts.items()}
 
 
 def _fit(chip: str, runs: Sequence[_Run]) -> Fitted:
-    """Least squares of relative errors, regularised towards the table."""
+    """Ridge regression of relative errors, regularised towards the table."""
     groups = [name for name in GROUPS if any(_sum(run, name) for run in runs)]
-    rows = [[_sum(run, name) / run.measured for name in groups] for run in runs]
+    shares = [[_sum(run, name) / run.measured for name in groups] for run in runs]
     rest = [1 - sum(v for n, v in r.parts.items() if _group(n) is None) / r.measured for r in runs]
-    drawn = DOUBT * np.eye(len(groups))
-    known = np.vstack([np.array(rows), drawn])
-    wanted = np.concatenate([np.array(rest), drawn.sum(axis=1)])
-    solved = np.linalg.lstsq(known, wanted, rcond=None)[0]
-    factors = {name: float(max(0.1, x)) for name, x in zip(groups, solved, strict=True)}
+    ridge = DOUBT * np.eye(len(groups))
+    design = np.vstack([np.array(shares), ridge])
+    response = np.concatenate([np.array(rest), ridge.sum(axis=1)])
+    solution = np.linalg.lstsq(design, response, rcond=None)[0]
+    factors = {name: float(max(0.1, x)) for name, x in zip(groups, solution, strict=True)}
     before, after = ([_error(run, by) for run in runs] for by in ({}, factors))
     if statistics.median(after) >= statistics.median(before):  # what is left is no part's fault
         factors, after = dict.fromkeys(groups, 1.0), before

@@ -1,4 +1,4 @@
-"""What can be changed in a run that is too large for its devices, and what comes of that."""
+"""Changes to a run that is too large for its devices, and what comes of them."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -21,14 +21,14 @@ from windlass.planning.trials import divided
 from windlass.run import ADAPTERS
 
 ENOUGH = 3  # changes that are offered
-HALVINGS = 6  # of the rows that a device computes at a time
+HALVINGS = 6  # of the per-device batch
 LARGER = 3  # slices that are tried
-REMAT = ("none", "saved", "full")  # ever more is computed again, and less is held
+REMAT = ("none", "saved", "full")  # ever more is recomputed, and less is saved
 Keys = dict[str, dict[str, Any]]
 
 
 class Change(NamedTuple):
-    """Keys to change, or another place to train in, and what a step would take then."""
+    """A change of keys or of target, with the memory and time of a step after it."""
 
     keys: str
     memory: Memory
@@ -44,22 +44,22 @@ class Tried(NamedTuple):
 
 
 def several(traced: Traced, memory: Memory, too_low: float = 1.0) -> Tried:
-    """Two or three changes after which a run fits, where there are so many.
+    """Two or three changes after which a run fits, where there are that many.
 
-    `too_low` is how many times as much it is known to need as the estimate says.
+    `too_low` is the ratio of the memory that it is known to need to the estimate.
     """
-    found: list[Change] = []
+    fitting: list[Change] = []
     least: Change | None = None
     trial = _Alternatives(traced, memory.limit, too_low)
     for change in chain(trial.on_the_same(), trial.elsewhere(), trial.with_an_adapter()):
         if trial.fits(change):
-            found.append(change)
+            fitting.append(change)
         if least is None or change.memory.total < least.memory.total:
             least = change
-        if len(found) == ENOUGH:
+        if len(fitting) == ENOUGH:
             break
-    found.sort(key=lambda one: one.time.seconds if one.time else 0.0)
-    return Tried(found, None if found else least)
+    fitting.sort(key=lambda one: one.time.seconds if one.time else 0.0)
+    return Tried(fitting, None if fitting else least)
 
 
 class _Alternatives(NamedTuple):
@@ -74,8 +74,7 @@ class _Alternatives(NamedTuple):
         return memory.fits and memory.total * self.too_low <= memory.limit
 
     def on_the_same(self) -> Iterator[Change]:
-        """The same batch on the same devices: more computed again, fewer rows at a time, or all
-        arrays in as many pieces as there are devices."""
+        """Same batch and devices: more rematerialisation, smaller microbatches, FSDP over all."""
         split = self.traced.split
         less, remat = list(self._halved()), self.traced.described.run.train.remat
         again: list[Keys] = [{"train": {"remat": word}} for word in REMAT[REMAT.index(remat) + 1 :]]
@@ -83,16 +82,16 @@ class _Alternatives(NamedTuple):
         if split["data"] > 1:
             pieces = {"data": 1, "fsdp": split["data"] * split["fsdp"], "tensor": split["tensor"]}
             singles.append([{"mesh": pieces}])
-        found = [one for keys in singles if (one := self._smallest(keys)) is not None]
-        yield from found
-        if less and again and not any(map(self.fits, found)):
+        changes = [one for keys in singles if (one := self._smallest(keys)) is not None]
+        yield from changes
+        if less and again and not any(map(self.fits, changes)):
             both = self._smallest([overlay(again[-1], keys) for keys in less])
             yield from [] if both is None else [both]
 
     def elsewhere(self) -> Iterator[Change]:
-        """On the next larger slices, or on larger or more GPUs."""
+        """Larger targets: the next larger slices, or larger or more GPUs."""
         for target in _larger(self.traced.target):
-            change = self._tried(self.traced.described.layers, target, f"on {target.name}")
+            change = self._estimate(self.traced.described.layers, target, f"on {target.name}")
             if change is not None:
                 yield change
 
@@ -103,7 +102,7 @@ class _Alternatives(NamedTuple):
                 yield change._replace(remark="trains an adapter beside the model, as another run")
 
     def _halved(self) -> Iterator[Keys]:
-        """Keys for fewer rows at a time, in as many more microbatches."""
+        """Keys for smaller microbatches, as many more of them."""
         batches, train = self.traced.batches, self.traced.described.run.train
         for halvings in range(1, HALVINGS + 1):
             parts = 2**halvings
@@ -116,7 +115,7 @@ class _Alternatives(NamedTuple):
             yield {"train": keys}
 
     def _smallest(self, every: list[Keys]) -> Change | None:
-        """Of ever greater changes the first that is enough; where none is, the last."""
+        """First of ever greater changes that is enough; where none is, the last."""
         last = self._changed(every[-1]) if every else None
         if last is None or not self.fits(last):
             return last
@@ -125,27 +124,27 @@ class _Alternatives(NamedTuple):
 
     def _changed(self, keys: Keys) -> Change | None:
         layers, target = self.traced.described.layers, self.traced.target
-        said = overlay(layers.command_line, keys)
-        there = dataclasses.replace(layers, command_line=said)
-        change = self._tried(there, target, " ".join(words(keys)), self.limit)
+        overrides = overlay(layers.command_line, keys)
+        there = dataclasses.replace(layers, command_line=overrides)
+        change = self._estimate(there, target, " ".join(words(keys)), self.limit)
         return change and change._replace(memory=change.memory._replace(limit=self.limit))
 
-    def _tried(
+    def _estimate(
         self, layers: Layers, target: Target, how: str, limit: int | None = None
     ) -> Change | None:
-        """A run as it would be; None where it cannot be laid out so."""
+        """Estimate of a changed run; None where it cannot be laid out so."""
         try:
             described = laid_out(layers, target)
         except UserError:
             return None
         again = trace(divided(described, target, limit), target)
-        rows, before = again.batches.rows, self.traced.batches.rows
-        remark = f"a step is {rows} rows there, not {before}" if rows != before else ""
+        batch, before = again.batches.rows, self.traced.batches.rows
+        remark = f"a step has {batch} sequences there, not {before}" if batch != before else ""
         return Change(how, memories.memory(again), times.time(again), remark)
 
 
 def words(keys: Keys) -> list[str]:
-    """Keys of a recipe as a command line has them."""
+    """Overrides on a command line, of keys of a recipe."""
     plain = {key: "null" if value is None else value for key, value in flat(keys).items()}
     return [f"{key}={value}" for key, value in plain.items()]
 

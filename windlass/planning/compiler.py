@@ -1,4 +1,4 @@
-"""The step of a run, compiled for devices that need not be here."""
+"""Ahead-of-time compilation of a run's step, for devices that need not be here."""
 
 import dataclasses
 import hashlib
@@ -21,7 +21,7 @@ from windlass.analysis.hlo import Text, flags
 from windlass.config import AnyRecipe, Layers
 from windlass.devices import selection
 from windlass.devices.chips import usable
-from windlass.devices.selection import Chosen
+from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
 from windlass.planning import exhausted, gpus
 from windlass.planning.targets import Target
@@ -59,9 +59,9 @@ class CompilerReport:
     """A compiler's report of a step, per device."""
 
     compiler: str  # with its version, and what it compiled for
-    peak_bytes: int  # that the step holds; where it does not fit, that it would
+    peak_bytes: int  # of the step; where it does not fit, what it would need
     fits: bool  # by the compiler, which may refuse a program, or by what is there
-    argument_bytes: int | None  # of the state and the rows; None where it was refused
+    argument_bytes: int | None  # of the state and the batch; None where it was refused
     flops: int | None  # of matmuls, loops counted as often as they run
     moved_bytes: int | None  # to and from the device's memory
     cycles: int | None  # as a TPU's compiler estimates, without kernels and the interconnect
@@ -69,7 +69,7 @@ class CompilerReport:
 
 
 class NoCompiler(NamedTuple):
-    """Why there is no compiler for a target here."""
+    """Absence of a compiler for a target, and the reason."""
 
     why: str
 
@@ -80,7 +80,7 @@ def topology(name: str, slices: int = 1) -> list:
 
     if find_spec("libtpu") is None:
         raise UserError(NO_LIBTPU)
-    # A chip alone on its host, where the compiler would look for four.
+    # A chip alone on its host, where the compiler would expect four.
     alone = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith((":1x1", ":1x1x1")) else {}
     several = {"num_slices": slices} if slices > 1 else {}
     return list(topologies.get_topology_desc(name, "tpu", **alone, **several).devices)
@@ -92,11 +92,11 @@ def described(recipe: AnyRecipe, devices: list, overrides: Sequence[str] = ()) -
 
 
 def compiled(described: Described) -> CompiledStep:
-    """The step that a described run takes, from shapes alone: no weight is made, no data read."""
+    """Compile the step of a described run, from shapes alone: no weights, and no data."""
     with described.scope():
         began = time.monotonic()
         lowered = _lowered(described)
-        with _unkept():
+        with _uncached():
             program = lowered.compile()
         return CompiledStep(program, time.monotonic() - began)
 
@@ -112,12 +112,12 @@ def find(layers: Layers, target: Target) -> CompilerReport | NoCompiler:
     with laid_out.scope():
         lowered = _lowered(laid_out)
     file = _file(lowered, by, limit)
-    with suppress(OSError, ValueError, TypeError):  # what is missing or spoilt is found anew
+    with suppress(OSError, ValueError, TypeError):  # what is missing or corrupt is compiled anew
         return CompilerReport(**json.loads(file.read_text(encoding="utf-8")))
-    with laid_out.scope(), _unkept():
-        found = _report(lowered, by, limit)
-    files.write(file, json.dumps(dataclasses.asdict(found)))
-    return found
+    with laid_out.scope(), _uncached():
+        report = _report(lowered, by, limit)
+    files.write(file, json.dumps(dataclasses.asdict(report)))
+    return report
 
 
 def _report(lowered: jax.stages.Lowered, by: str, limit: int | None) -> CompilerReport:
@@ -161,7 +161,7 @@ def _devices(target: Target) -> list | NoCompiler:
         return topology(f"{generation}:{each.topology}", count)
     if kind == "gpu":
         return gpus.topology(target.chip, target.devices) or NoCompiler(gpus.why_not(target.chip))
-    return NoCompiler(f"a {target.chip.name} is not here, and nothing compiles for one from afar")
+    return NoCompiler(f"no {target.chip.name} is here, and nothing cross-compiles for one")
 
 
 def _compiler(target: Target) -> str:
@@ -180,7 +180,7 @@ def _file(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Path:
 
 
 def _laid_out(layers: Layers, kind: str, devices: list) -> Described:
-    return read_for(layers, Chosen(kind, len(devices), kind, [], []), devices)
+    return read_for(layers, DeviceChoice(kind, len(devices), kind, [], []), devices)
 
 
 def _lowered(described: Described) -> jax.stages.Lowered:
@@ -189,8 +189,8 @@ def _lowered(described: Described) -> jax.stages.Lowered:
 
 
 @contextmanager
-def _unkept() -> Iterator[None]:
-    """Without JAX's cache, which keeps programs for absent devices and cannot read them back."""
+def _uncached() -> Iterator[None]:
+    """Disable JAX's compilation cache, which stores programs for absent devices it cannot load."""
     before = setting("jax_enable_compilation_cache")
     jax.config.update("jax_enable_compilation_cache", False)
     try:

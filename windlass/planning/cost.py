@@ -1,4 +1,4 @@
-"""What a run costs: hours and money, on demand and on spot machines that are taken away."""
+"""Cost of a run: hours and money, on demand and on spot machines, which are preempted."""
 
 from collections.abc import Callable
 from typing import Any, NamedTuple
@@ -14,7 +14,7 @@ from windlass.planning.targets import Target
 from windlass.planning.time import Time
 
 # The first save of a run makes room on its host: 4.8 s for 6.4 GB, measured on an H200. Later ones
-# keep a run waiting while the state goes there, and are written behind its back.
+# block a run while the state is copied there, and are written asynchronously.
 FIRST_SAVE = 4.8 / 6.4e9  # seconds a byte
 SLOWEST_HOST = 8e9  # bytes/s, where the catalogue does not know how fast a device reaches its host
 SAVED = ("weights", "adapters", "optimiser", "average")  # the parts of memory that a save holds
@@ -27,11 +27,11 @@ class Assumed(NamedTuple):
 
     boot: Amount = 180.0  # seconds until a machine has installed what it needs and begins
     compile: Amount = 60.0  # seconds, of the step and whatever else a run compiles
-    preemptions: Amount | None = None  # an hour, of the whole target; None: nobody says
+    preemptions: Amount | None = None  # per hour, of the whole target; None: not known
 
 
 class Interval(NamedTuple):
-    """A figure, and what it is at least and at most if the time of a step is as wrong as it may."""
+    """Expected value, and its bounds if the step time is as wrong as it may be."""
 
     low: Amount
     expected: Amount
@@ -39,7 +39,7 @@ class Interval(NamedTuple):
 
 
 class Bill(NamedTuple):
-    """What a run, or some of it, takes and costs; None is what is not known."""
+    """Time and cost of a run, or of some of it; None where not known."""
 
     hours: Interval
     on_demand: Interval | None  # USD
@@ -50,18 +50,18 @@ class Bill(NamedTuple):
 
 
 class Cost(NamedTuple):
-    """What a run costs on a target, and all that this follows from."""
+    """Cost of a run on a target, and all that it follows from."""
 
     run: Bill | None  # None: its length is not known
     epoch: Bill | None
     million_tokens: Bill
-    on_demand: Price | None  # the cheapest there is, or where one asks for it
+    on_demand: Price | None  # the cheapest anywhere, or in the requested region
     spot: Price | None
     inputs: dict[str, Any]
     notes: list[str]
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program: units are in the names."""
+        """JSON form; units are in the names."""
         bills = {"run": self.run, "epoch": self.epoch, "million_tokens": self.million_tokens}
         return {
             **{name: bill and _plain(bill) for name, bill in bills.items()},
@@ -82,17 +82,17 @@ def cost(
     where: str | None = None,
     assumed: Assumed | None = None,
 ) -> Cost:
-    """What a run of this extent costs, at the cheapest place or `where` one asks for it.
+    """Cost of a run of this extent, at the cheapest place or in the region `where`.
 
-    It saves itself `every` so often, `saved` bytes on each device. The hours are of the training
-    and its saves: evaluation comes on top.
+    A checkpoint of `saved` bytes per device is saved `every` so often. The hours are of training
+    and saving: evaluation comes on top.
     """
     assumed = assumed or Assumed()
     _check(assumed)
     if where is not None:
         prices.check_place(known, where)
-    found = known.find(target.chip.slug, hosts=target.hosts if target.slices else 1)
-    on_demand, spot = (prices.cheapest(found, kind, where) for kind in ("on_demand", "spot"))
+    offers = known.find(target.chip.slug, hosts=target.hosts if target.slices else 1)
+    on_demand, spot = (prices.cheapest(offers, kind, where) for kind in ("on_demand", "spot"))
     work = _Work(time, extent, target, every, saved, assumed)
     dollars = (
         on_demand and on_demand.on_demand and on_demand.on_demand * target.chips,
@@ -112,12 +112,12 @@ def cost(
 
 
 def saved_bytes(memory: Memory) -> Amount:
-    """What a device gives to a save."""
+    """Bytes per device of a checkpoint."""
     return sum(memory.parts.get(name, 0.0) for name in SAVED)
 
 
 class _Work(NamedTuple):
-    """What makes a run last."""
+    """Duration of a run, by all that adds to it."""
 
     time: Time
     extent: Extent
@@ -179,8 +179,8 @@ class _Work(NamedTuple):
         def lost(step: Amount) -> Amount:
             run = (self.extent.steps or steps) * step
             between = self.between(step) or run
-            kept = between if self.extent.steps is None else min(between, run)
-            return (kept / 2 + self.start) / HOUR
+            interval = between if self.extent.steps is None else min(between, run)
+            return (interval / 2 + self.start) / HOUR
 
         if rate * lost(self.time.seconds * (1 + self.time.error)) >= 1:
             return None
@@ -224,7 +224,7 @@ def _notes(
     there = f" at {where}" if where else ""
     missing = [kind for kind, price in (("on demand", on_demand), ("spot", spot)) if price is None]
     if missing and slug not in price_file.names():
-        notes.append(f"what a {target.chip.name} costs is not in the catalogue")
+        notes.append(f"no price of a {target.chip.name} is in the catalogue")
     elif missing:
         kinds = " or ".join(missing)
         notes.append(
@@ -232,13 +232,13 @@ def _notes(
         )
     if spot is not None and assumed.preemptions is None:
         notes.append(
-            "spot is without restarts, as nobody says how often such machines are taken away: "
-            "--preemptions 0.1 is once in ten hours"
+            "spot costs are without restarts: --preemptions 0.1 adds those of one preemption in "
+            "ten hours"
         )
     if million.spot_hours is None:
         notes.append(
             f"at {assumed.preemptions:g} preemptions an hour a run on spot machines would lose "
-            "more than it does: checkpoint.every must be shorter"
+            "more than it gains: checkpoint.every must be shorter"
         )
     warning = prices.warning([price for price in (on_demand, spot) if price is not None])
     return [*notes, *([warning] if warning else [])]

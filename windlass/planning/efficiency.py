@@ -18,7 +18,7 @@ class Efficiency:
     memory: Amount  # of the bandwidth, by whatever reads and writes in order
     links: Amount  # of their bandwidth, by collectives
     overlap: Amount  # of the time of matmuls, behind which all-gathers can be hidden
-    start: Amount  # seconds from the start of a kernel to its full speed
+    start: Amount  # seconds from the launch of a kernel to its full speed
     loop_round: Amount  # seconds that a round of a loop takes besides its matmuls and its traffic
     vector: Amount  # operations a second of vector units
     attention: "Flash"
@@ -31,10 +31,10 @@ class Efficiency:
 class Flash:
     """The efficiency of flash attention: of the peak, or by its work besides matmuls."""
 
-    forward: Amount  # of the peak, on long rows, with heads as wide as the matrix units
+    forward: Amount  # of the peak, on long sequences, with heads as wide as the matrix units
     backward: Amount
     narrow: Amount  # of that, with heads half as wide
-    ramp: int = 0  # positions of a row with which it is at half its speed
+    ramp: int = 0  # sequence length at which it is at half its speed
     # Of vector units for each pair of positions, where those come on top of the matmuls.
     operations: tuple[int, int] = (0, 0)
 
@@ -108,7 +108,7 @@ class Rates(NamedTuple):
 
 
 def find(chip: Chip) -> Efficiency:
-    """The table of a chip."""
+    """Efficiency table of a chip."""
     known = _CHIPS.get(chip.name, {})
     if chip.kind == "tpu":
         return dataclasses.replace(_TPU, **known)
@@ -121,8 +121,8 @@ def rates(chip: Chip) -> Rates:
     """The rates of a chip; refused where the catalogue has no peak."""
     if chip.bandwidth is None or not chip.peak:
         raise UserError(f"no speed estimate for {chip.name}s: their peak is not in the catalogue")
-    found = find(chip)
-    return Rates(chip.peak, chip.bandwidth, chip.tile, found)
+    efficiency = find(chip)
+    return Rates(chip.peak, chip.bandwidth, chip.tile, efficiency)
 
 
 def matmul_seconds(matmul: Matmul, rates: Rates) -> Amount:
@@ -137,13 +137,13 @@ def matmul_seconds(matmul: Matmul, rates: Rates) -> Amount:
 
 
 def attention_seconds(call: AttentionCall, rates: Rates) -> Amount:
-    """One call of a flash kernel."""
+    """The time of a flash attention call."""
     flash, full = rates.efficiency.attention, rates.tile or 128
     share = flash.backward if call.is_backward else flash.forward
     # Heads narrower than the matrix units leave a part of them idle.
     share *= 1.0 if call.dim >= full else flash.narrow ** math.log2(full / call.dim)
-    seen = min(call.slots, call.pattern.window or call.slots)
-    share *= seen / (seen + flash.ramp)
+    span = min(call.slots, call.pattern.window or call.slots)
+    share *= span / (span + flash.ramp)
     matmuls = call.flops / (_peak(rates, call.dtype) * share)
     others = call.pairs * flash.operations[call.is_backward] / rates.efficiency.vector
     floor = memory_seconds(call.moved, rates)
@@ -151,7 +151,7 @@ def attention_seconds(call: AttentionCall, rates: Rates) -> Amount:
 
 
 def memory_seconds(moved: Amount, rates: Rates) -> Amount:
-    """The time of so many bytes of memory traffic."""
+    """Time of memory traffic."""
     return moved / (rates.bandwidth * rates.efficiency.memory)
 
 
@@ -177,7 +177,7 @@ _DEPTH = 192  # of that axis, after which a tile is at half its speed
 
 
 def _by_waves(m: int, n: int, k: int, batch: int, units: int) -> Amount:
-    """The share of a GPU's best that the best tiles for a shape reach."""
+    """Utilization of a GPU's units by the best tiles for a shape, after wave quantization."""
     best = 0.0
     for (rows, columns), speed in _TILES:
         tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
@@ -191,12 +191,12 @@ def _by_waves(m: int, n: int, k: int, batch: int, units: int) -> Amount:
 
 
 def _by_padding(m: int, n: int, k: int, tile: int) -> Amount:
-    """The share of a TPU's best that is left when its matrix units are filled up.
+    """Utilization of a TPU's matrix units by a shape that is padded to their tiles.
 
-    They hold a piece of one factor, by which the rows of the other go eight at a time.
+    They hold a tile of one factor, through which rows of the other stream eight at a time.
     """
-    held = max(_filled(n, tile) * _filled(m, 8), _filled(m, tile) * _filled(n, 8))
-    return _filled(k, tile) * held
+    utilization = max(_filled(n, tile) * _filled(m, 8), _filled(m, tile) * _filled(n, 8))
+    return _filled(k, tile) * utilization
 
 
 def _filled(size: int, tile: int) -> Amount:

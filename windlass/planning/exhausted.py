@@ -1,4 +1,4 @@
-"""Memory that ran out, in the terms of the model: what filled it, and what would fit."""
+"""Out-of-memory errors in the terms of the model: what filled memory, and what would fit."""
 
 import re
 from collections.abc import Iterable, Sequence
@@ -30,8 +30,8 @@ class ReportedSizes(NamedTuple):
 
 
 def reported_sizes(error: str) -> ReportedSizes:
-    """The sizes in the words of XLA's compilers and allocators."""
-    needed = [found for one in NEEDED if (found := re.search(one, error))]
+    """Parse the sizes in a message of XLA's compilers or allocators."""
+    needed = [match for one in NEEDED if (match := re.search(one, error))]
     wanted = re.search(WANTED, error)
     return ReportedSizes(
         _bytes(needed[0]) if needed else None, None if wanted is None else _bytes(wanted)
@@ -39,26 +39,26 @@ def reported_sizes(error: str) -> ReportedSizes:
 
 
 def explain(traced: Traced, memory: Memory, error: str, when: str, folder: Path) -> str:
-    """Why a run had too little memory, what was the most of it, and two or three ways out."""
+    """Explanation of an out-of-memory error: its largest parts, and two or three ways out."""
     reported = reported_sizes(error)
     lines = [
         f"out of memory {when}: {_lacking(traced, memory, reported)}",
         _largest(traced, memory),
     ]
-    is_found = False
+    has_changes = False
     if hosts.is_first():  # the others would wait for its answers, and it may go on without them
         least = max(memory.total, reported.needed or 0.0, memory.limit)
         tried = several(traced, memory, too_low=least / memory.total)
-        is_found = bool(tried.changes)
+        has_changes = bool(tried.changes)
         lines += list(_offered(traced, tried))
-    return "\n".join([*lines, _left(folder, is_found)])
+    return "\n".join([*lines, _left(folder, has_changes)])
 
 
 def bare(error: str, fault: Exception, when: str, folder: Path) -> str:
-    """The same where no more is known than what JAX says."""
+    """The same from JAX's message alone, where nothing else is known."""
     first = error.partition("\n")[0]
     why = f"what fills it is not known ({type(fault).__name__}: {fault})"
-    return f"out of memory {when}: {first}\n{why}\n{_left(folder, is_found=False)}"
+    return f"out of memory {when}: {first}\n{why}\n{_left(folder, has_changes=False)}"
 
 
 def _lacking(traced: Traced, memory: Memory, reported: ReportedSizes) -> str:
@@ -68,32 +68,32 @@ def _lacking(traced: Traced, memory: Memory, reported: ReportedSizes) -> str:
         return f"a step needs about {size(needed)} {what}: {size(needed - memory.limit)} too much"
     wanted = "more" if reported.wanted is None else f"{size(reported.wanted)} more"
     return (
-        f"a step needs about {size(memory.total)} {what}, and {wanted} could not be had: "
+        f"a step needs about {size(memory.total)} {what}, and {wanted} could not be allocated: "
         "something else holds memory there, or this estimate is too low"
     )
 
 
 def _largest(traced: Traced, memory: Memory) -> str:
     parts = sorted(memory.parts.items(), key=lambda part: -part[1])
-    words = _words(traced)
+    origins = _origins(traced)
     named = [
-        f"{name} {size(held)}" + (f" ({words[name]})" if name in words else "")
-        for name, held in parts[:LARGEST]
+        f"{name} {size(needed)}" + (f" ({origins[name]})" if name in origins else "")
+        for name, needed in parts[:LARGEST]
     ]
-    rest = sum(held for _, held in parts[LARGEST:])
+    rest = sum(needed for _, needed in parts[LARGEST:])
     return f"the most of it: {', '.join(named)}" + (f"; all else {size(rest)}" if rest else "")
 
 
-def _words(traced: Traced) -> dict[str, str]:
-    """What in the recipe a part comes from."""
+def _origins(traced: Traced) -> dict[str, str]:
+    """Settings of the recipe that parts of memory come from."""
     run, batches = traced.described.run, traced.batches
-    rows = f"{units.counted(batches.per_device, 'row')} of {run.data.length} tokens"
+    sequences = f"{units.counted(batches.per_device, 'sequence')} of {run.data.length} tokens"
     optimiser = type(run.optim).__module__.rpartition(".")[2]
     return {
-        "activations": f"of {rows} at a time, train.remat={run.train.remat}",
-        "layer": f"what a layer computes of {rows}",
+        "activations": f"of {sequences}, train.remat={run.train.remat}",
+        "layer": f"temporaries of one layer, of {sequences}",
         "copies": f"of weights in {traced.described.compute}",
-        "logits": f"of {rows} over {run.model.vocab:,} words",
+        "logits": f"of {sequences}, vocabulary {run.model.vocab:,}",
         "optimiser": optimiser,
         "average": f"train.ema={run.train.ema}",
     }
@@ -102,8 +102,8 @@ def _words(traced: Traced) -> dict[str, str]:
 def _offered(traced: Traced, tried: Tried) -> Iterable[str]:
     if not tried.changes:
         if tried.least is not None:
-            keys, held = tried.least.keys, size(tried.least.memory.total)
-            yield f"nothing that was tried would fit; the least is {held}, by {keys}"
+            keys, needed = tried.least.keys, size(tried.least.memory.total)
+            yield f"nothing that was tried would fit; the least is {needed}, by {keys}"
         return
     now = times.time(traced)
     width = max(len(one.keys) for one in tried.changes)
@@ -117,14 +117,14 @@ def _offered(traced: Traced, tried: Tried) -> Iterable[str]:
 
 
 def slower(ratio: float) -> str:
-    """How long a step takes beside another."""
+    """Step time relative to another's, in words."""
     if round(100 * (ratio - 1)) == 0:
         return "a step as fast"
     return f"a step {abs(ratio - 1):.0%} {'slower' if ratio > 1 else 'faster'}"
 
 
-def _left(folder: Path, is_found: bool) -> str:
-    how = "the same command with one of these" if is_found else "the same command"
+def _left(folder: Path, has_changes: bool) -> str:
+    how = "the same command with one of these" if has_changes else "the same command"
     steps: Sequence[int] = steps_in(folder_of(folder))
     if not steps:
         return f"Nothing was trained yet: {how} begins again"
@@ -134,5 +134,5 @@ def _left(folder: Path, is_found: bool) -> str:
     )
 
 
-def _bytes(found: re.Match) -> float:
-    return float(found[1]) * UNITS[found[2]]
+def _bytes(match: re.Match) -> float:
+    return float(match[1]) * UNITS[match[2]]

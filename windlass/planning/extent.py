@@ -1,4 +1,4 @@
-"""How long a run is, as far as that is known before it."""
+"""Length of a run, as far as it is known before it starts."""
 
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,9 +14,9 @@ from windlass.run import Run
 
 
 class Extent(NamedTuple):
-    """Tokens and steps of a run; what is not known is None, and `unknown` says what would tell."""
+    """Tokens and steps of a run; None where not known, and `unknown` says how to give it."""
 
-    tokens: int  # in a step: places of its rows, full or not
+    tokens: int  # per step: positions of its sequences, padded or not
     steps: int | None
     epoch_steps: int | None  # in which a run goes once over its data
     unknown: str | None = None
@@ -33,25 +33,23 @@ def extent(described: Described, rows: int | None = None, console: Console | Non
     why = None
     if rows is None:
         try:
-            rows = _counted(run, console)
+            rows = _rows_of_epoch(run, console)
         except UserError as refused:  # a tokenizer that cannot be had, for one
             why = f": {refused}"
     if rows is None:
-        why = why or (
-            ", as it is not tokenised yet" if _is_here(run.data) else ", as it is elsewhere"
-        )
-        unknown = f"how many rows the data has is not known{why}; --rows N says it"
+        why = why or f", as the data is {'not tokenized yet' if _is_here(run.data) else 'remote'}"
+        unknown = f"the number of sequences per epoch is not known{why}; --rows N gives it"
         return Extent(tokens, run.train.steps, None, unknown)
     if rows < batch:
         unknown = (
-            f"the data has {rows:,} rows, fewer than a batch of {batch:,}; --rows N plans for more"
+            f"the data has {rows:,} sequences, less than a batch of {batch:,}; --rows N gives more"
         )
         return Extent(tokens, run.train.steps, None, unknown)
     length = Length.of(run.train, rows // batch)
     return Extent(tokens, length.steps, length.per_epoch)
 
 
-def _counted(run: Run, console: Console | None) -> int | None:
+def _rows_of_epoch(run: Run, console: Console | None) -> int | None:
     if not _is_here(run.data):
         return None
     known = data.rows_of_an_epoch(run.data, run.tokenizer)
@@ -62,7 +60,7 @@ def _counted(run: Run, console: Console | None) -> int | None:
 
 
 def _is_here(data: Data) -> bool:
-    """Whether all documents can be read without asking another machine."""
+    """Return True if all documents are on this machine."""
     return all(_is_local(part.source) for part in data.parts)
 
 

@@ -1,4 +1,4 @@
-"""GPUs that are not here, as JAX's compiler for CUDA wants them described."""
+"""Cross-compilation for GPUs that are not here: their descriptions for JAX's CUDA compiler."""
 
 from importlib.util import find_spec
 from typing import NamedTuple
@@ -9,11 +9,11 @@ PLUGINS = ("jax-cuda12-plugin", "jax-cuda13-plugin")
 
 
 class Core(NamedTuple):
-    """What a compiler asks of a GPU beside its memory, by NVIDIA's tables of compute capability."""
+    """Cores of a GPU, as a compiler needs them, by NVIDIA's tables of compute capability."""
 
     capability: tuple[int, int]
     cores: int  # streaming multiprocessors
-    shared: int  # bytes of shared memory that a block may ask for
+    shared: int  # bytes of shared memory that a block may request
     shared_core: int  # bytes of it in a core
     threads: int  # that a core holds
     units: int  # of float32 in a core
@@ -36,7 +36,7 @@ CORES = {
 
 
 def topology(chip: Chip, devices: int) -> list | None:
-    """Devices to compile for; None where nothing here can."""
+    """Topology to compile for; None where nothing here can."""
     from jax.experimental import topologies
 
     if why_not(chip):
@@ -48,19 +48,19 @@ def topology(chip: Chip, devices: int) -> list | None:
 
 
 def why_not(chip: Chip) -> str:
-    """Why nothing here compiles for a GPU that is not; empty where something does."""
+    """Reason why nothing here compiles for an absent GPU; empty where something does."""
     if not any(find_spec(name.replace("-", "_")) for name in PLUGINS):
         return (
-            f"no {chip.name} is here, and JAX's plugin for CUDA is missing, which compiles for one "
-            "from afar; `pip install 'windlass[cuda]'` has it"
+            f"no {chip.name} is here, and JAX's plugin for CUDA is missing, which cross-compiles "
+            "for one; `pip install 'windlass[cuda]'` has it"
         )
     if chip.slug not in CORES:
-        return f"no {chip.name} is here, and what its cores are is not in the catalogue"
+        return f"no {chip.name} is here, and its cores are not in the catalogue"
     return ""
 
 
 def description(chip: Chip) -> str:
-    """A GPU in the words of XLA's message of a target."""
+    """XLA's `GpuTargetConfigProto` of a GPU, as text."""
     core = CORES[chip.slug]
     major, minor = core.capability
     return f"""

@@ -1,4 +1,4 @@
-"""What a run may cost and how long it may take, and the plans that keep to it."""
+"""Limits of the cost and duration of a run, and the plans that keep to them."""
 
 from collections.abc import Sequence
 from typing import NamedTuple
@@ -10,34 +10,34 @@ from windlass.planning.cost import Bill, Cost, Interval
 from windlass.planning.plan import Plan, Refused
 
 
-class _Missed(NamedTuple):
-    """Why a plan does not keep to the limits, and how many times too much it is."""
+class _Excess(NamedTuple):
+    """Excess of a plan over the limits: the reason, and by what factor."""
 
     why: str
     times: float
 
 
-def kept(found: Sequence[Plan | Refused], limits: Limits) -> list[Plan | Refused]:
-    """Plans, with what takes too much, or is not known to take less, in words in their place.
+def enforce(plans: Sequence[Plan | Refused], limits: Limits) -> list[Plan | Refused]:
+    """Plans, with a refusal in place of each that is not known to keep to the limits.
 
     Where nothing is left, the nearest is named.
     """
     if limits == Limits():
-        return list(found)
-    missed = {i: _missed(one, limits) for i, one in enumerate(found) if isinstance(one, Plan)}
-    left = [i for i, why in missed.items() if why is None]
-    if missed and not left:
-        raise UserError(_none_left(found, missed, limits))
+        return list(plans)
+    excess = {i: _excess(one, limits) for i, one in enumerate(plans) if isinstance(one, Plan)}
+    left = [i for i, why in excess.items() if why is None]
+    if excess and not left:
+        raise UserError(_none_left(plans, excess, limits))
     return [
-        Refused(one.recipe, one.target, f"left out: {miss.why}", one.keys, one.fits)
-        if (miss := missed.get(i)) is not None
+        Refused(one.recipe, one.target, f"left out: {over.why}", one.keys, one.fits)
+        if (over := excess.get(i)) is not None
         else one
-        for i, one in enumerate(found)
+        for i, one in enumerate(plans)
     ]
 
 
 class Way(NamedTuple):
-    """How the machines of a run can be rented."""
+    """A way to rent the machines of a run."""
 
     usd: float | None  # None: no price is known
     hours: Interval
@@ -50,8 +50,7 @@ def cheapest(cost: Cost, bill: Bill) -> Way:
 
 
 def _ways(cost: Cost, bill: Bill) -> list[Way]:
-    """On demand; and spot, where somebody says how often such machines are taken away, or where
-    no other price is known."""
+    """On demand; and spot, where the rate of preemptions is given or no other price is known."""
     ways = []
     if bill.on_demand is not None:
         ways.append(Way(bill.on_demand.expected, bill.hours, "on demand"))
@@ -61,20 +60,20 @@ def _ways(cost: Cost, bill: Bill) -> list[Way]:
     return ways or [Way(None, bill.hours, "on demand")]
 
 
-def _missed(plan: Plan, limits: Limits) -> _Missed | None:
+def _excess(plan: Plan, limits: Limits) -> _Excess | None:
     if plan.fits == "no":
         times = plan.memory.total / plan.memory.limit
-        return _Missed(f"it needs {units.gib(plan.lacks)} GiB more than a device has", times)
+        return _Excess(f"it needs {units.gib(plan.lacks)} GiB more than a device has", times)
     if plan.cost is None or (bill := plan.cost.run) is None:
-        return _Missed("how long it takes is not known; --rows N may say it", float("inf"))
+        return _Excess("its duration is not known; --rows N may give it", float("inf"))
     if limits.budget is not None and cheapest(plan.cost, bill).usd is None:
-        return _Missed(f"what a {plan.target.chip.name} costs is not known", float("inf"))
-    each = [_missed_so(way, limits) for way in _ways(plan.cost, bill)]
-    missed = [one for one in each if one is not None]
-    return min(missed, key=lambda one: one.times) if len(missed) == len(each) else None
+        return _Excess(f"no price of a {plan.target.chip.name} is known", float("inf"))
+    each = [_excess_of(way, limits) for way in _ways(plan.cost, bill)]
+    excess = [one for one in each if one is not None]
+    return min(excess, key=lambda one: one.times) if len(excess) == len(each) else None
 
 
-def _missed_so(way: Way, limits: Limits) -> _Missed | None:
+def _excess_of(way: Way, limits: Limits) -> _Excess | None:
     why, times, hours = [], 0.0, way.hours.expected
     if limits.budget is not None and way.usd is not None and way.usd > limits.budget:
         over = units.dollars(way.usd - limits.budget)
@@ -85,15 +84,15 @@ def _missed_so(way: Way, limits: Limits) -> _Missed | None:
         over = units.seconds(3600 * (hours - within))
         why.append(f"{units.seconds(3600 * hours)}, {over} longer than --within")
         times = max(times, hours / within)
-    return _Missed(listing(why, "and"), times) if why else None
+    return _Excess(listing(why, "and"), times) if why else None
 
 
 def _none_left(
-    found: Sequence[Plan | Refused], missed: dict[int, _Missed | None], limits: Limits
+    plans: Sequence[Plan | Refused], excess: dict[int, _Excess | None], limits: Limits
 ) -> str:
-    ordered = sorted((miss.times, i, miss.why) for i, miss in missed.items() if miss is not None)
+    ordered = sorted((over.times, i, over.why) for i, over in excess.items() if over is not None)
     _, nearest, why = ordered[0]
-    plan = found[nearest]
+    plan = plans[nearest]
     where = f"nothing keeps to {limits}"
     if len(ordered) == 1:
         return f"{where}: {plan.name} on {plan.target.name}: {why}"

@@ -1,4 +1,4 @@
-"""Every recipe on every target, with every value of some keys."""
+"""Matrix of plans: every recipe on every target, with every value of some keys."""
 
 import dataclasses
 import itertools
@@ -19,7 +19,7 @@ from windlass.units import gib
 
 T = TypeVar("T")
 AS_FAST = 0.99  # of the fastest, which is no difference
-USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # what many have a way to
+USUAL = ("v5e-1", "v5e-8", "v6e-1", "v6e-8", "a100", "h100")  # that many can get
 
 
 def plans(
@@ -31,7 +31,7 @@ def plans(
     request: PlanRequest = PLAIN,
     console: Console | None = None,
 ) -> list[Plan | Refused]:
-    """Every recipe on every target; where one cannot be laid out it is said why.
+    """Plans of every recipe on every target; `Refused` where one cannot be laid out.
 
     `each` are keys with several values, such as `train.batch=8,16`: a recipe is planned for each of
     these, and for every combination where there are several keys. A recipe that can be laid out on
@@ -50,7 +50,7 @@ def plans(
         dataclasses.replace(
             one,
             keys=keys,
-            # Files of one name in several folders are told apart by their folders.
+            # Files of one name in several folders are distinguished by their folders.
             recipe=str(recipe) if names[layers.name] > len(variants) else one.recipe,
         )
         for recipe, keys, layers in loaded
@@ -63,19 +63,19 @@ def plans(
 def _values(key: str) -> list[str]:
     """`train.batch=8,16` as an override for each value."""
     name, equals, values = key.partition("=")
-    found = [value.strip() for value in values.split(",") if value.strip()]
-    if not equals or not found:
+    choices = [value.strip() for value in values.split(",") if value.strip()]
+    if not equals or not choices:
         raise UserError(f"--each is {key}; it must be a key and its values, as train.batch=8,16")
-    return [f"{name}={value}" for value in found]
+    return [f"{name}={value}" for value in choices]
 
 
-def best(found: Iterable[Plan | Refused]) -> list[Plan]:
-    """Of plans that differ in their last key alone, on each target the fastest that fits.
+def best(every: Iterable[Plan | Refused]) -> list[Plan]:
+    """Fastest plan that fits on each target, of those that differ in their last key alone.
 
-    Of those that are as fast, but for what no estimate can tell, the one that takes least memory.
+    Of those that are as fast, within the error of any estimate, the one with the least memory.
     """
     alike: dict[tuple, list[tuple[float, Plan]]] = {}
-    for one in found:
+    for one in every:
         if isinstance(one, Plan) and one.fits == "yes" and one.tokens_per_second is not None:
             of = (one.recipe, one.keys[:-1], one.target.name)
             alike.setdefault(of, []).append((one.tokens_per_second, one))
@@ -88,44 +88,44 @@ def _fastest(plans: list[tuple[float, Plan]]) -> Plan:
     return min(fast, key=lambda plan: plan.memory.total)
 
 
-def misfits(found: Sequence[Plan | Refused]) -> list[str]:
-    """Of each recipe that fits nowhere for certain, by how much it does not."""
-    said = []
-    for recipe in dict.fromkeys(one.recipe for one in found):
-        plans = [one for one in found if isinstance(one, Plan) and one.recipe == recipe]
+def misfits(every: Sequence[Plan | Refused]) -> list[str]:
+    """Messages for recipes that fit nowhere for certain: the nearest target, and what it lacks."""
+    lines = []
+    for recipe in dict.fromkeys(one.recipe for one in every):
+        plans = [one for one in every if isinstance(one, Plan) and one.recipe == recipe]
         if not plans or any(one.fits == "yes" for one in plans):
             continue
         nearest = min(plans, key=lambda one: one.memory.total / one.memory.limit)
         memory, keys = nearest.memory, "".join(f" {key}" for key in nearest.keys)
         where = f"the nearest is {nearest.target.name}{keys and f' with{keys}'}, where it takes"
-        held, limit = gib(memory.total), f"{gib(memory.limit)} GiB per device"
+        used, limit = gib(memory.total), f"{gib(memory.limit)} GiB per device"
         if nearest.fits == "tight":
             most = gib(memory.total * (1 + memory.error))
-            said.append(f"{recipe} fits nowhere for certain: {where} {held} to {most} of {limit}")
+            lines.append(f"{recipe} fits nowhere for certain: {where} {used} to {most} of {limit}")
         else:
             more = f"{gib(nearest.lacks)} too much"
-            said.append(f"{recipe} fits nowhere: {where} {held} of {limit}, {more}")
-    return said
+            lines.append(f"{recipe} fits nowhere: {where} {used} of {limit}, {more}")
+    return lines
 
 
 def usual() -> list[Target]:
-    """What to plan for where nothing is named: this machine, and what many have a way to."""
+    """Default targets, where none is named: this machine, and those that many can get."""
     return targets.several([targets.HERE, *USUAL])
 
 
 def on_each(
     layers: Layers, on: Sequence[Target], make: Callable[[Layers, Target], T]
 ) -> list[T | Refused]:
-    """What is made of a recipe on each target, or why not; what can be on none is refused."""
-    found: list[T | Refused] = []
+    """Result of `make` on each target, or its refusal; one that is refused on all is an error."""
+    results: list[T | Refused] = []
     for target in on:
         try:
-            found.append(make(layers, target))
+            results.append(make(layers, target))
         except UserError as refused:
-            found.append(Refused(layers.name, target, str(refused)))
-    wrong = {one.target.name: one.why for one in found if isinstance(one, Refused)}
-    if len(wrong) < len(found):
-        return found
+            results.append(Refused(layers.name, target, str(refused)))
+    wrong = {one.target.name: one.why for one in results if isinstance(one, Refused)}
+    if len(wrong) < len(results):
+        return results
     first, *others = wrong.values()
     if all(other == first for other in others):
         raise UserError(first)

@@ -11,23 +11,23 @@ from jaxtyping import PyTree
 from windlass.analysis import liveness
 from windlass.analysis.liveness import Buffer, CompilerModel
 from windlass.analysis.per_device import has_vocab_axis
-from windlass.devices.axes import About, annotate
+from windlass.devices.axes import ArrayFacts, annotate
 from windlass.devices.chips import Chip, usable
 from windlass.planning.traced import Traced
 
-LANES = 128  # a TPU's registers are so wide
+LANES = 128  # width of a TPU's registers
 # In the order in which they are reported.
 PARTS = (
     "weights frozen adapters optimiser average gradients copies activations layer logits "
     "vocabulary gathered rows other".split()
 )
 STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # known to the byte
-# By benchmarks/plan_accuracy.md: how far a step took more than was said, at most. Little is
+# By benchmarks/plan_accuracy.md: the most by which a step exceeded its estimate. Little is
 # known of XLA for CPUs: of two small models one took half as much again, the other five times.
 ERROR = {"tpu": 0.10, "gpu": 0.05, "cpu": 4.0}
 KERNELS = 16 * 2**20  # bytes, that a TPU's compiler counts besides
 DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
-LEFT = 1.4  # times what a layer leaves, that each layer but one of a loop's round takes, measured
+LEFT = 1.4  # times a layer's residuals, for each layer but one of an iteration, measured
 TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
@@ -44,11 +44,11 @@ class Memory(NamedTuple):
 
     @property
     def fits(self) -> bool:
-        """Whether it fits for certain: also if the estimate is as much too low as it ever was."""
+        """Return True if it fits, also if the estimate is as much too low as it ever was."""
         return self.total * (1 + self.error) <= self.limit
 
-    def as_found(self, peak: int | float) -> "Memory":
-        """The same where a compiler has said what it is in all: stored parts are as they are."""
+    def as_compiled(self, peak: int | float) -> "Memory":
+        """The same, scaled to a compiler's peak; stored parts are exact."""
         stored = {name: size for name, size in self.parts.items() if name in STORED}
         rest = {name: size for name, size in self.parts.items() if name not in STORED}
         factor = (peak - sum(stored.values())) / sum(rest.values())
@@ -66,11 +66,11 @@ def memory(traced: Traced) -> Memory:
     for part, size in _besides(traced, chip, parts["activations"]):
         parts[part] += size
     least = TRIFLE * sum(parts.values())
-    kept = (*STORED, "other")
-    small = {part: size for part, size in parts.items() if size < least and part not in kept}
+    always = (*STORED, "other")
+    small = {part: size for part, size in parts.items() if size < least and part not in always}
     parts["other"] += sum(small.values())
-    found = {part: size for part, size in parts.items() if size and part not in small}
-    return Memory(found, usable(chip), ERROR[chip.kind])
+    large = {part: size for part, size in parts.items() if size and part not in small}
+    return Memory(large, usable(chip), ERROR[chip.kind])
 
 
 def stored(traced: Traced) -> dict[str, int]:
@@ -89,10 +89,10 @@ def stored(traced: Traced) -> dict[str, int]:
 
 
 def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[str, float]]:
-    """What only the compiled program shows."""
+    """Buffers that only the compiled program shows."""
     train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
     if chip.kind != "cpu" and train.layers_per_loop < layers:
-        # What the layers of a round leave is put together only at its end.
+        # Residuals of the layers of an iteration are stacked only at its end.
         yield "layer", LEFT * (train.layers_per_loop - 1) * activations / layers
     if chip.kind == "gpu":
         yield "other", DRIVER
@@ -100,13 +100,13 @@ def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[s
         return
     yield "other", KERNELS
     if traced.split["fsdp"] == 1:
-        # The maps to heads are laid out anew for the loop, where nothing else does it on the way.
+        # Projections to heads are copied to the layout of the loop, where no all-gather does it.
         relaid = annotate(traced.frozen.model, _is_map_to_heads)
         arrays = eqx.filter(traced.frozen.model, relaid)
         yield "copies", _bytes(arrays)
 
 
-def _is_map_to_heads(x: Any, about: About) -> bool:
+def _is_map_to_heads(x: Any, about: ArrayFacts) -> bool:
     return about.reads == 1 and len(about.axes) == 3
 
 
@@ -116,7 +116,7 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
 
     def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
         if is_tpu and len(shape) > 3 and shape[-1] == head:
-            # The kernel wants a head to be what is next to each other, in whole registers.
+            # The kernel takes head_dim as the innermost axis, padded to whole registers.
             shape = (*shape[:-1], -(-shape[-1] // LANES) * LANES)
         return math.prod(shape) * itemsize
 
@@ -137,10 +137,10 @@ class _Kinds:
         sizes = traced.described.run.model.sizes
         self.vocab, self.table = sizes["vocab"], (sizes["vocab"], sizes.get("embed"))
         self.depth = int(traced.batches.accumulation > 1)  # of what is whole in a microbatch
-        self.weights = {_there(x) for x in jax.tree.leaves(traced.state.weights)}
+        self.weights = {_shard_shape(x) for x in jax.tree.leaves(traced.state.weights)}
 
     def part(self, buffer: Buffer) -> str:
-        # Sums of gradients have an axis in front, of the devices that have rows of their own.
+        # Accumulated gradients have a leading axis, of the data-parallel shards.
         if buffer.whole[-2:] == self.table and math.prod(buffer.shape[:-2]) == 1:
             return "vocabulary"
         if has_vocab_axis(buffer.whole, self.vocab):
@@ -155,8 +155,8 @@ class _Kinds:
 
 
 def _bytes(tree: PyTree) -> int:
-    return sum(math.prod(_there(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
+    return sum(math.prod(_shard_shape(x)) * x.dtype.itemsize for x in jax.tree.leaves(tree))
 
 
-def _there(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
+def _shard_shape(x: jax.ShapeDtypeStruct) -> tuple[int, ...]:
     return x.shape if x.sharding is None else x.sharding.shard_shape(x.shape)

@@ -32,17 +32,17 @@ Fits = Literal["yes", "tight", "no"]
 class CompilerCheck:
     """The report of the target's compiler, and the error of the estimate beside it."""
 
-    found: CompilerReport
+    report: CompilerReport
     estimated: float  # bytes, before the compiler ran
 
     @property
     def error(self) -> float:
-        """Of the estimate, as a share of what the compiler found."""
-        return self.estimated / self.found.peak_bytes - 1
+        """Relative error of the estimate."""
+        return self.estimated / self.report.peak_bytes - 1
 
     def as_dict(self) -> dict[str, Any]:
         estimate = {"estimated_bytes": round(self.estimated), "estimate_error": self.error}
-        return asdict(self.found) | estimate
+        return asdict(self.report) | estimate
 
 
 @dataclass(frozen=True)
@@ -71,31 +71,31 @@ class Plan:
         """`tight`: it fits if the estimate is right, and not if it is as wrong as it may be."""
         if self.compiled is not None:
             is_room = self.memory.total <= self.memory.limit
-            return "yes" if self.compiled.found.fits and is_room else "no"
+            return "yes" if self.compiled.report.fits and is_room else "no"
         if self.memory.fits:
             return "yes"
         return "tight" if self.memory.total <= self.memory.limit else "no"
 
     @property
     def lacks(self) -> int | float:
-        """Bytes on each device that there are too few of, if the estimate is right."""
+        """Bytes per device above the limit, if the estimate is right."""
         return max(0, self.memory.total - self.memory.limit)
 
     @property
     def tokens_per_second(self) -> float | None:
-        """Of full rows, on all devices together."""
+        """Throughput of full sequences, on all devices together."""
         return self.time and self.extent.tokens / self.time.seconds
 
     @property
     def mfu(self) -> float | None:
-        """The share of the devices' peak that goes into the model; None: the peak is not known."""
+        """Model FLOPs utilization; None where the peak is not known."""
         peak = self.target.chip.peak.get(self.settings["compute"])
         if peak is None or self.time is None:
             return None
         return self.time.flops / (self.time.seconds * self.target.devices * peak)
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program: units are in the names."""
+        """JSON form; units are in the names."""
         target, memory, time = self.target, self.memory, self.time
         return {
             "recipe": self.recipe,
@@ -166,7 +166,7 @@ class PlanRequest(NamedTuple):
     rows: int | None = None  # of an epoch, where the data is not here
     region: str | None = None  # or provider, whose prices count; None: the cheapest anywhere
     assumed: Assumed = Assumed()
-    compiles: bool = False  # ask the target's compiler, where it is here
+    compiles: bool = False  # with the target's compiler, where it is here
     tries: bool = False  # what would make it fit, where it does not: some seconds more
 
 
@@ -187,9 +187,9 @@ def planned(
     length = extent(described, request.rows, console)
     run, chip = described.run, target.chip
     memory = estimate = memories.memory(traced)
-    found = compiler.find(_as_chosen(described), target) if request.compiles else None
-    if isinstance(found, CompilerReport):
-        memory = memory.as_found(found.peak_bytes)
+    report = compiler.find(_as_chosen(described), target) if request.compiles else None
+    if isinstance(report, CompilerReport):
+        memory = memory.as_compiled(report.peak_bytes)
     time = times.time(traced)
     cost = time and costs.cost(
         time,
@@ -204,11 +204,11 @@ def planned(
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
     notes += alignment.warnings(checks.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
-    if isinstance(found, compiler.NoCompiler):
-        notes.append(f"not compiled: {found.why}")
+    if isinstance(report, compiler.NoCompiler):
+        notes.append(f"not compiled: {report.why}")
     notes += [time.fitted.note] if time and time.fitted else []
     notes += cost.notes if cost else [f"no speed estimate for {chip.name}s"]
-    check = CompilerCheck(found, estimate.total) if isinstance(found, CompilerReport) else None
+    check = CompilerCheck(report, estimate.total) if isinstance(report, CompilerReport) else None
     tried = None
     if request.tries and not memory.fits:
         too_low = max(1.0, memory.total / estimate.total)  # by the compiler, where it ran
@@ -233,8 +233,8 @@ def _as_chosen(described: Described) -> Layers:
     if described.divided is None:
         return described.layers
     keys = {"train": {"microbatch": None, "accumulation": described.divided.microbatches}}
-    said = overlay(described.layers.command_line, keys)
-    return replace(described.layers, command_line=said)
+    overrides = overlay(described.layers.command_line, keys)
+    return replace(described.layers, command_line=overrides)
 
 
 def _plain(change: Change) -> dict[str, Any]:
@@ -244,7 +244,7 @@ def _plain(change: Change) -> dict[str, Any]:
 
 
 def settings(described: Described) -> dict[str, Any]:
-    """What decides how a run goes, as the recipe says it or as it was chosen."""
+    """Settings of a run, from the recipe or chosen."""
     train, batches, kernel = described.run.train, described.batches, described.attention
     return {
         "batch": batches.rows,

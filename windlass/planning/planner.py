@@ -1,4 +1,4 @@
-"""What a run asks of planning: what it will take, and what to change where that is too much."""
+"""Plan of a run that starts: what it will take, and what to change where that is too much."""
 
 import dataclasses
 from pathlib import Path
@@ -17,28 +17,28 @@ from windlass.telemetry.memory import device_limit
 
 
 def plan(described: Described, rows: int) -> dict[str, Any]:
-    """What a run will take on the devices it has; `rows` are those of an epoch.
+    """Plan of a run on the devices it has; `rows` are those of an epoch.
 
     From shapes alone, in the time in which a step is traced: nothing is compiled for it.
     """
     there, target = _absent(described)
-    found = plans.planned(there, target, prices.load(), PlanRequest(rows=rows))
-    return dataclasses.replace(found, memory=_limited(found.memory, described)).as_dict()
+    estimate = plans.planned(there, target, prices.load(), PlanRequest(rows=rows))
+    return dataclasses.replace(estimate, memory=_limited(estimate.memory, described)).as_dict()
 
 
 def divide(described: Described) -> Divided:
-    """In how few microbatches a step fits, found by tracing a few."""
+    """Fewest microbatches in which a step fits, by tracing a few."""
     there, target = _absent(described)
     return trials.divide(Trials(there, target, limit=device_limit(described.devices)))
 
 
 def explain(described: Described, error: str, when: str, folder: Path) -> str:
-    """Why memory ran out, and what would fit."""
+    """Explanation of an out-of-memory error, and what would fit."""
     try:
         traced = trace(*_absent(described))
         memory = _limited(memories.memory(traced), described)
         return exhausted.explain(traced, memory, error, when, folder)
-    # A fault in the telling must not hide that memory ran out.
+    # A fault in the explanation must not hide that memory ran out.
     except Exception as fault:
         return exhausted.bare(error, fault, when, folder)
 

@@ -1,4 +1,4 @@
-"""The form of a file of prices."""
+"""Schema of a price file."""
 
 import datetime
 from collections.abc import Iterator, Sequence
@@ -32,7 +32,7 @@ class Day(Spelled):
         except (TypeError, ValueError):
             raise ValueError(f"it must be {cls.words}") from None
         if age < -1:  # a day begins elsewhere before it does here
-            raise ValueError("it must not be yet to come")
+            raise ValueError("it must not be in the future")
         return cls(value)
 
     def written(self) -> str:
@@ -60,9 +60,9 @@ class Known(Spelled):
 
 @dataclass(frozen=True)
 class Dollars(Spelled):
-    """USD for a chip and an hour."""
+    """USD per chip-hour."""
 
-    words: ClassVar[str] = f"USD for a chip and an hour, above 0 and at most {DEAREST:g}"
+    words: ClassVar[str] = f"USD per chip-hour, above 0 and at most {DEAREST:g}"
     schema: ClassVar[dict[str, Any]] = {
         "type": "number",
         "exclusiveMinimum": 0,
@@ -84,7 +84,7 @@ class Dollars(Spelled):
 
 @section
 class Row:
-    """What a chip costs at a provider."""
+    """Price of a chip at a provider."""
 
     chip: Known
     provider: str
@@ -102,7 +102,7 @@ class Row:
 
 @section
 class Listed:
-    """What a file holds."""
+    """Contents of a price file."""
 
     date: Day
     sources: list[str]
@@ -114,7 +114,7 @@ class Listed:
 
 
 def read(file: Path) -> Listed:
-    """What is in a file, or one error that lists every problem."""
+    """Parse a price file, or raise one error that lists every problem."""
     try:
         text = file.read_text(encoding="utf-8")
     except OSError as error:
@@ -123,27 +123,27 @@ def read(file: Path) -> Listed:
         raise UserError(f"{file} is not text") from None
     tree, problems = parse(text, str(file))
     if not isinstance(tree, dict):
-        raise UserError(f"{file} is no file of prices: these have date, sources and prices")
-    listed, more = attempt(Listed, tree)
-    problems += more or list(_twice(listed.prices))
+        raise UserError(f"{file} is no price file: these have date, sources and prices")
+    contents, more = attempt(Listed, tree)
+    problems += more or list(_duplicates(contents.prices))
     if problems:
         raise UserError(report(problems, str(file)))
-    return listed
+    return contents
 
 
 def names() -> list[str]:
-    """The chips that can have a price."""
+    """Slugs of the chips that can have a price."""
     return [chip.slug for chip in chips.every()]
 
 
 def days(date: str, today: datetime.date | None = None) -> int:
-    """How long ago a day was."""
+    """Age of a date, in days."""
     return ((today or datetime.date.today()) - datetime.date.fromisoformat(date)).days
 
 
-def _twice(rows: Sequence[Row]) -> Iterator[Problem]:
+def _duplicates(prices: Sequence[Row]) -> Iterator[Problem]:
     first: dict[tuple, int] = {}
-    for number, row in enumerate(rows):
+    for number, row in enumerate(prices):
         at = first.setdefault((row.chip, row.provider, row.region, row.pods), number)
         if at != number:
-            yield f"prices.{number}", f"is of the same chip and place as prices.{at}"
+            yield f"prices.{number}", f"has the same chip and place as prices.{at}"

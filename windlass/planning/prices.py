@@ -1,4 +1,4 @@
-"""What chips cost to rent: data with a date, which a user can replace."""
+"""Rental prices of chips: data with a date, which a user can replace."""
 
 from collections.abc import Sequence
 from pathlib import Path
@@ -16,7 +16,7 @@ OLD = 90  # days, after which spot prices say little
 
 
 class Price(NamedTuple):
-    """What a chip costs at a provider, in USD an hour; None is not known."""
+    """Rental price of a chip at a provider, in USD per hour; None where not known."""
 
     name: str  # of the chip: v5e, h100
     provider: str
@@ -39,7 +39,7 @@ class Prices(NamedTuple):
     sources: list[str]
     prices: list[Price]
     file: Path
-    chips: list[str]  # that were asked for
+    chips: list[str]  # that were requested
 
     def of(self, names: Sequence[str]) -> "Prices":
         """The prices of these chips alone."""
@@ -47,10 +47,10 @@ class Prices(NamedTuple):
         return self._replace(prices=some, chips=list(dict.fromkeys(names)))
 
     def find(self, name: str, *, hosts: int = 1) -> list[Price]:
-        """What a chip costs wherever that is known, in slices of so many hosts."""
-        found = [price for price in self.prices if price.name == name]
-        pods = [price for price in found if price.pods]
-        return pods if hosts > 1 and pods else [price for price in found if not price.pods]
+        """Prices of a chip wherever they are known, in slices of this many hosts."""
+        matches = [price for price in self.prices if price.name == name]
+        pods = [price for price in matches if price.pods]
+        return pods if hosts > 1 and pods else [price for price in matches if not price.pods]
 
     @property
     def unknown(self) -> list[str]:
@@ -59,20 +59,20 @@ class Prices(NamedTuple):
         return [name for name in self.chips if name not in known]
 
 
-def warning(found: Sequence[Price]) -> str | None:
-    """What is to be said where one of these prices is old."""
-    oldest = min((price.date for price in found), default=None)
+def warning(prices: Sequence[Price]) -> str | None:
+    """Warning where one of these prices is old."""
+    oldest = min((price.date for price in prices), default=None)
     if oldest is None or days(oldest) <= OLD:
         return None
     return (
-        f"prices here are of {oldest}, {days(oldest)} days ago, and spot prices change daily: "
+        f"prices are from {oldest}, {days(oldest)} days ago, and spot prices change daily: "
         "`windlass prices --update FILE` takes newer ones"
     )
 
 
-def cheapest(found: Sequence[Price], kind: str, where: str | None = None) -> Price | None:
+def cheapest(prices: Sequence[Price], kind: str, where: str | None = None) -> Price | None:
     """The lowest price `on_demand` or `spot`, anywhere or at a provider or in a region."""
-    there = [price for price in found if where in (None, price.provider, price.region)]
+    there = [price for price in prices if where in (None, price.provider, price.region)]
     known = [price for price in there if getattr(price, kind) is not None]
     return min(known, key=lambda price: getattr(price, kind), default=None)
 
@@ -81,7 +81,7 @@ def check_place(prices: Prices, where: str) -> None:
     """Refuse a provider or a region of which no price is known at all."""
     names = {name for price in prices.prices for name in (price.provider, price.region) if name}
     if where not in names:
-        raise UserError(f"no price is of {where}; {offer(where, sorted(names))}")
+        raise UserError(f"no price is known at {where}; {offer(where, sorted(names))}")
 
 
 def load() -> Prices:
@@ -92,38 +92,36 @@ def load() -> Prices:
     try:
         return read(stored)
     except UserError as error:
-        raise UserError(
-            f"{error}\n`windlass prices --reset` goes back to those of windlass"
-        ) from None
+        raise UserError(f"{error}\n`windlass prices --reset` restores those of windlass") from None
 
 
 def update(file: str | Path) -> Prices:
-    """Take the prices of a file from now on, if nothing is wrong with it."""
+    """Replace the prices by those of a file, if nothing is wrong with it."""
     place = Path(file).expanduser()
-    found, stored = read(place), _stored()
+    new, stored = read(place), _stored()
     with files.writable(stored):
         files.write(stored, place.read_bytes())
-    return found._replace(file=stored)
+    return new._replace(file=stored)
 
 
 def reset() -> Prices:
-    """Go back to the prices that came with windlass."""
+    """Restore the prices that came with windlass."""
     _stored().unlink(missing_ok=True)
     return read(SHIPPED)
 
 
 def read(file: Path) -> Prices:
     """The prices in a file, or one error that lists every problem."""
-    listed = price_file.read(file)
+    contents = price_file.read(file)
     prices = [
         Price(
             *(row.chip.text, row.provider, row.region),
             *(row.on_demand and row.on_demand.number, row.spot and row.spot.number),
-            *((row.date or listed.date).text, row.pods, row.note),
+            *((row.date or contents.date).text, row.pods, row.note),
         )
-        for row in listed.prices
+        for row in contents.prices
     ]
-    return Prices(listed.date.text, listed.sources, prices, file, price_file.names())
+    return Prices(contents.date.text, contents.sources, prices, file, price_file.names())
 
 
 def _stored() -> Path:

@@ -1,4 +1,4 @@
-"""The settings with which a run fits and is fastest: rows at a time, rematerialisation, mesh."""
+"""Search for the fastest settings that fit: microbatches, rematerialisation, mesh."""
 
 import dataclasses
 from collections.abc import Callable, Iterator
@@ -24,54 +24,54 @@ from windlass.planning.trials import NEAR, Setting, Trial, Trials
 from windlass.program.described import Described
 
 REMATS = ("none", "saved", "full")
-WHOLE = 8  # layers at most that are looked at all in one iteration: more take long to compile
+WHOLE = 8  # layers at most that are tried all in one iteration: more take long to compile
 MARGIN = 0.02  # of a step that must be gained: less is no reason to change a recipe
 
 
 @dataclass(frozen=True)
 class Best:
-    """The best settings that were found for a recipe on a target, beside the recipe's own."""
+    """Best settings for a recipe on a target, beside the recipe's own."""
 
-    plan: Plan  # with the settings that were found
+    plan: Plan  # with the best settings
     before: Plan  # as the recipe says
     keys: dict[str, Any]  # to write in the recipe; empty: nothing is better by much
-    looked: int  # settings that were planned
+    trials: int  # settings that were planned
     kind: str | None = None  # of device, where the recipe says something else for that alone
 
     @property
     def yaml(self) -> str:
-        """The lines of a recipe."""
-        written = self.keys if self.kind is None else {"by_device": {self.kind: self.keys}}
-        return write(written).rstrip()
+        """The keys as lines of a recipe."""
+        keys = self.keys if self.kind is None else {"by_device": {self.kind: self.keys}}
+        return write(keys).rstrip()
 
     @property
     def words(self) -> list[str]:
-        """The same on a command line."""
+        """The keys as overrides on a command line."""
         return changes.words(self.keys)
 
     @property
     def faster(self) -> float | None:
-        """How many times as many steps a second; None where it does not fit before."""
+        """Speed-up over the recipe's own settings; None where those do not fit."""
         if self.before.fits != "yes" or self.before.time is None or self.plan.time is None:
             return None
         return self.before.time.seconds / self.plan.time.seconds
 
     def as_dict(self) -> dict[str, Any]:
-        """For a program."""
+        """JSON form."""
         return {
             **self.plan.as_dict(),
             "best": {"keys": flat(self.keys), "yaml": self.yaml if self.keys else ""},
             "times_as_fast": self.faster,
-            "settings_looked_at": self.looked,
+            "settings_looked_at": self.trials,
             "before": self.before.as_dict(),
         }
 
 
 class Fixed(NamedTuple):
-    """What the command line says of what could be searched: that stays as it is."""
+    """Settings that the command line fixes, which the search leaves as they are."""
 
-    rows: bool
-    each: bool  # rows on a device
+    rows: bool  # of a microbatch
+    each: bool  # per-device batch
     remat: bool
     loops: bool
     mesh: bool
@@ -85,34 +85,34 @@ def best(
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Best:
-    """The fastest way to compute the same on a target, of those that fit.
+    """Fastest settings on a target, of those that fit and compute the same.
 
-    Devices cost the same however they are used, so that it is the cheapest, too. Where nothing fits
-    it is what comes nearest to it.
+    Devices cost the same however they are used, so that they are the cheapest, too. Where nothing
+    fits they are those that come nearest to it.
     """
     if not target.chip.peak:
         raise UserError(
             f"no speed estimate for {target.chip.name}s, so --best cannot rank settings there; "
-            "train.microbatch=auto takes as many rows at a time as fit"
+            "train.microbatch=auto chooses the largest microbatch that fits"
         )
     described, plain = laid_out(layers, target), request._replace(compiles=False, tries=False)
     before = planned(described, target, known, plain, console)
     trials = Trials(described, target, tell=tell)
     first = trials.first._replace(accumulation=before.settings["accumulation"])
     trials.known[first] = Trial(first, before.memory, before.time)
-    found = Search(trials, first, _fixed(layers)).best()
-    keys = _keys(described, first, found.setting)
+    trial = Search(trials, first, _fixed(layers)).best()
+    keys = _keys(described, first, trial.setting)
     if not keys and not request.compiles:
         return Best(before, before, {}, trials.count)
-    said = dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
-    plan = planned(laid_out(said, target), target, known, request._replace(tries=False), console)
+    changed = dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
+    plan = planned(laid_out(changed, target), target, known, request._replace(tries=False), console)
     special = flat(layers.by_device.get(target.chip.kind, {}))
     kind = target.chip.kind if any(key in special for key in flat(keys)) else None
     return Best(plan, before, keys, trials.count, kind)
 
 
 class Search:
-    """One change after the other, each kept that makes a step faster by more than a little."""
+    """Hill climbing: a change of one setting is kept if a step is faster by `MARGIN`."""
 
     def __init__(self, trials: Trials, first: Setting, fixed: Fixed):
         self.trials, self.first, self.fixed = trials, first, fixed
@@ -133,12 +133,12 @@ class Search:
         for setting in self._near(now.setting):
             if setting.split != now.setting.split and not self._promises(setting, now, below):
                 continue
-            found = self.trials.largest(setting, self._counts(setting), below)
-            if found is not None:
-                yield found
+            trial = self.trials.largest(setting, self._counts(setting), below)
+            if trial is not None:
+                yield trial
 
     def _promises(self, setting: Setting, now: Trial, below: float) -> bool:
-        """Whether another mesh is faster with as many microbatches, or leaves room for fewer."""
+        """Return True if another mesh is faster with as many microbatches, or may fit in fewer."""
         same = self.trials(setting)
         if same is None or same.seconds < below:
             return True
@@ -149,7 +149,7 @@ class Search:
         return more is None or same.most + more.most - now.most <= NEAR * now.memory.limit
 
     def _near(self, now: Setting) -> Iterator[Setting]:
-        """Settings that differ in one thing, and the same with another number of rows."""
+        """Neighbours of a setting, which differ in one thing; and itself, in other microbatches."""
         yield now
         if not self.fixed.remat:
             yield from (now._replace(remat=word) for word in REMATS if word != now.remat)
@@ -161,25 +161,25 @@ class Search:
             yield from (now._replace(layers_per_loop=n) for n in {1, layers} if n <= WHOLE)
 
     def _fitting(self) -> Iterator[Trial]:
-        """What fits, where the recipe does not, from what changes little to what changes more."""
+        """Settings that fit, where the recipe's do not, from small changes to larger ones."""
         here = self.first
         remats = [here.remat] if self.fixed.remat else REMATS[REMATS.index(here.remat) :]
         splits = [here.split, *sorted(self._splits(), key=_copies)]
         for split in splits:
             for remat in remats if split == here.split else remats[-1:]:
                 setting = here._replace(split=split, remat=remat)
-                found = self.trials.largest(setting, self._counts(setting))
-                if found is not None:
-                    yield found
+                trial = self.trials.largest(setting, self._counts(setting))
+                if trial is not None:
+                    yield trial
 
     def _counts(self, setting: Setting) -> list[int]:
         counts = self.trials.counts(setting)
         if not self.fixed.rows:
             return counts
-        wanted = self.first.accumulation
+        accumulation = self.first.accumulation
         if self.fixed.each:
-            wanted = wanted * self.first.groups // setting.groups
-        return [wanted] if wanted in counts else []
+            accumulation = accumulation * self.first.groups // setting.groups
+        return [accumulation] if accumulation in counts else []
 
     def _splits(self) -> list[tuple[tuple[str, int], ...]]:
         described = self.trials.described
@@ -192,38 +192,38 @@ class Search:
 
 
 def _is_near(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]) -> bool:
-    """Whether devices are moved from one axis of the mesh to one other."""
+    """Return True if devices move from one axis of the mesh to one other."""
     return sum(a != b for a, b in zip(one, other, strict=True)) == 2
 
 
 def _copies(split: tuple[tuple[str, int], ...]) -> tuple[int, int]:
-    """Copies of the model, then pieces of its matrices: the fewer there are, the less is held."""
+    """Data-parallel copies, then tensor-parallel shards: the fewer, the less memory."""
     sizes = dict(split)
     return sizes["data"], sizes["tensor"]
 
 
 def _fixed(layers: Layers) -> Fixed:
-    said = {key.removeprefix("train.") for key in flat(layers.command_line)}
-    each = "batch_per_device" in said
-    rows = each or "accumulation" in said or "microbatch" in said
-    is_laid = any(key.startswith("mesh.") for key in said)
-    return Fixed(rows, each, "remat" in said, "layers_per_loop" in said, is_laid)
+    keys = {key.removeprefix("train.") for key in flat(layers.command_line)}
+    each = "batch_per_device" in keys
+    rows = each or "accumulation" in keys or "microbatch" in keys
+    is_laid = any(key.startswith("mesh.") for key in keys)
+    return Fixed(rows, each, "remat" in keys, "layers_per_loop" in keys, is_laid)
 
 
-def _keys(described: Described, first: Setting, found: Setting) -> dict[str, Any]:
-    """What a recipe must say for a setting, where it says something else."""
+def _keys(described: Described, first: Setting, setting: Setting) -> dict[str, Any]:
+    """Keys of a setting, where the recipe has other values."""
     train: dict[str, Any] = {}
-    said, rows = described.run.train, described.batches.rows
-    if (first.accumulation, first.groups) != (found.accumulation, found.groups):
-        if said.microbatch is not None:
+    recipe, batch = described.run.train, described.batches.rows
+    if (first.accumulation, first.groups) != (setting.accumulation, setting.groups):
+        if recipe.microbatch is not None:
             train["microbatch"] = None
-        if said.batch_per_device is not None:
-            train["batch_per_device"] = rows // (found.accumulation * found.groups)
-        train["accumulation"] = found.accumulation
-    changed = {"remat": found.remat, "layers_per_loop": found.layers_per_loop}
-    train |= {key: value for key, value in changed.items() if value != getattr(said, key)}
-    if found.accumulation == (said.accumulation or 1) and said.microbatch is None:
-        # A number of microbatches that is said already, or is the one where none is said.
+        if recipe.batch_per_device is not None:
+            train["batch_per_device"] = batch // (setting.accumulation * setting.groups)
+        train["accumulation"] = setting.accumulation
+    changed = {"remat": setting.remat, "layers_per_loop": setting.layers_per_loop}
+    train |= {key: value for key, value in changed.items() if value != getattr(recipe, key)}
+    if setting.accumulation == (recipe.accumulation or 1) and recipe.microbatch is None:
+        # As many microbatches as the recipe has already, or as the default, one.
         train.pop("accumulation", None)
-    split = {} if found.split == first.split else dict(found.split)
+    split = {} if setting.split == first.split else dict(setting.split)
     return {name: keys for name, keys in (("train", train), ("mesh", split)) if keys}

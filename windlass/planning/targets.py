@@ -1,4 +1,4 @@
-"""What a run could be planned for: slices of TPUs, hosts of GPUs, this machine."""
+"""Targets of a plan: slices of TPUs, hosts of GPUs, this machine."""
 
 import difflib
 import os
@@ -50,18 +50,18 @@ class Target(NamedTuple):
 
     @property
     def notes(self) -> list[str]:
-        """What a plan for it has to say of it."""
+        """Notes for a plan on this target."""
         if self.chip.slug not in UNPUBLISHED:
             return []
         return [f"no slices of {self.chip.name} are published: this is one chip alone"]
 
 
 def find(name: str) -> Target:
-    """The target of a name: `v5e-8`, `2xv6e-16`, `h100`, `8xh200`, `cpu`, or `here`."""
-    found = here() if name.strip().lower() == HERE else _named(name)
-    if found.devices > MOST:
-        raise UserError(f'"{name}" is {found.devices:,} devices; a plan has {MOST:,} at most')
-    return found
+    """Parse the name of a target: `v5e-8`, `2xv6e-16`, `h100`, `8xh200`, `cpu`, or `here`."""
+    target = here() if name.strip().lower() == HERE else _named(name)
+    if target.devices > MOST:
+        raise UserError(f'"{name}" is {target.devices:,} devices; a plan has {MOST:,} at most')
+    return target
 
 
 def _named(name: str) -> Target:
@@ -79,8 +79,8 @@ def _named(name: str) -> Target:
     if generation is None:
         raise UserError(f'no chip is called "{name}"; {_near(rest)}')
     if generation[1] not in UNPUBLISHED:
-        found = slices.find(f"{number}x{rest}" if number else rest)
-        return _sliced(found)
+        group = slices.find(f"{number}x{rest}" if number else rest)
+        return _sliced(group)
     alone = _by_slug(generation[1])
     assert alone is not None
     if rest.endswith(generation[1]) and count == 1:
@@ -94,35 +94,35 @@ def _named(name: str) -> Target:
 def chip(name: str) -> Chip:
     """The chip of its own name, or of a target's: `v5e`, `v5e-8`, `a100`."""
     plain = name.strip().lower()
-    if (found := _by_slug(plain)) is not None:
-        return found
+    if (exact := _by_slug(plain)) is not None:
+        return exact
     try:
         return find(name).chip
     except UserError:
-        if re.search(r"^\d+x|-\d+$", plain):  # a slice or several GPUs, of which more was said
+        if re.search(r"^\d+x|-\d+$", plain):  # a slice or several GPUs, whose error says more
             raise
     names = [one.slug for one in chips.every()]
     raise UserError(f'no chip is called "{name}"; {offer(plain, names)}')
 
 
 def several(names: str | Sequence[str]) -> list[Target]:
-    """The targets of names with commas between them, each once; or every problem they have."""
+    """Parse names separated by commas, each target once, or raise one error of every problem."""
     parts = names.split(",") if isinstance(names, str) else names
-    given = [part for part in parts if part.strip()]
-    if not given:
+    entries = [part for part in parts if part.strip()]
+    if not entries:
         raise UserError("on what? A TPU slice as v5e-8, GPUs as h100 or 8xh200, cpu, or here")
-    found: dict[str, Target] = {}
+    by_name: dict[str, Target] = {}
     problems: list[str] = []
-    for part in given:
+    for part in entries:
         try:
             target = find(part)
         except UserError as error:
             problems.append(str(error))
         else:
-            found.setdefault(target.name, target)
+            by_name.setdefault(target.name, target)
     if problems:
         raise UserError("\n".join(problems))
-    return list(found.values())
+    return list(by_name.values())
 
 
 def here() -> Target:
@@ -132,7 +132,7 @@ def here() -> Target:
 
 
 def of(devices: Sequence[Any]) -> Target:
-    """Devices of JAX as a target."""
+    """Target of some JAX devices."""
     count, first = len(devices), devices[0]
     if first.platform == "cpu":
         return _cpu(count)
@@ -143,10 +143,10 @@ def of(devices: Sequence[Any]) -> Target:
     return Target(_times(count, chip.slug), chip, count, count, jax.process_count())
 
 
-def _sliced(found: Slices) -> Target:
-    chip = chips.find(found.each.device_kind)
+def _sliced(group: Slices) -> Target:
+    chip = chips.find(group.each.device_kind)
     assert chip is not None
-    return Target(found.name, chip, found.devices, found.chips, found.hosts, found)
+    return Target(group.name, chip, group.devices, group.chips, group.hosts, group)
 
 
 def _gpus(chip: Chip, count: int) -> Target:
@@ -154,7 +154,7 @@ def _gpus(chip: Chip, count: int) -> Target:
     if count > each and count % each:
         below = count // each * each
         raise UserError(
-            f'"{count}x{chip.slug}" is no number of whole hosts, which have {each} GPUs each; '
+            f'"{count}x{chip.slug}" is no whole number of hosts, which have {each} GPUs each; '
             f"{below}x{chip.slug} or {below + each}x{chip.slug} would do"
         )
     return Target(_times(count, chip.slug), chip, count, count, -(-count // each))
@@ -167,7 +167,7 @@ def _cpu(count: int) -> Target:
 
 
 def _unknown(device: Any) -> Chip:
-    """A device that the catalogue has not, by what it says of itself."""
+    """Chip that is not in the catalogue, as its device describes itself."""
     kind = device.platform
     limit = (device.memory_stats() or {}).get("bytes_limit", 0)
     memory = int(limit / chips.share()) if kind == "gpu" else limit
@@ -175,7 +175,7 @@ def _unknown(device: Any) -> Chip:
 
 
 def _places(one: Slice) -> list[tuple[tuple[int, int, int], int]]:
-    """Where each device of a slice is: its chip, of which x counts fastest, and its core."""
+    """Coordinates of each device of a slice: its chip, of which x counts fastest, and its core."""
     x, y, z = (*one.sides, 1)[:3]
     cores = range(one.devices // one.chips)
     chips_there = [(i, j, k) for k in range(z) for j in range(y) for i in range(x)]
@@ -208,7 +208,7 @@ def _generations() -> list[str]:
 
 
 def _near(name: str) -> str:
-    """What may have been meant, and what there is."""
+    """Suggestions for an unknown name, and the names that there are."""
     gpus = [chip.slug for chip in chips.every() if chip.kind == "gpu"]
     names = [*gpus, *SHORT, *(one.name for one in slices.every()), "cpu", HERE]
     meant = difflib.get_close_matches(name, names, n=3)

@@ -27,7 +27,7 @@ DISPATCH = 1e-3  # seconds a host takes to start a step; the device waits for no
 
 
 class Time(NamedTuple):
-    """Seconds of an optimiser step, by part; what is hidden behind something else is in no part."""
+    """Step time in seconds, by part; what is hidden behind something else is in no part."""
 
     parts: dict[str, Amount]
     error: Amount  # the share by which `seconds` may be wrong, either way
@@ -42,21 +42,21 @@ class Time(NamedTuple):
 
 
 def time(traced: Traced) -> Time | None:
-    """The time of a traced step, calibrated by the user's own runs where there are any.
+    """Step time of a traced program, calibrated by the user's own runs where there are any.
 
     None where the catalogue has no speed of such devices.
     """
     if not traced.target.chip.peak:
         return None
-    found, fitted = by_table(traced), calibration.find(traced.target.chip.name)
+    uncalibrated, fitted = by_table(traced), calibration.find(traced.target.chip.name)
     if fitted is None:
-        return found
-    parts = calibration.scaled(found.parts, fitted.factors)
-    return found._replace(parts=parts, error=fitted.error, fitted=fitted)
+        return uncalibrated
+    parts = calibration.scaled(uncalibrated.parts, fitted.factors)
+    return uncalibrated._replace(parts=parts, error=fitted.error, fitted=fitted)
 
 
 def by_table(traced: Traced) -> Time:
-    """The time of a traced step, by the roofline of its chip."""
+    """Step time of a traced program, by the roofline of its chip."""
     return estimate(traced, traced.work, efficiency.rates(traced.target.chip))
 
 
@@ -94,20 +94,20 @@ def exposed(
 ) -> Amount:
     """Seconds of collectives that do not overlap with compute."""
     reach = reaches(traced.target, traced.split)
-    hidden = waited = 0.0
+    hidden = blocking = 0.0
     for one in collectives:
         seconds = one.times * collective_seconds(one, reach.along(*one.axes), efficiency)
-        # What comes out of one layer's sums goes into the next: nothing can be done meanwhile. And
-        # a round of a loop ends when its gradients are summed; only weights are fetched early.
+        # A tensor-parallel all-reduce is on the critical path: the next layer reads its result. And
+        # an iteration ends when its gradients are reduced; only weights are all-gathered early.
         if one.kind == "all-gather" and "tensor" not in one.axes:
             hidden += seconds
         else:
-            waited += seconds
-    return waited + max(0.0, hidden - efficiency.overlap * computed)
+            blocking += seconds
+    return blocking + max(0.0, hidden - efficiency.overlap * computed)
 
 
 def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) -> Amount:
-    """A ring over the interconnect, then one over the network between groups."""
+    """Time of a collective: a ring over the interconnect, then one over the network of groups."""
     passes = 2 if one.kind == "all-reduce" else 1
     seconds = 0.0
     if reach.ways > 1:
@@ -121,7 +121,7 @@ def collective_seconds(one: Collective, reach: Reach, efficiency: Efficiency) ->
 
 
 def model_flops(described: Described) -> Amount:
-    """What the model needs for a step, without recomputation: the same count as a run's own."""
+    """Model FLOPs of a step, without recomputation: the same count as a run's own."""
     with described.scope(), sketched():
         programs = Programs(Built(described), STEPS)
         return step_flops(programs, *programs.abstract_state())

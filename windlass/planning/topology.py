@@ -14,9 +14,9 @@ class Reach(NamedTuple):
     """The interconnect along an axis of a mesh, or along several taken together."""
 
     ways: int  # devices that links join
-    groups: int  # of so many devices each, which only the network of the data centre joins
+    groups: int  # of that many devices each, which only the data-center network joins
     bandwidth: float | None  # bytes/s into a device from those it is linked to; None: unknown
-    wraps: bool  # whether they stand in rings, which can be gone round both ways
+    wraps: bool  # they form rings, which have two directions
     network: float | None  # bytes/s into a device from other groups; None: unknown
 
 
@@ -32,7 +32,7 @@ class Reaches(NamedTuple):
     grid: np.ndarray  # of `Absent`
 
     def along(self, *axes: str) -> Reach:
-        """Along an axis of the mesh, or along several that are gone along together."""
+        """Interconnect along an axis of the mesh, or along several taken together."""
         line = self.grid[tuple(slice(None) if name in axes else 0 for name in AXES)].ravel()
         chip = self.target.chip
         groups = len({device.slice_index for device in line})
@@ -44,7 +44,7 @@ class Reaches(NamedTuple):
         return Reach(ways, groups, bandwidth, wraps, chip.network)
 
     def _links(self, line: Sequence[Absent]) -> tuple[float | None, bool]:
-        """What comes into a device over links, and whether every way is a ring."""
+        """Link bandwidth into a device, and whether every axis is a ring."""
         target = self.target
         assert target.slices is not None
         cores = len({device.core_on_chip for device in line})

@@ -1,4 +1,4 @@
-"""The step of a run on devices that need not be here, as a program to be read and not run."""
+"""Jaxpr of a run's step on devices that need not be here, traced and never run."""
 
 import gc
 from collections.abc import Iterator, Sequence
@@ -12,7 +12,7 @@ from jax.interpreters.partial_eval import dce_jaxpr
 from windlass.analysis import cost_model
 from windlass.analysis.work import Work
 from windlass.config import AnyRecipe, Layers
-from windlass.devices.selection import Chosen
+from windlass.devices.selection import DeviceChoice
 from windlass.layers.sketch import sketched
 from windlass.planning.targets import Target
 from windlass.program.built import Built
@@ -28,8 +28,7 @@ STEPS = 1000  # of the run; no schedule makes another program than a longer one 
 class Traced(NamedTuple):
     """A run laid out on a target, and the program of its step.
 
-    Every array of the program says how it is split over the mesh, so that what each device holds
-    and computes follows from it.
+    Every array of the jaxpr has its sharding, from which the per-device program follows.
     """
 
     target: Target
@@ -45,7 +44,7 @@ class Traced(NamedTuple):
 
     @property
     def work(self) -> Work:
-        """What one of the devices computes, moves and exchanges in a step."""
+        """Cost model of the step: FLOPs, memory traffic and collectives per device."""
         vocab = getattr(self.described.run.model, "vocab", None)
         fuses_epilogues = self.target.chip.kind == "tpu"
         return cost_model.read(
@@ -63,15 +62,15 @@ def described(recipe: AnyRecipe, target: Target, overrides: Sequence[str] = ()) 
 
 
 def laid_out(layers: Layers, target: Target) -> Described:
-    """The same of one that is loaded."""
-    chosen = Chosen(target.chip.kind, target.devices, target.chip.kind, [], [])
+    """The same for a recipe that is loaded."""
+    chosen = DeviceChoice(target.chip.kind, target.devices, target.chip.kind, [], [])
     return read_for(layers, chosen, target.absent)
 
 
 @contextmanager
 def uncollected() -> Iterator[None]:
-    """Python looks for garbage only afterwards."""
-    # Among all that is imported, one look takes as long as a quarter of a trace.
+    """Defer Python's garbage collection to the end."""
+    # Among all that is imported, one collection takes as long as a quarter of a trace.
     is_enabled = gc.isenabled()
     gc.disable()
     try:
@@ -82,12 +81,12 @@ def uncollected() -> Iterator[None]:
 
 
 def trace(described: Described, target: Target) -> Traced:
-    """The step of a described run, read in a few tenths of a second; nothing is compiled."""
+    """Trace the step of a described run, in a few tenths of a second; nothing is compiled."""
     with described.scope(), sketched():
         programs = Programs(Built(described), STEPS)
         state, frozen = programs.abstract_state()
         batch = programs.abstract_batch()
         whole = jax.make_jaxpr(programs.step().function)(state, frozen, batch).jaxpr
-        # What nothing depends on, a compiler leaves out.
+        # Dead code elimination, as by a compiler.
         program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
     return Traced(target, described, state, frozen, batch, program)

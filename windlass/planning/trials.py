@@ -1,4 +1,4 @@
-"""A run laid out otherwise than its recipe says, where that changes no result: what it takes."""
+"""Trials of other layouts of a run, which change no result: their memory and time."""
 
 import dataclasses
 import math
@@ -8,7 +8,7 @@ from typing import NamedTuple
 from windlass import units
 from windlass.devices import chips, mesh
 from windlass.devices.mesh import Mesh
-from windlass.devices.mesh_choice import Choice
+from windlass.devices.mesh_choice import MeshChoice
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning.memory import Memory
@@ -18,11 +18,11 @@ from windlass.planning.traced import trace, uncollected
 from windlass.program.described import Described, Divided
 from windlass.run import checks
 
-NEAR = 1.03  # of the room: a guess may be so much too high
+NEAR = 1.03  # of the limit: a guess may be this much too high
 
 
 class Setting(NamedTuple):
-    """What decides how a step is computed, and not what comes of it."""
+    """Setting of a step: what decides how it is computed, and not its result."""
 
     split: tuple[tuple[str, int], ...]  # of the mesh, by axis
     accumulation: int
@@ -31,7 +31,7 @@ class Setting(NamedTuple):
 
     @property
     def groups(self) -> int:
-        """Groups of devices that have rows of their own."""
+        """Data-parallel shards: groups of devices with sequences of their own."""
         return math.prod(size for name, size in self.split if name != "tensor")
 
 
@@ -70,11 +70,11 @@ class Trials:
         self.limit, self._tell = limit, tell
 
     def __call__(self, setting: Setting) -> Trial | None:
-        """What a setting takes; None where a run cannot be laid out so."""
+        """Trial of a setting; None where a run cannot be laid out so."""
         if setting not in self.known:
-            self._tell(f"{self.target.name}, {self.count} settings looked at")
+            self._tell(f"{self.target.name}, {self.count} settings tried")
             described = altered(self.described, setting)
-            self.known[setting] = described and self._tried(setting, described)
+            self.known[setting] = described and self._estimate(setting, described)
         return self.known[setting]
 
     def largest(
@@ -82,8 +82,8 @@ class Trials:
     ) -> Trial | None:
         """A setting in the fewest microbatches that fit, of these; None where not one does.
 
-        Also where it would take no less than so many seconds. Fewer rows at a time are never
-        faster, and memory is nearly a straight line over them: hardly more than three are tried.
+        Also where it would take no less than `below` seconds. Smaller microbatches are never
+        faster, and memory is nearly linear in their size: hardly more than three are tried.
         """
         if not counts or (whole := self(setting._replace(accumulation=counts[0]))) is None:
             return None
@@ -97,31 +97,31 @@ class Trials:
         # `above` does not fit and `fitting` does; what is between is not known.
         above, fitting, between = whole, least, counts[1:-1]
         while between := [n for n in between if _could_fit(n, above, fitting)]:
-            found = self(setting._replace(accumulation=between[0]))
-            if found is None:
+            trial = self(setting._replace(accumulation=between[0]))
+            if trial is None:
                 between = between[1:]
-            elif found.memory.fits:
-                fitting, between = found, []
+            elif trial.memory.fits:
+                fitting, between = trial, []
             else:
-                above, between = found, between[1:]
+                above, between = trial, between[1:]
         return None if below is not None and fitting.seconds >= below else fitting
 
     @property
     def least(self) -> Trial:
-        """What takes the least memory of all that was tried."""
+        """Trial with the least memory."""
         return min(filter(None, self.known.values()), key=lambda one: one.most)
 
     @property
     def count(self) -> int:
-        """How many were tried."""
+        """Number of trials."""
         return sum(one is not None for one in self.known.values())
 
     def counts(self, setting: Setting) -> list[int]:
-        """The numbers of microbatches that the rows of a batch can be divided in, fewest first."""
+        """Possible numbers of microbatches of a batch, fewest first."""
         return mesh.divisors(max(1, self.described.batches.rows // setting.groups))
 
     @uncollected()
-    def _tried(self, setting: Setting, described: Described) -> Trial:
+    def _estimate(self, setting: Setting, described: Described) -> Trial:
         traced = trace(described, self.target)
         memory = memories.memory(traced)
         if self.limit is not None:
@@ -130,27 +130,27 @@ class Trials:
 
 
 def _could_fit(count: int, above: Trial, fitting: Trial) -> bool:
-    """Whether so many microbatches may fit, if memory is a straight line between two others."""
-    rows, high, low = (1 / n for n in (count, above.setting[1], fitting.setting[1]))
-    if not low < rows < high:
+    """Return True if this many microbatches may fit, by interpolation between two others."""
+    size, high, low = (1 / n for n in (count, above.setting[1], fitting.setting[1]))
+    if not low < size < high:
         return False
-    guess = fitting.most + (above.most - fitting.most) * (rows - low) / (high - low)
+    guess = fitting.most + (above.most - fitting.most) * (size - low) / (high - low)
     return guess <= NEAR * fitting.memory.limit
 
 
 def setting(described: Described) -> Setting:
-    """How a run is laid out."""
+    """Setting of a run as it is laid out."""
     train = described.run.train
     split = tuple((name, described.layout.split[name]) for name in mesh.AXES)
     return Setting(split, described.batches.accumulation, train.remat, train.layers_per_loop)
 
 
 def altered(described: Described, setting: Setting) -> Described | None:
-    """The same run with the same rows in a step, laid out so; None where it cannot be."""
-    split, rows = dict(setting.split), described.batches.rows
+    """The same run and batch in another setting; None where it cannot be laid out so."""
+    split, batch = dict(setting.split), described.batches.rows
     train = dataclasses.replace(
         described.run.train,
-        batch=rows,
+        batch=batch,
         batch_per_device=None,
         accumulation=setting.accumulation,
         microbatch=None,
@@ -162,7 +162,7 @@ def altered(described: Described, setting: Setting) -> Described | None:
     islands = mesh.slices(described.devices)
     if checks.problems(run, described.chosen.kind, kinds, split, islands):
         return None
-    return dataclasses.replace(described, run=run, layout=Choice(split, None), divided=None)
+    return dataclasses.replace(described, run=run, layout=MeshChoice(split, None), divided=None)
 
 
 def divided(described: Described, target: Target, limit: int | None = None) -> Described:
@@ -177,29 +177,29 @@ def divide(trials: Trials) -> Divided:
     """The fewest microbatches in which a step fits, and why not fewer."""
     first, share = trials.first, trials.described.batches.rows // trials.first.groups
     if not (trials.limit or chips.usable(trials.target.chip)):
-        return Divided(1, "all rows at once, as the memory of such devices is not known")
+        return Divided(1, "the whole batch at once, as the memory of such devices is not known")
     counts = trials.counts(first)
-    found = trials.largest(first, counts)
-    if found is None:
+    trial = trials.largest(first, counts)
+    if trial is None:
         least = trials(first._replace(accumulation=counts[-1]))
         if least is None:  # no setting at all can be laid out, which the run itself says better
-            return Divided(1, "all rows at once")
-        told = _held(least.memory)
-        return Divided(counts[-1], f"1 row a device at a time, which may not fit: {told}")
-    count = found.setting.accumulation
-    some = units.counted(share // count, "row")
+            return Divided(1, "the whole batch at once")
+        some = "1 sequence per device and microbatch, which may not fit"
+        return Divided(counts[-1], f"{some}: {_usage(least.memory)}")
+    count = trial.setting.accumulation
+    some = units.counted(share // count, "sequence")
     if count == counts[0]:
         every = some if share == 1 else f"all {some}"
-        return Divided(count, f"{every} of a device at once, {_held(found.memory)}")
+        return Divided(count, f"{every} of a device at once, {_usage(trial.memory)}")
     more = [one for n in counts[: counts.index(count)] if (one := _of(trials, first, n))]
     beyond = f"; {share // more[-1].setting.accumulation} need {units.gib(more[-1].most)}"
-    return Divided(count, f"{some} a device at a time, {_held(found.memory)}{beyond}")
+    return Divided(count, f"{some} per device and microbatch, {_usage(trial.memory)}{beyond}")
 
 
 def _of(trials: Trials, setting: Setting, count: int) -> Trial | None:
     return trials.known.get(setting._replace(accumulation=count))
 
 
-def _held(memory: Memory) -> str:
+def _usage(memory: Memory) -> str:
     most = memory.total * (1 + memory.error)
     return f"at most {units.gib(most)} of {units.gib(memory.limit)} GiB"

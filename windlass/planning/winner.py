@@ -1,4 +1,4 @@
-"""The best place for a run, with the best settings of each."""
+"""Ranking of targets for a run, each with its best settings."""
 
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple
@@ -21,10 +21,10 @@ class Ranking(NamedTuple):
     each: list[Best | Refused]
     winner: Best | None  # None: it fits nowhere
     by: Wanted
-    note: str | None  # what there is to say of how they were compared
+    note: str | None  # on how they were compared
 
     def as_dicts(self) -> list[dict[str, Any]]:
-        """For a program: the targets in the order in which they were asked for."""
+        """JSON form: the targets in the order of the request."""
         return [
             {**one.as_dict(), "is_winner": one is self.winner, "wanted": self.by}
             for one in self.each
@@ -42,13 +42,13 @@ def find(
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
 ) -> Ranking:
-    """The cheapest or fastest way to train a recipe, of those that fit and keep to limits."""
+    """Rank targets for a recipe by cost or speed, of those that fit and keep to limits."""
     known, layers = prices.load(), origin.load(recipe, overrides)
-    made = matrix.on_each(layers, on, lambda d, t: search.best(d, t, known, request, console, tell))
-    plans = [one.plan if isinstance(one, Best) else one for one in made]
+    each = matrix.on_each(layers, on, lambda d, t: search.best(d, t, known, request, console, tell))
+    plans = [one.plan if isinstance(one, Best) else one for one in each]
     each = [
         one if isinstance(plan, Plan) else plan
-        for one, plan in zip(made, limits.kept(plans, within or Limits()), strict=True)
+        for one, plan in zip(each, limits.enforce(plans, within or Limits()), strict=True)
     ]
     return chosen(each, wanted)
 
@@ -62,7 +62,7 @@ def chosen(each: list[Best | Refused], wanted: Wanted) -> Ranking:
 
 
 def cost(plan: Plan) -> float:
-    """USD for a token: batches may differ from target to target, and so what a run trains on."""
+    """USD per token: batches may differ from target to target, and so what a run trains on."""
     if plan.cost is None:
         return float("inf")
     run, steps = plan.cost.run, plan.extent.steps
@@ -72,7 +72,7 @@ def cost(plan: Plan) -> float:
 
 
 def slowness(plan: Plan) -> float:
-    """Seconds for a token."""
+    """Seconds per token."""
     return float("inf") if not plan.tokens_per_second else 1 / plan.tokens_per_second
 
 
@@ -81,5 +81,5 @@ def _compared(fitting: Sequence[Plan], wanted: Wanted) -> tuple[Wanted, str | No
     if wanted == "fastest" or not unknown:
         return wanted, None
     if len(unknown) == len(fitting):
-        return "fastest", "no price is known, and so the fastest is looked for"
-    return wanted, f"what {', '.join(unknown)} would cost is not known"
+        return "fastest", "no price is known, so targets are ranked by speed"
+    return wanted, f"no price of {', '.join(unknown)} is known"

@@ -1,4 +1,4 @@
-"""The time that all processes of a run agree on."""
+"""Shared clock: the time that all processes of a run agree on."""
 
 import time
 from collections.abc import Callable
@@ -10,15 +10,15 @@ STEPS = 10  # between two looks at the clock of another process
 
 
 class Clock:
-    """Seconds; of several processes, those of the first, told to all at steps that all know.
+    """Clock in seconds; of several processes, that of the first, broadcast at steps that all know.
 
-    Nobody is told anything where no interval is one of time.
+    Nothing is broadcast where no interval is one of time.
     """
 
     def __init__(self, *intervals: Every | None, clock: Callable[[], float] = time.monotonic):
         self._clock, self._now = clock, 0.0
         is_timed = any(every is not None and every.is_timed for every in intervals)
-        self._is_told = is_timed and hosts.count() > 1
+        self._is_broadcast = is_timed and hosts.count() > 1
         self._look()
 
     def __call__(self) -> float:
@@ -30,5 +30,5 @@ class Clock:
             self._look()
 
     def _look(self) -> None:
-        if self._is_told:
-            self._now = hosts.found("clock", self._clock)
+        if self._is_broadcast:
+            self._now = hosts.broadcast("clock", self._clock)

@@ -16,7 +16,7 @@ class Hosts(NamedTuple):
     coordinator: str | None  # HOST:PORT of process 0; None: JAX finds it
     processes: int
     process: int
-    found: str  # "--coordinator", "torchrun", "Slurm", "GKE" or "TPU metadata"
+    source: str  # "--coordinator", "torchrun", "Slurm", "GKE" or "TPU metadata"
     # GPUs of this host, by number, where it has a process for each; None: all devices
     local_devices: tuple[int, ...] | None = None
 
@@ -25,22 +25,22 @@ class Hosts(NamedTuple):
 
 
 @section
-class Asked:
-    """A process's place as its command line says it."""
+class ClusterFlags:
+    """Coordinator, rank and world size as the command line gives them."""
 
     coordinator: str | None = None
     processes: int | None = None
     process: int | None = None
 
 
-def find(asked: Asked | None, environ: Mapping[str, str]) -> Hosts | None:
-    """The place of this process among those of its run; None where it is alone.
+def find(flags: ClusterFlags | None, environ: Mapping[str, str]) -> Hosts | None:
+    """Rank and world size of this process; None where it is the only one.
 
-    What a command line says comes first, then torchrun, then what JAX itself knows of. Only on a
-    Cloud TPU is anything asked over the network.
+    The command line comes first, then torchrun, then what JAX itself detects. Only on a
+    Cloud TPU is the network used.
     """
     hosts = (
-        _of_flags(asked or Asked())
+        _of_flags(flags or ClusterFlags())
         or _of_torchrun(environ)
         or _of_slurm(environ)
         or _of_tpu("GkeTpuCluster", "GKE")
@@ -49,25 +49,25 @@ def find(asked: Asked | None, environ: Mapping[str, str]) -> Hosts | None:
     return hosts if hosts is not None and hosts.processes > 1 else None
 
 
-def _of_flags(asked: Asked) -> Hosts | None:
-    if asked == Asked():
+def _of_flags(flags: ClusterFlags) -> Hosts | None:
+    if flags == ClusterFlags():
         return None
-    if missing := [f"--{name}" for name, value in vars(asked).items() if value is None]:
+    if missing := [f"--{name}" for name, value in vars(flags).items() if value is None]:
         are = "is" if len(missing) == 1 else "are"
         raise UserError(
             f"{listing(missing, 'and')} {are} missing; --coordinator HOST:PORT, --processes N and "
             "--process I go together, on every host"
         )
-    assert asked.coordinator is not None
-    assert asked.processes is not None and asked.process is not None
-    host, _, port = asked.coordinator.rpartition(":")
+    assert flags.coordinator is not None
+    assert flags.processes is not None and flags.process is not None
+    host, _, port = flags.coordinator.rpartition(":")
     if not host or not port.isdecimal() or not 0 < int(port) <= HIGHEST_PORT:
         raise UserError(
-            f"--coordinator is {asked.coordinator}; it must be HOST:PORT, where process 0 listens "
+            f"--coordinator is {flags.coordinator}; it must be HOST:PORT, where process 0 listens "
             "for the others, such as 10.0.0.2:8476"
         )
-    _check_place("--process", asked.process, "--processes", asked.processes)
-    return Hosts(asked.coordinator, asked.processes, asked.process, "--coordinator")
+    _check_place("--process", flags.process, "--processes", flags.processes)
+    return Hosts(flags.coordinator, flags.processes, flags.process, "--coordinator")
 
 
 def _of_torchrun(environ: Mapping[str, str]) -> Hosts | None:
@@ -104,16 +104,16 @@ def _of_slurm(environ: Mapping[str, str]) -> Hosts | None:
     return Hosts(None, processes, process, "Slurm", local)
 
 
-def _of_tpu(cluster: str, found: str) -> Hosts | None:
+def _of_tpu(cluster: str, source: str) -> Hosts | None:
     # The way JAX itself looks, which it shows nowhere else; `jax.distributed.initialize` would
     # start its service for a single process, too.
     from jax._src import clusters
 
-    known = getattr(clusters, cluster)
+    detector = getattr(clusters, cluster)
     try:
-        if not known.is_env_present():
+        if not detector.is_env_present():
             return None
-        return Hosts(None, known.get_process_count(), known.get_process_id(), found)
+        return Hosts(None, detector.get_process_count(), detector.get_process_id(), source)
     except OSError:  # no metadata server answers: this is no machine of a slice
         return None
 

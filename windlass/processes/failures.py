@@ -18,29 +18,29 @@ NewestStep = Callable[[Path], int | None]
 
 
 class Lost(NamedTuple):
-    """The processes that are gone; none where nobody can tell which."""
+    """Lost processes; empty where it is not known which."""
 
     gone: list[int]
     why: str
 
     def message(self, names: Sequence[str], left: str) -> str:
         """The processes that are gone, what is left of the run, and what to do."""
-        who = listing([named(one, names) for one in self.gone] or ["another process"], "and")
+        who = listing([process_name(one, names) for one in self.gone] or ["another process"], "and")
         are = "is" if len(self.gone) < 2 else "are"
         return f"{who} {are} gone: {self.why}. {left}"
 
 
 def in_log(text: str) -> Lost | None:
     """Lost processes as JAX's log names them, where it does."""
-    if found := re.search(SILENT, text, re.DOTALL):
-        numbers = re.findall(r"(\d+)\s*$", found[1], re.MULTILINE)
+    if match := re.search(SILENT, text, re.DOTALL):
+        numbers = re.findall(r"(\d+)\s*$", match[1], re.MULTILINE)
         gone = sorted({int(number) for number in numbers})
         return Lost(gone, f"no sign of life for {HEARTBEAT_SECONDS} s")
     return Lost([0], "its connection is closed") if CLOSED in text else None
 
 
-def named(process: int, names: Sequence[str]) -> str:
-    """`process 1 (host-b)`."""
+def process_name(process: int, names: Sequence[str]) -> str:
+    """Name of a process in messages: `process 1 (host-b)`."""
     return f"process {process}" + (f" ({names[process]})" if names else "")
 
 
@@ -55,6 +55,6 @@ def left(folder: str | None, newest: NewestStep) -> str:
     )
 
 
-def kept(log: str) -> str:
-    """Where to find what libraries said before, if they did."""
+def log_hint(log: str) -> str:
+    """The place of the log of libraries, where they printed anything."""
     return f". What JAX said is in {log}" if Path(log).stat().st_size else ""

@@ -1,4 +1,4 @@
-"""The processes of a run: how they join, and what they say to each other."""
+"""Process group of a run: joining, barriers, broadcast and all-gather of text."""
 
 import json
 import os
@@ -24,11 +24,11 @@ JOINING_SECONDS = 300  # until all processes must be there
 LEAVING_SECONDS = 60  # until all processes must have ended, once one has
 HEARING_SECONDS = 5  # that process 0 goes on serving the others, when the run ends early
 ANSWER_SECONDS = 2  # for which another process is waited for that may have gone meanwhile
-ON_ITS_WAY_SECONDS = 0.05  # for an answer to reach a process, once what it said is known here
+ON_ITS_WAY_SECONDS = 0.05  # for an answer to reach a process, once its acknowledgement is here
 A_DAY = 86_400_000  # milliseconds: who waits for a download is not late, and a dead peer is noticed
-STOP, HEARD = "windlass/stop", "windlass/heard"
+STOP, ACK = "windlass/stop", "windlass/heard"
 
-_said: Counter[str] = Counter()
+_uses: Counter[str] = Counter()
 _joined: Hosts | None = None
 
 
@@ -36,14 +36,14 @@ def join(hosts: Hosts) -> None:
     """Wait for the other processes; to be called before any device is touched."""
     global _joined
     _check_port(hosts)
-    found: dict[str, Any] = {}  # by JAX itself
+    arguments: dict[str, Any] = {}  # by JAX itself
     if hosts.coordinator is not None:
-        found = dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
-        found |= dict(process_id=hosts.process, local_device_ids=hosts.local_devices)
-        found |= dict(cluster_detection_method="deactivate")
+        arguments = dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
+        arguments |= dict(process_id=hosts.process, local_device_ids=hosts.local_devices)
+        arguments |= dict(cluster_detection_method="deactivate")
     try:
         jax.distributed.initialize(
-            **found,
+            **arguments,
             initialization_timeout=JOINING_SECONDS,
             heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
             shutdown_timeout_seconds=LEAVING_SECONDS,
@@ -78,7 +78,7 @@ def _check_port(hosts: Hosts) -> None:
 
 
 def joined() -> Hosts | None:
-    """The place of this process, once it has joined others."""
+    """Rank and world size of this process, once it has joined others."""
     return _joined
 
 
@@ -88,7 +88,7 @@ def count() -> int:
 
 
 def index() -> int:
-    """The number of this one, from 0."""
+    """The rank of this process, from 0."""
     return _joined.process if _joined else 0
 
 
@@ -98,12 +98,12 @@ def is_first() -> bool:
 
 
 def barrier(name: str) -> None:
-    """Wait until every process is here; no device has a part in it."""
+    """Barrier: wait until every process is here, without a collective on devices."""
     if count() > 1:
-        _ask(lambda: _client().wait_at_barrier(_once(name), A_DAY))
+        _call(lambda: _client().wait_at_barrier(_once(name), A_DAY))
 
 
-def told(name: str, value: str | None = None) -> str:
+def broadcast_text(name: str, value: str | None = None) -> str:
     """A broadcast of text from process 0; what the others give is ignored."""
     if count() == 1:
         assert value is not None
@@ -111,16 +111,16 @@ def told(name: str, value: str | None = None) -> str:
     key = _once(name)
     if is_first():
         assert value is not None
-        _ask(lambda: _client().key_value_set(key, value))
+        _call(lambda: _client().key_value_set(key, value))
         return value
-    return _ask(lambda: _client().blocking_key_value_get(key, A_DAY))
+    return _call(lambda: _client().blocking_key_value_get(key, A_DAY))
 
 
-def found(name: str, look: Callable[[], Any]) -> Any:
-    """A broadcast of what process 0 finds when it looks: anything that JSON can hold."""
+def broadcast(name: str, look: Callable[[], Any]) -> Any:
+    """A broadcast of what `look` returns on process 0: anything that JSON can hold."""
     if count() == 1:
         return look()
-    return json.loads(told(name, json.dumps(look()) if is_first() else None))
+    return json.loads(broadcast_text(name, json.dumps(look()) if is_first() else None))
 
 
 def each(name: str, value: str) -> list[str]:
@@ -128,20 +128,20 @@ def each(name: str, value: str) -> list[str]:
     if count() == 1:
         return [value]
     key = _once(name)
-    _ask(lambda: _client().key_value_set(f"{key}/{index()}", value))
-    ask = _client().blocking_key_value_get
-    return [_ask(lambda one=one: ask(f"{key}/{one}", A_DAY)) for one in range(count())]
+    _call(lambda: _client().key_value_set(f"{key}/{index()}", value))
+    get = _client().blocking_key_value_get
+    return [_call(lambda one=one: get(f"{key}/{one}", A_DAY)) for one in range(count())]
 
 
 def ask_to_stop(number: int) -> None:
     """Have every process stop after the same step, because of this signal."""
     _try(lambda: _client().key_value_set(STOP, str(number)))
-    # What JAX put in the place of our handler tells its service, which decides on the step.
+    # JAX's handler, in the place of ours, notifies its service, which decides on the step.
     os.kill(os.getpid(), signal.SIGTERM)
 
 
 def stop_after(step: int) -> int | None:
-    """The signal by which every process stops after this step; to be asked after every step."""
+    """The signal by which every process stops after this step; to be called after every step."""
     if not multihost_utils.reached_preemption_sync_point(step):
         return None
     # Without a word of ours: a machine that is about to be taken away sent SIGTERM itself.
@@ -154,35 +154,35 @@ class Ending:
     def __init__(self):
         self._key = _once("ending")
 
-    def say(self, why: str) -> None:
-        """The first to say it is heard."""
+    def set(self, why: str) -> None:
+        """Set the reason; the first process to set one wins."""
         _try(lambda: _client().key_value_set(self._key, why))
 
-    def heard(self) -> str | None:
+    def wait(self) -> str | None:
         """The text that some process, perhaps this one, set; waits as long as there is a run."""
         return _try(lambda: _client().blocking_key_value_get(self._key, A_DAY))
 
 
 def part(code: int) -> None:
     """End this process at once, in a run that ends early: nobody is waited for in vain."""
-    heard = threading.Thread(target=_try, args=[_hears], daemon=True)
-    heard.start()
-    heard.join(ANSWER_SECONDS)  # who is gone never answers, and JAX would end this process
+    reply = threading.Thread(target=_try, args=[_acknowledge], daemon=True)
+    reply.start()
+    reply.join(ANSWER_SECONDS)  # who is gone never answers, and JAX would end this process
     deadline = time.monotonic() + HEARING_SECONDS
     for one in range(1, count()) if is_first() else ():
-        # The others speak through this process, and end in an abort when it is gone.
+        # The others communicate through this process, and abort when it is gone.
         left = int(1000 * max(0.001, deadline - time.monotonic()))
-        _try(lambda one=one, left=left: _client().blocking_key_value_get(f"{HEARD}/{one}", left))
+        _try(lambda one=one, left=left: _client().blocking_key_value_get(f"{ACK}/{one}", left))
         time.sleep(ON_ITS_WAY_SECONDS)
     os._exit(code)
 
 
-def _hears() -> None:
-    _client().key_value_set(f"{HEARD}/{index()}", "")
+def _acknowledge() -> None:
+    _client().key_value_set(f"{ACK}/{index()}", "")
 
 
 def is_everybody_here(name: str, seconds: float) -> bool:
-    """A barrier with a timeout: True when every process arrives within so many seconds."""
+    """A barrier with a timeout: True when every process arrives within `seconds`."""
     where = _once(name)
     try:
         _client().wait_at_barrier(where, int(1000 * seconds))
@@ -192,24 +192,24 @@ def is_everybody_here(name: str, seconds: float) -> bool:
 
 
 def _once(name: str) -> str:
-    """A name that was not used before: the service takes each only once."""
-    _said[name] += 1
-    return f"windlass/{name}/{_said[name]}"
+    """A unique key: JAX's key-value service takes each only once."""
+    _uses[name] += 1
+    return f"windlass/{name}/{_uses[name]}"
 
 
 def _client() -> Any:
     return distributed.global_state.client
 
 
-def _ask(question: Callable[[], T]) -> T:
+def _call(request: Callable[[], T]) -> T:
     try:
-        return question()
+        return request()
     except JaxRuntimeError as error:
         raise PeerLost(str(error)) from None
 
 
-def _try(question: Callable[[], T]) -> T | None:
+def _try(request: Callable[[], T]) -> T | None:
     try:
-        return question()
-    except JaxRuntimeError:  # there is nothing of that name, or nobody to ask any more
+        return request()
+    except JaxRuntimeError:  # there is nothing of that name, or no service any more
         return None

@@ -1,7 +1,7 @@
 """The process that a user starts where a run has several: its child trains, and it stands by.
 
 JAX aborts a process that has lost another, in the middle of whatever it does and with words of its
-own. A parent is there to say what happened, and hears the signals that JAX takes for itself.
+own. A parent is there to report what happened, and gets the signals that JAX takes for itself.
 """
 
 import os
@@ -25,31 +25,31 @@ FAILED = 1
 
 
 def stand_by(words: Sequence[str], hosts: Hosts, signals: Signals, newest: "NewestStep") -> int:
-    """Train in a child by the words of a command, and give its exit code when it has ended."""
+    """Train in a child process, with the words of a command, and return its exit code."""
     heard, passes = os.pipe()
-    reads, told = os.pipe()
-    held, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
-    os.close(held)
+    reads, writes = os.pipe()
+    descriptor, log = tempfile.mkstemp(prefix=f"windlass-process-{hosts.process}-", suffix=".log")
+    os.close(descriptor)
     # Nothing of the folder that a user is in is imported there, unless it is here, too.
-    alike = [] if os.getcwd() in sys.path else ["-P"]
-    child = [sys.executable, *alike, "-m", "windlass.cli.child", str(heard), str(told), log, *words]
+    flag = [] if os.getcwd() in sys.path else ["-P"]
+    argv = [sys.executable, *flag, "-m", "windlass.cli.child", str(heard), str(writes), log, *words]
     with signals.passes_on(partial(_pass, passes)):
         # In a session of its own, so that a terminal's Ctrl-C reaches it once: through here.
-        trainer = subprocess.Popen(child, pass_fds=(heard, told), start_new_session=True)
+        trainer = subprocess.Popen(argv, pass_fds=(heard, writes), start_new_session=True)
         os.close(heard)
-        os.close(told)
+        os.close(writes)
         code = trainer.wait()
     os.close(passes)
-    known = facts(reads)
+    report = facts(reads)
     os.close(reads)
     if code >= 0:
-        # It has said itself what there was to say.
+        # It has reported its end itself.
         if code != FAILED or not Path(log).stat().st_size:
             Path(log).unlink()
         return code
     clear()
     who = "" if hosts.process == 0 else f"{hosts}: "
-    say(who + explained(-code, log, known.get("names", ()), known.get("folder"), newest))
+    say(who + explained(-code, log, report.get("names", ()), report.get("folder"), newest))
     return FAILED
 
 
@@ -65,11 +65,11 @@ def explained(
 ) -> str:
     """The reason why a trainer was ended by a signal, as far as it is known."""
     # JAX is imported by these, and a parent that has nothing to explain never needs it.
-    from windlass.processes.failures import in_log, kept, left
+    from windlass.processes.failures import in_log, left, log_hint
     from windlass.processes.hosts import JOINING_SECONDS
 
     text = Path(log).read_text(encoding="utf-8", errors="replace")
-    where, is_left = kept(log), left(folder, newest)
+    where, is_left = log_hint(log), left(folder, newest)
     if not names and "RegisterTask" in text:
         minutes = JOINING_SECONDS // 60
         return (

@@ -18,17 +18,17 @@ from windlass.config.reading import show
 from windlass.errors import PeerLost, UserError
 from windlass.processes import hosts as processes
 from windlass.processes.clusters import Hosts
-from windlass.processes.failures import Lost, NewestStep, kept, left, named
+from windlass.processes.failures import Lost, NewestStep, left, log_hint, process_name
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
 from windlass.version import __version__
 
 REFUSED, FAILED = 2, 1
 WAITING = "waiting for the other processes"
-PATIENCE_SECONDS = 5.0  # of waiting for them, before that is said
+PATIENCE_SECONDS = 5.0  # of waiting for them, before that is printed
 OWN_WORDS_SECONDS = 1.0  # a process that refuses what another refuses, too, says so itself
 CLOSED_SECONDS = 5.0  # until the ending of a process that closes its connections is known
-# In the words of a failed exchange between processes, whoever's fault it is.
+# In the error of a failed collective between processes, whoever's fault it is.
 EXCHANGES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 # What may be another on each host: where and how fast rows are read.
@@ -55,12 +55,12 @@ class Peers:
     def __init__(self, hosts: Hosts, signals: Signals, newest: NewestStep):
         self.hosts, self.signals, self.newest = hosts, signals, newest
         self.folder: str | None = None
-        self.is_over = False  # the run ends early, here first or by another's word
+        self.is_over = False  # the run ends early, here first or by another process
         if processes.joined() is None:
-            with signals.phase(WAITING), _said_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
+            with signals.phase(WAITING), _print_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
                 processes.join(hosts)
         self.names = processes.each("name", socket.gethostname())
-        self._tell(names=self.names)
+        self._send(names=self.names)
         self._ending = processes.Ending()
         self._listener = threading.Thread(target=self._listen, daemon=True)
         self._listener.start()
@@ -84,7 +84,7 @@ class Peers:
 
     def trains_in(self, folder: Path) -> None:
         self.folder = str(folder)
-        self._tell(folder=self.folder)
+        self._send(folder=self.folder)
 
     def compare(self, recipe: dict) -> None:
         """Refuse to train different recipes, or by different programs, as one run."""
@@ -114,7 +114,7 @@ class Peers:
         _speaks.acquire()
         self.is_over = True
         why = {"process": self.hosts.process, "text": text, "code": code}
-        self._ending.say(json.dumps(why))
+        self._ending.set(json.dumps(why))
 
     def part(self, code: int) -> None:
         processes.part(code)
@@ -125,14 +125,14 @@ class Peers:
             processes.barrier("the end")
         except PeerLost as error:
             self._explain(error)
-        # Nobody may ask the service any more when it is shut down: the process would crash.
-        self._ending.say(NO_REASON)
+        # The service may not be called any more when it is shut down: the process would crash.
+        self._ending.set(NO_REASON)
         self._listener.join()
         self.signals.peers = None
 
     def _listen(self) -> None:
-        """Wait for the word of another process that the run ends, and end with it."""
-        why = self._ending.heard()
+        """Wait for another process to end the run, and end with it."""
+        why = self._ending.wait()
         if why in (None, NO_REASON):
             return
         ending = json.loads(why)
@@ -140,7 +140,7 @@ class Peers:
             return
         time.sleep(OWN_WORDS_SECONDS)
         _speaks.acquire()
-        who = named(ending["process"], self.names)
+        who = process_name(ending["process"], self.names)
         what = f"{who} ended the run: {ending['text']}"
         if ending["code"] == FAILED:
             what += f". {left(self.folder, self.newest)}"
@@ -149,7 +149,7 @@ class Peers:
         processes.part(ending["code"])
 
     def _explain(self, error: Exception) -> None:
-        """Tell a fault of this process from one that is only the end of another."""
+        """Distinguish a fault of this process from one that is only the end of another."""
         text = str(error)
         if not isinstance(error, PeerLost) and not any(word in text for word in EXCHANGES):
             first = text.partition("\n")[0]
@@ -168,21 +168,21 @@ class Peers:
         if is_closed:
             lost = Lost([1 - self.hosts.process], "its connection is closed")
         raise PeerLost(
-            lost.message(self.names, left(self.folder, self.newest)) + self._kept(error)
+            lost.message(self.names, left(self.folder, self.newest)) + self._log_hint(error)
         ) from error
 
-    def _kept(self, error: Exception) -> str:
-        """Where to find an error that is none of this process's."""
+    def _log_hint(self, error: Exception) -> str:
+        """The place of the log, to which an error that is none of this process's is added."""
         if self.signals.line is None:
             return ""
         log = self.signals.line.log
         with open(log, "a", encoding="utf-8") as file:
             traceback.print_exception(error, file=file)
-        return kept(log)
+        return log_hint(log)
 
-    def _tell(self, **facts: object) -> None:
+    def _send(self, **facts: object) -> None:
         if self.signals.line is not None:
-            self.signals.line.tell(**facts)
+            self.signals.line.send(**facts)
 
 
 def check_devices(processes: int, devices: list) -> None:
@@ -197,8 +197,8 @@ def check_devices(processes: int, devices: list) -> None:
 
 
 @contextmanager
-def _said_after(seconds: float, text: str) -> Iterator[None]:
-    """In this block a line is said, should it take longer."""
+def _print_after(seconds: float, text: str) -> Iterator[None]:
+    """Print a line, should this block take longer than `seconds`."""
     timer = threading.Timer(seconds, say, [text])
     timer.start()
     try:

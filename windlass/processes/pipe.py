@@ -1,19 +1,19 @@
-"""The line between a trainer and the process that started it: signals down, facts up."""
+"""Pipes between a trainer and the process that started it: signals down, facts up."""
 
 import json
 import os
 from typing import Any, NamedTuple
 
 
-class Line(NamedTuple):
-    """The trainer's end."""
+class Pipe(NamedTuple):
+    """The trainer's end of the pipes, as file descriptors."""
 
-    heard: int  # signals come in here, each a byte; at its end the parent is gone
-    told: int  # facts go out here, each a line of JSON
-    log: str  # the file of what libraries print, and of faults
+    signals: int  # come in here, each a byte; at its end the parent is gone
+    facts: int  # go out here, each a line of JSON
+    log: str  # path of the file of what libraries print, and of faults
 
-    def tell(self, **facts: Any) -> None:
-        os.write(self.told, json.dumps(facts).encode() + b"\n")
+    def send(self, **facts: Any) -> None:
+        os.write(self.facts, json.dumps(facts).encode() + b"\n")
 
 
 def facts(reads: int) -> dict[str, Any]:

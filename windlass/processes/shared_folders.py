@@ -26,22 +26,22 @@ def once(name: str, folder: Path, make: Callable[[], T]) -> T:
         return make()
     is_shared = seen(folder, patience=0.0)[hosts.index()]
     if hosts.is_first() or not is_shared:
-        made = make()
+        result = make()
         hosts.barrier(name)
-        return made
+        return result
     hosts.barrier(name)
     return make()
 
 
 def seen(folder: Path, *, patience: float | None = None) -> list[bool]:
-    """The processes that see in their folder what the first has written into its own.
+    """True for each process that sees in its folder what the first has written into its own.
 
-    They look for so many seconds; where none are said, for as long as a file may be late.
+    They look for `patience` seconds, by default for as long as a file may be late.
     """
     if hosts.count() == 1:
         return [True]
     patience = LATE if patience is None else patience
-    probe = hosts.told("probe", _probe(folder) if hosts.is_first() else None)
+    probe = hosts.broadcast_text("probe", _probe(folder) if hosts.is_first() else None)
     is_there = bool(probe) and _appears(folder / probe, patience)
     answers = hosts.each("sees the probe", "yes" if is_there else "no")
     if probe and hosts.is_first():

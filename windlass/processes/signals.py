@@ -1,9 +1,9 @@
 """Ctrl-C and SIGTERM: the loop finishes its step and saves; before the loop, the process ends.
 
 An exception that leaves a signal handler during a compilation crashes the process, and a handler
-does not run at all while the compiler works. So the handlers do nothing, and a thread hears of a
+does not run at all while the compiler works. So the handlers do nothing, and a thread receives a
 signal through the interpreter's wake-up descriptor the moment it arrives. Where a run has several
-processes, signals come from the parent of each, and what is heard by one holds for all.
+processes, signals come from the parent of each, and what one receives holds for all.
 """
 
 import os
@@ -14,9 +14,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
-from windlass.processes.pipe import Line
+from windlass.processes.pipe import Pipe
 
-HEARD = (signal.SIGINT, signal.SIGTERM)
+HANDLED = (signal.SIGINT, signal.SIGTERM)
 SHOW_CURSOR = "\x1b[?25h"
 CLEAR_LINE = "\r\x1b[K"
 
@@ -24,7 +24,7 @@ CLEAR_LINE = "\r\x1b[K"
 class Signals:
     """The signal that was received, and the handling that is due now."""
 
-    def __init__(self, line: Line | None = None):
+    def __init__(self, line: Pipe | None = None):
         self.line = line  # to a parent, in its child
         self.peers: Any = None  # the other processes of the run, where there are any
         self.who = ""  # what goes before a line of a process that is not the first
@@ -36,18 +36,18 @@ class Signals:
 
     @contextmanager
     def listening(self) -> Iterator["Signals"]:
-        """Hear signals in this block; elsewhere than in the main thread nothing can be heard."""
+        """Handle signals in this block; elsewhere than in the main thread none can be."""
         if threading.current_thread() is not threading.main_thread():
             yield self
             return
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
-        before = {number: signal.signal(number, _nothing) for number in HEARD}
+        before = {number: signal.signal(number, _nothing) for number in HANDLED}
         descriptor = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=[reads], daemon=True)
         watcher.start()
         if self.line is not None:
-            threading.Thread(target=self._obey, args=[self.line.heard], daemon=True).start()
+            threading.Thread(target=self._obey, args=[self.line.signals], daemon=True).start()
         try:
             yield self
         finally:
@@ -77,18 +77,18 @@ class Signals:
             self._waits = False
 
     @contextmanager
-    def interrupts(self, heard: Callable[[], None]) -> Iterator[None]:
-        """In this block Ctrl-C calls this, in another thread, and ends nothing."""
-        self._interrupt = heard
+    def interrupts(self, callback: Callable[[], None]) -> Iterator[None]:
+        """In this block Ctrl-C calls `callback`, in another thread, and ends nothing."""
+        self._interrupt = callback
         try:
             yield
         finally:
             self._interrupt = None
 
     @contextmanager
-    def passes_on(self, heard: Callable[[signal.Signals], Any]) -> Iterator[None]:
+    def passes_on(self, callback: Callable[[signal.Signals], Any]) -> Iterator[None]:
         """In this block signals are for another process."""
-        self._passes_on = heard
+        self._passes_on = callback
         try:
             yield
         finally:
@@ -97,23 +97,23 @@ class Signals:
     def ends(self, step: int) -> bool:
         """True when the loop ends after this step; to be called after every step."""
         if self.peers is not None:
-            # They are at different steps when one hears a signal, and stop after the same.
-            heard = self.peers.stop_after(step)
-            self.stop = self.stop or heard
-            return heard is not None
+            # They are at different steps when one receives a signal, and stop after the same.
+            number = self.peers.stop_after(step)
+            self.stop = self.stop or number
+            return number is not None
         return self.stop is not None
 
     def _obey(self, reads: int) -> None:
-        """Hear what a parent passes on, and end when it is gone."""
+        """Handle what a parent passes on, and end when it is gone."""
         self._watch(reads)
         self._leave("its `windlass train` was killed", 1)
 
     def _watch(self, reads: int) -> None:
-        while heard := os.read(reads, 1):
-            if heard[0] in HEARD:
-                self._heard(signal.Signals(heard[0]))
+        while received := os.read(reads, 1):
+            if received[0] in HANDLED:
+                self._receive(signal.Signals(received[0]))
 
-    def _heard(self, number: signal.Signals) -> None:
+    def _receive(self, number: signal.Signals) -> None:
         if self._passes_on is not None:
             self._passes_on(number)
             return

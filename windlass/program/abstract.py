@@ -1,4 +1,4 @@
-"""A model without numbers: the shapes of its arrays, and all of it that is no array."""
+"""The abstract model: shapes and dtypes of its arrays, and all of it that is no array."""
 
 from functools import lru_cache
 from typing import Any
@@ -6,17 +6,17 @@ from typing import Any
 import equinox as eqx
 import jax
 
-from windlass.adapters import Contract
+from windlass.adapters import BaseAdapter
 from windlass.layers.sketch import sketched
 from windlass.models import names
 from windlass.residuals import Architecture
 
 
-@lru_cache(maxsize=8)  # a plan asks for the same model on each target, and with every setting
-def blank(architecture: Architecture, adapters: tuple[Contract, ...]) -> Any:
-    """The model of an architecture with these adapters, in their order; on no mesh."""
+@lru_cache(maxsize=8)  # a plan needs the same model on each target, and with every setting
+def abstract_model(architecture: Architecture, adapters: tuple[BaseAdapter, ...]) -> Any:
+    """The abstract model of an architecture with these adapters, in their order; on no mesh."""
 
-    def made() -> Any:
+    def init() -> Any:
         key = jax.random.key(0)
         model = architecture.init(key)
         for adapter in adapters:
@@ -24,9 +24,9 @@ def blank(architecture: Architecture, adapters: tuple[Contract, ...]) -> Any:
         return model
 
     with sketched():
-        whole = eqx.filter_eval_shape(made)
+        shapes = eqx.filter_eval_shape(init)
     return jax.tree.map(
-        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_shape(x) else x, whole
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_shape(x) else x, shapes
     )
 
 

@@ -10,24 +10,24 @@ import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass import models
-from windlass.adapters import Adapted, Contract
+from windlass.adapters import Adapted, BaseAdapter
 from windlass.checkpoint.fingerprint import named
 from windlass.config import tree
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.layers.linear import LinearMap
 from windlass.layers.stack import arrange
 from windlass.program import trainable
-from windlass.program.abstract import blank, is_shape
+from windlass.program.abstract import abstract_model, is_shape
 from windlass.program.described import Described
 from windlass.residuals import Architecture
 
-# Arrays that a run starts from: after how many adapters, and by which path of the model then.
-Given = Mapping[int, Mapping[str, Array]]
+# Initial arrays of a run: by the number of adapters applied before, then by path of the model.
+InitialArrays = Mapping[int, Mapping[str, Array]]
 
-ADAPTER_KEY = 1  # what is folded into the key of the weights for those of the adapter
+ADAPTER_KEY = 1  # folded into the key of the weights for those of the adapter
 
 
-class Helper(NamedTuple):
+class AbstractHelper(NamedTuple):
     """A frozen model that the objective names: its abstract arrays, and all that is no array."""
 
     arrays: PyTree
@@ -40,7 +40,7 @@ class Built:
     def __init__(self, described: Described):
         self.described, self.run, self.mesh = described, described.run, described.mesh
         arrays, self.static = eqx.partition(
-            self._arranged(blank(self.run.architecture, self.run.adapter)), is_shape
+            self._arranged(abstract_model(self.run.architecture, self.run.adapter)), is_shape
         )
         self.trainable = trainable.choose(arrays, self.run.train.trainable)
         lowered = self._lowered(arrays)
@@ -54,7 +54,7 @@ class Built:
             placements(arrays, self.mesh),
         )
         self.helpers = {
-            name: self._helper(one.architecture) for name, one in self.run.helpers.items()
+            name: self._helper(helper.architecture) for name, helper in self.run.helpers.items()
         }
 
     @cached_property
@@ -63,29 +63,30 @@ class Built:
 
         Arrays that are there to the end are of the types that they have then.
         """
-        chosen = self.run.adapter
-        before = [self._stage(chosen[:number]) for number in range(len(chosen))]
+        adapters = self.run.adapter
+        before = [self._stage(adapters[:number]) for number in range(len(adapters))]
         return [*before, self.abstract]
 
-    def _stage(self, applied: tuple[Contract, ...]) -> PyTree:
-        arrays = eqx.filter(self._arranged(blank(self.run.architecture, applied)), is_shape)
-        own = jax.tree.map(
+    def _stage(self, applied: tuple[BaseAdapter, ...]) -> PyTree:
+        model = self._arranged(abstract_model(self.run.architecture, applied))
+        arrays = eqx.filter(model, is_shape)
+        placed = jax.tree.map(
             lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
             arrays,
             placements(arrays, self.mesh),
         )
-        return jax.tree.map(_as_at_the_end, own, self.abstract, is_leaf=_is_map)
+        return jax.tree.map(_as_at_the_end, placed, self.abstract, is_leaf=_is_map)
 
-    def init(self, key: PRNGKeyArray, taken: Given | None = None) -> Any:
-        """The model with random weights, but for arrays that are `taken`."""
-        taken, stages, adapter_key = taken or {}, self.stages, jax.random.fold_in(key, ADAPTER_KEY)
-        model = _filled(
-            self._arranged(self.run.architecture.init(key)), taken.get(0, {}), stages[0]
-        )
+    def init(self, key: PRNGKeyArray, initial: InitialArrays | None = None) -> Any:
+        """The model with random weights, but for `initial` arrays."""
+        initial, stages = initial or {}, self.stages
+        adapter_key = jax.random.fold_in(key, ADAPTER_KEY)
+        model = self._arranged(self.run.architecture.init(key))
+        model = _filled(model, initial.get(0, {}), stages[0])
         for number, adapter in enumerate(self.run.adapter, start=1):
             own = adapter_key if number == 1 else jax.random.fold_in(adapter_key, number)
             model = adapter.adapt(model, names=self.names, key=own)
-            model = _filled(model, taken.get(number, {}), stages[number])
+            model = _filled(model, initial.get(number, {}), stages[number])
         return model
 
     def _arranged(self, model: Any) -> Any:
@@ -97,15 +98,15 @@ class Built:
         compute = self.described.compute
         return annotate(arrays, lambda x, about: compute if is_cast(x, about) else x.dtype)
 
-    def _helper(self, architecture: Architecture) -> Helper:
-        arrays, static = eqx.partition(self._arranged(blank(architecture, ())), is_shape)
+    def _helper(self, architecture: Architecture) -> AbstractHelper:
+        arrays, static = eqx.partition(self._arranged(abstract_model(architecture, ())), is_shape)
         placed = jax.tree.map(
             lambda x, low, place: jax.ShapeDtypeStruct(x.shape, low, sharding=place),
             arrays,
             self._lowered(arrays),
             placements(arrays, self.mesh),
         )
-        return Helper(placed, static)
+        return AbstractHelper(placed, static)
 
     def joined(self, helpers: dict[str, PyTree]) -> dict[str, Any]:
         """The modules of the helpers, of their arrays."""
@@ -116,7 +117,7 @@ class Built:
         return models.names(self.run.model)
 
     def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
-        """What is trained, and what is not."""
+        """Partition of arrays into the trained and the frozen."""
         return eqx.partition(arrays, self.trainable.mask)
 
     def model(self, weights: PyTree, frozen: PyTree) -> Any:
@@ -125,25 +126,25 @@ class Built:
 
     @property
     def identity(self) -> dict[str, str | int | float]:
-        """What a checkpoint must agree on with whoever reads its weights."""
+        """Identity for checkpoints: what whoever reads the weights must agree on."""
         family = type(self.run.model).__module__.rpartition(".")[2]
-        given = {name: x for name, x in tree(self.run.model).items() if x is not None}
-        fields = ", ".join(f"{name} {value}" for name, value in given.items())
+        config = {name: x for name, x in tree(self.run.model).items() if x is not None}
+        fields = ", ".join(f"{name} {value}" for name, value in config.items())
         identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
         patterns = self.run.train.trainable
         if not self.run.residual.is_plain:
-            identity["residual"] = _told(self.run.residual)
+            identity["residual"] = _summary(self.run.residual)
         if self.run.adapter:
-            identity["adapter"] = ", then ".join(map(_told, self.run.adapter))
+            identity["adapter"] = ", then ".join(map(_summary, self.run.adapter))
         trained = "the adapter" if self.run.adapter else "*"
         return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
 
 
-def _told(member: Any) -> str:
-    """A member of an open set with its keys, but for where it started from."""
+def _summary(member: Any) -> str:
+    """Summary of a member of an open set: its keys, but for where it started from."""
     kind = type(member).__module__.rpartition(".")[2]
-    said = {name: x for name, x in tree(member).items() if name != "path"}
-    return f"{kind} ({', '.join(f'{key} {value}' for key, value in said.items())})"
+    settings = {name: x for name, x in tree(member).items() if name != "path"}
+    return f"{kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
 
 
 def _as_at_the_end(node: Any, last: Any) -> Any:
@@ -160,10 +161,10 @@ def _is_map(node: Any) -> bool:
     return isinstance(node, LinearMap)
 
 
-def _filled(model: Any, taken: Mapping[str, Array], like: PyTree) -> Any:
-    """The model with the arrays that are taken, by path, and of the types of another."""
+def _filled(model: Any, initial: Mapping[str, Array], like: PyTree) -> Any:
+    """The model with initial arrays, by path, cast to the dtypes of another."""
     arrays, static = eqx.partition(model, eqx.is_array)
     types = [x.dtype for x in jax.tree.leaves(like)]
-    found = [taken.get(path, x) for path, x in named(arrays).items()]
-    values = [jnp.asarray(x, dtype) for x, dtype in zip(found, types, strict=True)]
+    leaves = [initial.get(path, x) for path, x in named(arrays).items()]
+    values = [jnp.asarray(x, dtype) for x, dtype in zip(leaves, types, strict=True)]
     return eqx.combine(jax.tree.unflatten(jax.tree.structure(arrays), values), static)

@@ -14,22 +14,22 @@ from windlass.config import Layers, Problem
 from windlass.config.sections import flat
 from windlass.devices import absent, alignment, chips, mesh, precision
 from windlass.devices.absent import Absent
-from windlass.devices.mesh_choice import Choice
-from windlass.devices.selection import Chosen
+from windlass.devices.mesh_choice import MeshChoice
+from windlass.devices.selection import DeviceChoice
 from windlass.layers.kernels import Kernel
 from windlass.processes import hosts
 from windlass.program.footprint import footprint
 from windlass.run import Run, batches, checks, identity
 from windlass.run.batches import Batches
 from windlass.run_folder import folder as folders
-from windlass.run_folder.relocation import moved
+from windlass.run_folder.relocation import relocation
 from windlass.telemetry import about
 from windlass.telemetry.compile_cache import Kept, keep
 from windlass.units import gib
 
 
 class Divided(NamedTuple):
-    """How many microbatches a step has where `train.microbatch` is auto, and the reason."""
+    """Microbatches per step that `train.microbatch: auto` chose, and the reason."""
 
     microbatches: int
     why: str
@@ -41,12 +41,12 @@ class Described:
 
     layers: Layers
     run: Run
-    chosen: Chosen
+    chosen: DeviceChoice
     devices: list  # of JAX's
-    layout: Choice  # of them on the mesh
+    layout: MeshChoice  # of them on the mesh
     warnings: list[str]
-    kept: Kept  # where compiled programs are
-    began: int | None = None  # the rows of a step of the run that is there already
+    compile_cache: Kept
+    began: int | None = None  # global batch size of the run that is there already
     divided: Divided | None = None  # what train.microbatch: auto chose
 
     @property
@@ -73,14 +73,14 @@ class Described:
 
     @property
     def compiler_options(self) -> dict[str, bool]:
-        """For the programs that train and evaluate."""
+        """XLA options of the programs that train and evaluate."""
         exact = self.run.train.deterministic and self.chosen.kind == "gpu"
         return {"xla_gpu_deterministic_ops": True} if exact else {}
 
     @contextmanager
     def scope(self) -> Iterator[None]:
-        """Where programs are traced: on this mesh, in products as exact as the numbers are."""
-        exactly = precision.products(self.compute, self.chosen.kind)
+        """Context for tracing programs: this mesh, and matmuls as precise as the compute dtype."""
+        exactly = precision.matmul_precision(self.compute, self.chosen.kind)
         grid = self.mesh
         with ExitStack() as on:
             if isinstance(grid, jax.sharding.Mesh):
@@ -101,7 +101,7 @@ class Described:
 
     @property
     def facts(self) -> dict[str, Any]:
-        """What was asked for on the command line, and what was chosen where it was left open."""
+        """Requests of the command line, and the choices made where it left them open."""
         kind = self.devices[0].device_kind
         device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
         device |= {"cores": about.cores()} if self.chosen.kind == "cpu" else {}
@@ -109,8 +109,8 @@ class Described:
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}
         chose |= {"processes": hosts.count()}
         chose |= {} if self.divided is None else {"microbatch": self.divided._asdict()}
-        asked = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
-        return {**asked, "chose": chose}
+        requested = {"recipe": self.name, "command_line": flat(self.layers.command_line)}
+        return {**requested, "chose": chose}
 
     @property
     def folder(self) -> Path:
@@ -118,12 +118,12 @@ class Described:
 
 
 def read_for(
-    layers: Layers, chosen: Chosen, devices: list, *, is_trained: bool = True
+    layers: Layers, chosen: DeviceChoice, devices: list, *, is_trained: bool = True
 ) -> Described:
     """A recipe read for given devices, which need not be here."""
     kinds = [each.device_kind for each in devices]
     chip, slices = chips.find(kinds[0]), mesh.slices(devices)
-    layouts: list[tuple[Choice, int | None]] = []
+    layouts: list[tuple[MeshChoice, int | None]] = []
 
     def problems(run: Run) -> list[Problem]:
         began = _began(_folder(layers.name, run)) if is_trained else None
@@ -133,12 +133,12 @@ def read_for(
         return checks.problems(run, chosen.kind, kinds, layout.split, slices, began)
 
     run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
-    kept = keep()
+    cache = keep()
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
     warnings += alignment.warnings(checks.widths(run), chosen.kind, chip)
-    warnings += [kept.warning] if kept.warning else []
+    warnings += [cache.warning] if cache.warning else []
     warnings += [] if layout.lacks is None or chip is None else [_too_large(layout.lacks, chip)]
-    described = Described(layers, run, chosen, devices, layout, warnings, kept, began)
+    described = Described(layers, run, chosen, devices, layout, warnings, cache, began)
     return replace(described, divided=_divided(described)) if run.train.microbatch else described
 
 
@@ -148,24 +148,24 @@ def _folder(name: str, run: Run) -> Path:
 
 
 def _began(folder: Path) -> int | None:
-    """How many rows the steps of a run have, where it has done any."""
-    written = hosts.found("what the run is", lambda: identity_in(folder))
-    return None if written is None else written.get("batch")
+    """Global batch size of a run that has been trained before; None of a new one."""
+    stored = hosts.broadcast("what the run is", lambda: identity_in(folder))
+    return None if stored is None else stored.get("batch")
 
 
 def _divided(described: Described) -> Divided | None:
-    """What was chosen at the last start of a run, where that was on the same devices."""
+    """Microbatches chosen at the last start of a run, where that was on the same devices."""
     path = described.folder / folders.ABOUT
-    starts = hosts.found("what the run chose", lambda: about.read(path))
+    starts = hosts.broadcast("what the run chose", lambda: about.read(path))
     before, now = starts[-1]["chose"] if starts else {}, described.facts["chose"]
-    if "microbatch" not in before or moved(before, now | {"batch": before["batch"]}) is not None:
+    if "microbatch" not in before or relocation(before, now | {"batch": before["batch"]}):
         return None
     return Divided(**before["microbatch"])
 
 
 def _laid_out(
-    run: Run, chosen: Chosen, chip: chips.Chip | None, slices: int, began: int | None
-) -> Choice:
+    run: Run, chosen: DeviceChoice, chip: chips.Chip | None, slices: int, began: int | None
+) -> MeshChoice:
     """The mesh of a run; how large its model is counts where a size is to be chosen."""
     is_chosen = mesh.is_open(run.mesh) and chosen.count > 1
     if chip is None or not is_chosen or precision.problems(run.precision, chosen.kind):

@@ -1,4 +1,4 @@
-"""What a run will take of a device's memory, from the shapes of its arrays."""
+"""Memory footprint of a run on a device, from the shapes of its arrays."""
 
 import math
 from typing import Any
@@ -8,46 +8,47 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import PyTree
 
-from windlass.devices.axes import About, annotate, is_cast
+from windlass.devices.axes import ArrayFacts, annotate, is_cast
 from windlass.devices.chips import Chip, usable
 from windlass.devices.mesh_choice import ROOM, Footprint
 from windlass.layers.head import TILE_TOKENS
 from windlass.program import trainable
-from windlass.program.abstract import blank, is_shape
+from windlass.program.abstract import abstract_model, is_shape
 from windlass.run import Run
 
-# Bytes of each number of a matrix of words while it is whole: as it is multiplied, a float32 copy,
+# Bytes per entry of a vocabulary matrix while it is whole: as it is multiplied, a float32 copy,
 # and where it is trained a sum of gradients.
-WORDS_TRAINED, WORDS_FROZEN = 10, 6
-# What a layer leaves for its backward pass, in numbers for each that a matrix product writes.
-LEFT = {"none": 3.0, "saved": 1.0}
+VOCAB_TRAINED, VOCAB_FROZEN = 10, 6
+# Activations that a layer saves for its backward pass, in numbers for each that a matmul writes.
+SAVED = {"none": 3.0, "saved": 1.0}
 OF_LOGITS = 6  # bytes: in the precision of the model, and in float32
 
 
 def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
-    """Without making an array, in less than a tenth of a second.
+    """Memory footprint of a run, without making an array, in less than a tenth of a second.
 
     Up to a third above what the TPU compiler finds.
     """
-    whole = eqx.filter(blank(run.architecture, run.adapter), is_shape)
-    chosen = trainable.choose(whole, run.train.trainable)
-    trained, frozen = eqx.partition(whole, chosen.mask)
+    shapes = eqx.filter(abstract_model(run.architecture, run.adapter), is_shape)
+    chosen = trainable.choose(shapes, run.train.trainable)
+    trained, frozen = eqx.partition(shapes, chosen.mask)
     width = jnp.dtype(compute).itemsize
     optimizer = run.optim.build(1, trained)
     moments = jax.eval_shape(optimizer.init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
-    helpers = [eqx.filter(blank(one.architecture, ()), is_shape) for one in run.helpers.values()]
-    held = annotate((frozen, helpers), lambda x, about: _held(x, about, width))
-    state += sum(jax.tree.leaves(held))
-    plain = eqx.filter(blank(run.architecture, ()), is_shape)
+    models = [abstract_model(helper.architecture, ()) for helper in run.helpers.values()]
+    helpers = [eqx.filter(model, is_shape) for model in models]
+    stored = annotate((frozen, helpers), lambda x, about: _stored(x, about, width))
+    state += sum(jax.tree.leaves(stored))
+    plain = eqx.filter(abstract_model(run.architecture, ()), is_shape)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
         state=state,
-        vocabulary=max(_words(trained, WORDS_TRAINED), _words((frozen, helpers), WORDS_FROZEN)),
+        vocabulary=max(_vocab(trained, VOCAB_TRAINED), _vocab((frozen, helpers), VOCAB_FROZEN)),
         # One layer is gathered while the one before it is computed.
-        layer=2 * width * sum(jax.tree.leaves(annotate(plain, _of_a_layer))),
-        row=int(tokens * width * _left(plain, run.train.remat, _streams(run))),
+        layer=2 * width * sum(jax.tree.leaves(annotate(plain, _layer_size))),
+        row=int(tokens * width * _activations(plain, run.train.remat, _streams(run))),
         row_logits=OF_LOGITS * tokens * vocab,
         tile=OF_LOGITS * TILE_TOKENS * vocab,
         is_frozen=2 * chosen.trained < chosen.total,
@@ -56,25 +57,25 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     )
 
 
-def _words(arrays: PyTree, bytes_each: int) -> int:
-    found = annotate(arrays, lambda x, about: x.size if "vocab" in about.axes else 0)
-    return bytes_each * max(jax.tree.leaves(found), default=0)  # one is used after the other
+def _vocab(arrays: PyTree, bytes_each: int) -> int:
+    sizes = annotate(arrays, lambda x, about: x.size if "vocab" in about.axes else 0)
+    return bytes_each * max(jax.tree.leaves(sizes), default=0)  # one is used after the other
 
 
-def _of_a_layer(x: Any, about: About) -> int:
+def _layer_size(x: Any, about: ArrayFacts) -> int:
     is_stacked = x.ndim > len(about.axes)
     return x.size // x.shape[0] if is_stacked else 0
 
 
 def _streams(run: Run) -> int:
-    """How many hidden states wide the residual is."""
+    """Width of the residual, in hidden states."""
     hidden = jax.ShapeDtypeStruct((1, 1, run.model.sizes["embed"]), jnp.float32)
     wide = jax.eval_shape(run.residual.widen, hidden)
     return sum(x.size for x in jax.tree.leaves(wide)) // hidden.size
 
 
-def _left(arrays: PyTree, remat: str, streams: int) -> float:
-    """Numbers that a token leaves: what all matrices write, or where less is saved the stream."""
+def _activations(arrays: PyTree, remat: str, streams: int) -> float:
+    """Activations saved per token: what all matrices write, or where less is saved the stream."""
 
     def written(x, about):
         if about.reads is None:
@@ -84,10 +85,10 @@ def _left(arrays: PyTree, remat: str, streams: int) -> float:
         wide = streams if is_stream else 1
         return wide * x.size // math.prod(read) if remat != "full" or is_stream else 0
 
-    return LEFT.get(remat, 1.0) * sum(jax.tree.leaves(annotate(arrays, written)))
+    return SAVED.get(remat, 1.0) * sum(jax.tree.leaves(annotate(arrays, written)))
 
 
-def _held(x: Any, about: About, width: int) -> int:
+def _stored(x: Any, about: ArrayFacts, width: int) -> int:
     return x.size * (width if is_cast(x, about) else x.dtype.itemsize)
 
 

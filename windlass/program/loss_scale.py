@@ -11,7 +11,7 @@ GROWS_AFTER = 2000  # steps
 
 
 class LossScale(NamedTuple):
-    """What the mean loss is multiplied with before its gradient is taken, and how it fared."""
+    """Dynamic loss scale: the factor of the mean loss before its gradient is taken."""
 
     scale: Float[Array, ""]
     steady: Int[Array, ""]  # steps since it last changed
@@ -22,7 +22,7 @@ class LossScale(NamedTuple):
         return LossScale(jnp.float32(START), jnp.int32(0), jnp.int32(0))
 
     def overflowed(self, is_finite: Bool[Array, ""]) -> Bool[Array, ""]:
-        """Whether a smaller scale may help a step whose loss or gradient is not finite."""
+        """Overflow of a step: it is not finite, and a smaller scale may help."""
         return ~is_finite & (self.scale > FLOOR)
 
     def after(self, is_finite: Bool[Array, ""]) -> "LossScale":

@@ -12,8 +12,8 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
-from windlass.objectives import Carry, Contract, Objective
-from windlass.program.built import Built, Given
+from windlass.objectives import BaseObjective, Carry, Objective
+from windlass.program.built import Built, InitialArrays
 from windlass.program.step import (
     Batch,
     Frozen,
@@ -30,7 +30,7 @@ RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 
 
 class Programs:
-    """The programs of a run of so many steps. To be used with its mesh set.
+    """The programs of a run of `steps` steps. To be used with its mesh set.
 
     Devices that are described and not here will do, for whoever only compiles.
     """
@@ -48,22 +48,24 @@ class Programs:
 
     @property
     def starts_from_data(self) -> bool:
-        """Whether the objective makes its carry from the first batch."""
-        return type(self.run.objective).start is not Contract.start
+        """Data-dependent carry: the objective makes it from the first batch."""
+        return type(self.run.objective).start is not BaseObjective.start
 
-    def init(self, taken: Given | None = None, batch: Batch | None = None) -> tuple[State, Frozen]:
-        """The state at step 0, made where it lives; arrays that are `taken` as given.
+    def init(
+        self, initial: InitialArrays | None = None, batch: Batch | None = None
+    ) -> tuple[State, Frozen]:
+        """The state at step 0, made where it lives; `initial` arrays are used as they are.
 
-        Those that are of the right type already become the state's own, and are gone afterwards.
+        Those that are of the right dtype already are donated: they are gone afterwards.
         The first batch is needed where the objective `starts_from_data`. Helpers are not in it.
         """
-        key, taken = jax.random.key(self.run.train.seed), taken or {}
-        given, rest = {}, {}
-        for number, arrays in taken.items():
+        key, initial = jax.random.key(self.run.train.seed), initial or {}
+        donated, others = {}, {}
+        for number, arrays in initial.items():
             types = {path: x.dtype for path, x in named(self.built.stages[number]).items()}
-            given[number] = {path: x for path, x in arrays.items() if x.dtype == types[path]}
-            rest[number] = {path: x for path, x in arrays.items() if x.dtype != types[path]}
-        return self.make_init()(key, given, rest, batch if self.starts_from_data else None)
+            donated[number] = {path: x for path, x in arrays.items() if x.dtype == types[path]}
+            others[number] = {path: x for path, x in arrays.items() if x.dtype != types[path]}
+        return self.make_init()(key, donated, others, batch if self.starts_from_data else None)
 
     def abstract_state(self) -> tuple[State, Frozen]:
         """The shapes and shardings of `init`, and of the helpers, without making them."""
@@ -100,7 +102,7 @@ class Programs:
         }
 
     def place(self, shape: Sequence[int], name: str) -> NamedSharding:
-        """Where a column of a batch lives. Called by the threads that read ahead, too."""
+        """Sharding of a column of a batch. Called by the threads that prefetch, too."""
         spec = layout(("batch", *[""] * (len(shape) - 1)), shape, self.mesh)
         assert spec is not None
         return NamedSharding(self.mesh, spec)
@@ -167,27 +169,27 @@ class Programs:
     def _init(
         self,
         key: PRNGKeyArray,
-        taken: dict[int, dict[str, Array]],
-        lowered: dict[int, dict[str, Array]],
+        donated: dict[int, dict[str, Array]],
+        others: dict[int, dict[str, Array]],
         batch: Batch | None,
     ) -> tuple[State, Frozen]:
         # The compiler follows the layout of what comes out back to the random bits: with explicit
         # axes every device would make all of the model, and cut its piece.
-        made: Callable[..., PyTree] = jax.sharding.auto_axes(
-            lambda key, given: eqx.filter(self.built.init(key, given), eqx.is_array),
+        make: Callable[..., PyTree] = jax.sharding.auto_axes(
+            lambda key, initial: eqx.filter(self.built.init(key, initial), eqx.is_array),
             out_sharding=jax.tree.map(lambda x: x.sharding, self.built.abstract),
         )
-        whole = {number: arrays | lowered[number] for number, arrays in taken.items()}
-        return self._begun(key, lambda key: made(key, whole), batch)
+        initial = {number: arrays | others[number] for number, arrays in donated.items()}
+        return self._begun(key, lambda key: make(key, initial), batch)
 
     def _begun(
         self,
         key: PRNGKeyArray,
-        made: Callable[[PRNGKeyArray], PyTree],
+        make: Callable[[PRNGKeyArray], PyTree],
         batch: Batch | None,
     ) -> tuple[State, Frozen]:
         weights_key, run_key = jax.random.split(key)
-        weights, frozen = self.built.parted(made(weights_key))
+        weights, frozen = self.built.parted(make(weights_key))
         state = start(
             weights,
             self.optimizer,
@@ -206,5 +208,5 @@ class Programs:
 
 
 def solves(objective: Objective) -> bool:
-    """Whether the model to use is another than the one that is trained."""
-    return type(objective).finish is not Contract.finish
+    """Return True if an objective solves for weights: the model to use is not the trained one."""
+    return type(objective).finish is not BaseObjective.finish

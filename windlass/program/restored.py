@@ -27,5 +27,5 @@ def load_carry(
         return jax.ShapeDtypeStruct(shape, x.dtype, sharding=place)
 
     leaves = [stored(path, x) for path, x in named(abstract).items()]
-    wanted = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-    return store.load(folder, {"carry": wanted}, identity, say=say, step=step).state["carry"]
+    shapes = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
+    return store.load(folder, {"carry": shapes}, identity, say=say, step=step).state["carry"]

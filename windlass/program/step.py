@@ -17,7 +17,7 @@ from windlass.program.loss_scale import LossScale
 
 
 class Progress(NamedTuple):
-    """What the loop asks of the state when it reports."""
+    """Progress counters: the part of the state that the loop reports."""
 
     not_finite: Int[Array, ""]  # steps in a row, up to this one, whose loss or gradient was not
     skipped: Int[Array, ""]  # such steps in all
@@ -27,7 +27,7 @@ class Progress(NamedTuple):
     token_hash: UInt32[Array, ""]  # of all tokens that were consumed, in their order
 
     def judged(self, step: int, loss: float) -> "Progress":
-        """The same after an evaluation: a new best, or one more without."""
+        """Progress after an evaluation: a new best, or one more without."""
         is_best = loss < self.best
         return self._replace(
             best=jnp.where(is_best, loss, self.best),
@@ -50,13 +50,13 @@ class State(NamedTuple):
 
 
 class Frozen(NamedTuple):
-    """What the step reads and never changes."""
+    """Frozen arrays: read by the step and never changed."""
 
     model: PyTree  # the arrays that are not trained
     helpers: dict[str, PyTree]  # the arrays of the models that the objective names
 
 
-MICROBATCH = "microbatch"  # what its part is called in the program of a step without a loop
+MICROBATCH = "microbatch"  # name of its function in the program of a step without a loop
 
 Batch = dict[str, Array]
 Step = Callable[[State, Frozen, Batch], tuple[State, dict[str, Array]]]
@@ -97,16 +97,16 @@ def make_training_call(
     steps: int,
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
 ) -> TrainingCall:
-    """The objective on the rows of a microbatch: the total to be differentiated, tally and carry.
+    """The objective on a microbatch: the total to be differentiated, tally and carry.
 
     `model` joins what is trained and what is frozen into the model that computes, and `helpers`
     arrays into the modules that the objective names.
     """
 
-    def call(weights, frozen: Frozen, rows: Batch, key, carry: Carry, step: Int[Array, ""]):
+    def call(weights, frozen: Frozen, batch: Batch, key, carry: Carry, step: Int[Array, ""]):
         whole = keyed(model(weights, frozen.model), key)
-        given: dict[str, Any] = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
-        tally, carry = objective(whole, rows, key=key, carry=carry, **given)
+        settings: dict[str, Any] = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
+        tally, carry = objective(whole, batch, key=key, carry=carry, **settings)
         tally = settled(tally, whole)
         return tally.total, (tally, carry)
 
@@ -135,8 +135,6 @@ def make_step(
     `ema` is how much of the average of the weights is kept at each step, and `hashed` the columns
     of a batch that the token hash is over.
     """
-    call = make_training_call(model, objective, steps)
-
     call = make_training_call(model, objective, steps, helpers)
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
@@ -197,8 +195,8 @@ def make_step(
             loss_scale=loss_scale,
         )
         scaling = {} if loss_scale is None else loss_scale.metrics()
-        told = {"gradient_norm": norm, "token_hash": progress.token_hash}
-        return new, tally.metrics() | told | scaling
+        more = {"gradient_norm": norm, "token_hash": progress.token_hash}
+        return new, tally.metrics() | more | scaling
 
     return step
 
@@ -210,8 +208,8 @@ def averaged(ema: PyTree, weights: PyTree, step: Int[Array, ""], decay: float) -
     """
     # At first less is kept, or the random weights of the start would be remembered for longest.
     t = step.astype(jnp.float32)
-    kept = jnp.minimum(decay, (1 + t) / (10 + t))
-    return jax.tree.map(lambda old, new: kept * old + (1 - kept) * new, ema, weights)
+    d = jnp.minimum(decay, (1 + t) / (10 + t))
+    return jax.tree.map(lambda old, new: d * old + (1 - d) * new, ema, weights)
 
 
 def accumulate(
@@ -228,17 +226,17 @@ def accumulate(
     With a loss scale, each gradient is taken of the mean loss times it, and undone in float32.
     """
 
-    def microbatch(rows, sums):
-        number, own, carried = rows
+    def microbatch(part, sums):
+        number, own, carried = part
 
         def scaled(weights):
-            found, (tally, new) = total(
+            value, (tally, new) = total(
                 weights, own, jax.random.fold_in(key, number), Carry(carried, sums)
             )
             # Of the mean, so that a scale means the same for any number of tokens; a microbatch
             # may hold next to nothing.
             factor = None if loss_scale is None else loss_scale / jnp.maximum(tally.weight, 1.0)
-            return found if factor is None else found * factor, (tally, new, factor)
+            return value if factor is None else value * factor, (tally, new, factor)
 
         gradient, (tally, new, factor) = jax.grad(scaled, has_aux=True)(weights)
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
@@ -251,9 +249,9 @@ def accumulate(
         # most of the step twice. In a part of its own, which a plan knows by its name.
         return jax.jit(microbatch)((jnp.int32(0), batch, carry.rows), carry.sums)
 
-    def add(so_far, rows):
+    def add(so_far, part):
         tally, sums, gradient = so_far
-        more, new, further = microbatch(rows, sums)
+        more, new, further = microbatch(part, sums)
         return (tally + more, new.sums, jax.tree.map(jnp.add, gradient, further)), new.rows
 
     split = jax.tree.map(lambda x: _split(x, microbatches), (batch, carry.rows))

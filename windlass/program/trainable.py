@@ -11,7 +11,7 @@ from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
 
 
-class Chosen(NamedTuple):
+class TrainableMask(NamedTuple):
     """A mask, True at each array that is trained, and how many parameters that is."""
 
     mask: PyTree
@@ -20,35 +20,35 @@ class Chosen(NamedTuple):
     fixed: int  # of modules that declare them so, and integers: no pattern trains them
 
 
-def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> Chosen:
+def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:
     """The arrays whose name matches a pattern, as `blocks.mlp.*` does `blocks.mlp.gate.weight`.
 
     Without patterns those that adapters declare, and where there are none, all. Fixed arrays are
     left out, and a pattern that matches nothing else is refused.
     """
     names, sizes = zip(*((one, x.size) for one, x in named(arrays)), strict=True)
-    can = jax.tree.leaves(annotate(arrays, is_trainable))
+    allowed = jax.tree.leaves(annotate(arrays, is_trainable))
     if patterns is None:
         chosen = jax.tree.leaves(trained(arrays)) if is_adapted(arrays) else [True] * len(names)
     else:
         refuse_idle("train.trainable", patterns, names, "weight")
-        _refuse_fixed(patterns, dict(zip(names, can, strict=True)))
+        _refuse_fixed(patterns, dict(zip(names, allowed, strict=True)))
         chosen = [first_match(one, patterns) is not None for one in names]
-    chosen = [a and b for a, b in zip(chosen, can, strict=True)]
+    chosen = [a and b for a, b in zip(chosen, allowed, strict=True)]
     if not any(chosen):
         raise UserError(
             "nothing would be trained: no adapter here trains an array of its own; a key of it may "
             "change that, and train.trainable names what to train"
         )
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
-    return Chosen(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, can))
+    return TrainableMask(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, allowed))
 
 
-def _refuse_fixed(patterns: tuple[str, ...], can: dict[str, bool]) -> None:
+def _refuse_fixed(patterns: tuple[str, ...], allowed: dict[str, bool]) -> None:
     """Refuse a pattern that matches only what is never trained."""
     for pattern in patterns:
-        matched = [name for name in can if first_match(name, [pattern]) is not None]
-        if not any(can[name] for name in matched):
+        matched = [name for name in allowed if first_match(name, [pattern]) is not None]
+        if not any(allowed[name] for name in matched):
             raise UserError(
                 f"train.trainable: {pattern} matches only fixed arrays, which are never trained: "
                 f"{', '.join(matched)}; leave it out, or name others"

@@ -22,16 +22,16 @@ LOSSES = {
     "validation_ema_loss": "validation loss of the average",
     "validation_perplexity": "validation perplexity",
 }
-TAKEN = {"last": "the last", "best": "the best", "ema": "the average of the"}
+WEIGHTS = {"last": "the last", "best": "the best", "ema": "the average of the"}
 
 
 @dataclass(frozen=True)
 class Subject:
-    """What a card tells of."""
+    """Subject of a model card."""
 
     run: Path
     recipe: dict[str, Any]  # resolved
-    adapters: tuple[Any, ...]  # its sections of them
+    adapters: tuple[Any, ...]  # its sections
     form: Form
     weights: str
     step: int
@@ -39,11 +39,11 @@ class Subject:
     address: str  # what others load: the name on the hub, or the folder's
     base: str | None  # the model it started from, as the hub names it
     based_on: str  # the same, or its folder
-    is_known_elsewhere: bool  # whether `transformers` has its architecture
+    is_known_elsewhere: bool  # `transformers` has its architecture
 
 
 def card(of: Subject) -> str:
-    """The text of README.md, with the header that the hub reads."""
+    """README.md: the model card, with the header that the hub reads."""
     parts = [_header(of), f"# {of.title}\n", _opening(of), _facts(of), _use(of), _recipe(of)]
     return "\n".join(parts)
 
@@ -96,11 +96,11 @@ def _facts(of: Subject) -> str:
 def _rows(of: Subject) -> Iterator[tuple[str, str]]:
     train = of.recipe["train"]
     steps = f" of {train['steps']}" if train.get("steps") else ""
-    yield "weights", f"{TAKEN[of.weights]} weights, at step {of.step}{steps}"
-    found = _measured(of.run / folders.METRICS, of.step)
-    if "tokens" in found:
-        yield "tokens trained on", number(found["tokens"])
-    yield from ((title, number(found[key])) for key, title in LOSSES.items() if key in found)
+    yield "weights", f"{WEIGHTS[of.weights]} weights, at step {of.step}{steps}"
+    measured = _measured(of.run / folders.METRICS, of.step)
+    if "tokens" in measured:
+        yield "tokens trained on", number(measured["tokens"])
+    yield from ((title, number(measured[key])) for key, title in LOSSES.items() if key in measured)
     identity = contents(of.run, str(of.step))["identity"]
     yield "data", f"{identity.get('data', 'unknown')} (hash of the documents)"
     yield "tokenizer", f"{identity.get('tokenizer', 'unknown')}"
@@ -112,13 +112,13 @@ def _rows(of: Subject) -> Iterator[tuple[str, str]]:
 
 
 def _measured(path: Path, step: int) -> dict[str, Any]:
-    """The newest value of each number up to a step."""
-    found: dict[str, Any] = {}
+    """Newest value of each metric up to a step."""
+    measured: dict[str, Any] = {}
     if path.exists():
         for record in metrics.read(path):
             if record["step"] <= step:
-                found |= record
-    return found
+                measured |= record
+    return measured
 
 
 def _use(of: Subject) -> str:

@@ -1,4 +1,4 @@
-"""Whether an export computes elsewhere what the run computes: logits, tokens, a chat."""
+"""Parity check of an export: logits, tokens and a chat, elsewhere and in the run."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -31,8 +31,8 @@ CHAT = (
 
 
 @dataclasses.dataclass(frozen=True)
-class Comparison:
-    """How far what others compute from an export is from what the run computes."""
+class LogitDifference:
+    """Difference of logits between an export, as others load it, and the run."""
 
     difference: float  # the largest of two logits
     scale: float  # the largest logit
@@ -46,8 +46,8 @@ class Comparison:
     def __str__(self) -> str:
         apart = f"logits differ by at most {self.difference:.1e} from those of {self.made_with}"
         limit = TOLERANCE * max(1.0, self.scale)
-        found = [apart] if self.difference <= limit else [f"{apart}; {limit:.1e} would be alike"]
-        return "; ".join([*found, *self.problems])
+        parts = [apart] if self.difference <= limit else [f"{apart}; {limit:.1e} would be alike"]
+        return "; ".join([*parts, *self.problems])
 
 
 def check_possible(form: str, source: FinishedRun) -> None:
@@ -74,7 +74,7 @@ def check_possible(form: str, source: FinishedRun) -> None:
 
 
 def rounded(model: Any, dtype: str) -> Any:
-    """A model as it is after its numbers were written in a type and read back."""
+    """Round trip of a model's numbers through a dtype: written, and read back."""
 
     def round_trip(x):
         if not eqx.is_inexact_array(x):
@@ -89,7 +89,7 @@ def random_tokens(vocab: int) -> np.ndarray:
 
 
 def logits(model: Any, tokens: np.ndarray) -> np.ndarray:
-    """What the run's own model, in float32, computes."""
+    """Logits of the run's own model, in float32."""
     batch = {
         "tokens": jnp.asarray(tokens),
         "position": jnp.broadcast_to(jnp.arange(tokens.shape[1], dtype=jnp.int32), tokens.shape),
@@ -104,11 +104,11 @@ def compare(
     tokens: np.ndarray,
     ours: np.ndarray,
     vocabulary: Vocabulary | None,
-) -> Comparison:
-    """Load an export as others do; `base` is the model that an adapter belongs to."""
+) -> LogitDifference:
+    """Comparison with an export as others load it; `base` is the model of an adapter."""
     theirs = _their_logits(folder, base, tokens)
     names = ["transformers", *(["peft"] if base else [])]
-    return Comparison(
+    return LogitDifference(
         difference=float(np.abs(ours - theirs).max()),
         scale=float(np.abs(ours).max()),
         made_with=listing((f"{name} {metadata.version(name)}" for name in names), "and"),

@@ -9,7 +9,7 @@ from windlass.config import tree
 from windlass.data.vocabulary import Vocabulary
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config, peft, shards, weights
-from windlass.hub.shards import Tensor
+from windlass.hub.shards import ShardTensor
 from windlass.release.card import Subject, card
 from windlass.run_folder import folder as folders
 
@@ -22,36 +22,36 @@ AS_IS = "as-is"  # of each array the dtype that it has
 Tell = Callable[[int], None]
 
 
-class File(NamedTuple):
-    """A file to be written into a folder; whoever waits is told of bytes as they are written."""
+class ExportFile(NamedTuple):
+    """File to be written into a folder; progress in bytes is reported as they are written."""
 
     name: str
     size: int
     write: Callable[[Path, Tell], None]
 
 
-def text(name: str, content: str | bytes) -> File:
+def text(name: str, content: str | bytes) -> ExportFile:
     raw = content.encode() if isinstance(content, str) else content
 
     def write(folder: Path, tell: Tell) -> None:
         (folder / name).write_bytes(raw)
         tell(len(raw))
 
-    return File(name, len(raw), write)
+    return ExportFile(name, len(raw), write)
 
 
-def as_json(name: str, content: dict[str, Any]) -> File:
+def as_json(name: str, content: dict[str, Any]) -> ExportFile:
     return text(name, json.dumps(content, indent=2, ensure_ascii=False) + "\n")
 
 
 def whole(
     source: FinishedRun,
-    tensors: Iterable[Tensor],
+    tensors: Iterable[ShardTensor],
     dtype: str,
     shard_size: int,
     *,
     has_adapters: bool = False,
-) -> Iterator[File]:
+) -> Iterator[ExportFile]:
     """A model in sharded safetensors, with its config and its settings of generation.
 
     With adapters, whose arrays are among the tensors, all are of the dtypes that they have.
@@ -61,12 +61,12 @@ def whole(
         yield as_json(GENERATION, _generation(source, source.vocabulary))
     typed = tensors if dtype == AS_IS else (tensor.typed(dtype) for tensor in tensors)
     parts = shards.divided(typed, shard_size)
-    yield from (File(part.file, part.size, part.write) for part in parts)
+    yield from (ExportFile(part.file, part.size, part.write) for part in parts)
     if len(parts) > 1:
         yield text(shards.INDEX, shards.index(parts))
 
 
-def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> Iterator[File]:
+def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> Iterator[ExportFile]:
     """The two files of a PEFT adapter."""
     (settings,) = source.run.adapter
     about = peft.described(model, settings, source.built.names, base)
@@ -74,11 +74,11 @@ def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> It
     yield as_json(peft.CONFIG, about | ({"revision": revision} if revision else {}))
     own = weights.tensors(peft.own(model), peft.names(model, settings, source.built.names))
     part = shards.Shard(peft.TENSORS, [tensor.typed(dtype) for tensor in own])
-    yield File(part.file, part.size, part.write)
+    yield ExportFile(part.file, part.size, part.write)
 
 
-def beside(source: FinishedRun, subject: Subject) -> Iterator[File]:
-    """What every export has: the tokenizer with its chat template, and the card."""
+def beside(source: FinishedRun, subject: Subject) -> Iterator[ExportFile]:
+    """Files of every export: the tokenizer with its chat template, and the card."""
     for path in sorted((source.folder / folders.TOKENIZER).glob("*")):
         if path.name == SETTINGS:
             settings = json.loads(path.read_text(encoding="utf-8"))
@@ -91,33 +91,33 @@ def beside(source: FinishedRun, subject: Subject) -> Iterator[File]:
 
 def _config(source: FinishedRun, dtype: str, has_adapters: bool) -> dict[str, Any]:
     if has_adapters or not source.has_hugging_face_form:
-        return config.written_own(_sections(source, has_adapters), _named_dtype(dtype))
+        return config.written_own(_sections(source, has_adapters), _dtype_name(dtype))
     like = source.came_with("config.json")
-    found = config.written(source.run.model, length=source.run.data.length, dtype=dtype, like=like)
+    ours = config.written(source.run.model, length=source.run.data.length, dtype=dtype, like=like)
     if like or (vocabulary := source.vocabulary) is None:
-        return found
-    return found | {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
+        return ours
+    return ours | {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}
 
 
 def _sections(source: FinishedRun, has_adapters: bool) -> dict[str, Any]:
-    """The sections of the run's recipe that say what its model is."""
-    recipe, found = tree(source.run), {}
+    """Sections of the run's recipe that define its model."""
+    recipe, sections = tree(source.run), {}
     for name in ("model", "residual", "adapter"):
-        is_said = {"residual": not source.run.residual.is_plain, "adapter": has_adapters}
-        if is_said.get(name, True):
-            found[name] = recipe[name]
-    return found
+        is_needed = {"residual": not source.run.residual.is_plain, "adapter": has_adapters}
+        if is_needed.get(name, True):
+            sections[name] = recipe[name]
+    return sections
 
 
-def _named_dtype(dtype: str) -> str:
+def _dtype_name(dtype: str) -> str:
     return "float32" if dtype == AS_IS else dtype
 
 
 def _generation(source: FinishedRun, vocabulary: Vocabulary) -> dict[str, Any]:
-    """As it came, with every token that ends an answer."""
-    said = source.came_with(GENERATION) or {}
-    came, stops = said.get("eos_token_id"), sorted(vocabulary.stops)
-    first = came if isinstance(came, list) else [] if came is None else [came]
+    """generation_config.json as it came, with every token that ends an answer."""
+    original = source.came_with(GENERATION) or {}
+    eos, stops = original.get("eos_token_id"), sorted(vocabulary.stops)
+    first = eos if isinstance(eos, list) else [] if eos is None else [eos]
     ends = list(dict.fromkeys([*first, *stops]))
     own = {"eos_token_id": ends if len(ends) > 1 else ends[0]}
-    return {"bos_token_id": vocabulary.bos, **said, **own}
+    return {"bos_token_id": vocabulary.bos, **original, **own}

@@ -1,4 +1,4 @@
-"""Exporting: what is asked for, what that takes, writing it, comparing it, pushing it."""
+"""Export of a run: options, sizes, writing, comparing, pushing."""
 
 import re
 from collections.abc import Iterable, Iterator
@@ -24,8 +24,8 @@ from windlass.layers.names import named
 from windlass.release import check as checking
 from windlass.release import contents, folder, merge, push
 from windlass.release.card import Form, Subject
-from windlass.release.check import Comparison
-from windlass.release.contents import File
+from windlass.release.check import LogitDifference
+from windlass.release.contents import ExportFile
 from windlass.units import size
 from windlass.version import __version__
 
@@ -34,7 +34,7 @@ UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 @section
 class Options:
-    """What is exported of a run, and how."""
+    """Options of an export."""
 
     weights: Weights = "last"
     step: int | None = None
@@ -59,67 +59,67 @@ class Options:
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written, or in a dry run would be."""
+    """Result of an export, or of a dry run."""
 
     folder: Path
     form: Form
     step: int
     files: dict[str, int]  # sizes in bytes, by name
-    comparison: Comparison | None = None
+    comparison: LogitDifference | None = None
     address: str | None = None  # on the hub
 
 
 def export(
     run: str | Path | None, to: str | Path, *, console: Console | None = None, **options: Any
 ) -> Exported:
-    """Write what a run has learned as files that others load; `options` are those of `Options`."""
-    asked = read(Options, options, origin="the call")
-    return Export(run, Path(to).expanduser(), asked, console or _stderr())()
+    """Export a run's model as files that others load; `options` are those of `Options`."""
+    chosen = read(Options, options, origin="the call")
+    return Export(run, Path(to).expanduser(), chosen, console or _stderr())()
 
 
 class Export:
-    """One export, from what is asked for to what came of it."""
+    """One export, from its options to its result."""
 
-    def __init__(self, run: str | Path | None, to: Path, asked: Options, console: Console):
-        self.to, self.asked, self.console = to, asked, console
-        self.source = open_on_cpu(run, weights=asked.weights, step=asked.step)
-        self.form: Form = _form(asked.form, self.source)
+    def __init__(self, run: str | Path | None, to: Path, options: Options, console: Console):
+        self.to, self.options, self.console = to, options, console
+        self.source = open_on_cpu(run, weights=options.weights, step=options.step)
+        self.form: Form = _form(options.form, self.source)
         own = {"adapter": "float32", "own": contents.AS_IS}.get(self.form, self.source.dtype)
-        self.dtype = own if asked.dtype == contents.AS_IS else asked.dtype
+        self.dtype = own if options.dtype == contents.AS_IS else options.dtype
 
     def __call__(self) -> Exported:
-        source, asked = self.source, self.asked
+        source, options = self.source, self.options
         planned = list(self.files(source.abstract, source.step))
         self.refuse_early(planned)
-        if asked.dry_run:
+        if options.dry_run:
             return self.exported(planned, source.step)
         with source.scope():
-            whole = self.form != "adapter" or asked.check
+            whole = self.form != "adapter" or options.check
             step, model = source.stored_model(self.say, frozen=whole)
             files = list(self.files(model, step))
             with folder.written(self.to) as place:
                 self.write(files, place)
-            comparison = self.compared(model) if asked.check else None
+            comparison = self.compared(model) if options.check else None
         address = None
-        if asked.push is not None and (comparison is None or comparison.good):
-            address = push.push(self.to, asked.push, asked.private)
+        if options.push is not None and (comparison is None or comparison.good):
+            address = push.push(self.to, options.push, options.private)
         return self.exported(files, step, comparison, address)
 
-    def refuse_early(self, planned: list[File]) -> None:
-        """Whatever can be known to fail fails before anything is read or written."""
-        folder.check_vacant(self.to, self.asked.force)
-        if self.asked.push is not None and not self.asked.dry_run:
-            push.check(self.asked.push)
-        if self.asked.check:
+    def refuse_early(self, planned: list[ExportFile]) -> None:
+        """Refuse what is known to fail before anything is read or written."""
+        folder.check_vacant(self.to, self.options.force)
+        if self.options.push is not None and not self.options.dry_run:
+            push.check(self.options.push)
+        if self.options.check:
             checking.check_possible(self.form, self.source)
-        if not self.asked.dry_run:
+        if not self.options.dry_run:
             needed = _total(planned)
-            if self.form == "adapter" and self.asked.check:
+            if self.form == "adapter" and self.options.check:
                 needed += sum(4 * x.size for x in jax.tree.leaves(self.source.built.stages[0]))
             folder.check_room(self.to, needed, self.smaller())
 
-    def files(self, model: Any, step: int, dtype: str | None = None) -> Iterator[File]:
-        """What the export is made of; an abstract model tells the same names and sizes."""
+    def files(self, model: Any, step: int, dtype: str | None = None) -> Iterator[ExportFile]:
+        """Files of the export; an abstract model has the same names and sizes."""
         source, dtype = self.source, dtype or self.dtype
         if self.form == "adapter":
             yield from contents.adapter(source, model, self.base, dtype)
@@ -129,7 +129,7 @@ class Export:
                 source,
                 tensors(model, source.names),
                 dtype,
-                _bytes(self.asked.shard_size),
+                _bytes(self.options.shard_size),
                 has_adapters=self.form == "own",
             )
         yield from contents.beside(source, self.subject(step))
@@ -141,25 +141,25 @@ class Export:
         if start.get("path") is None:
             return start.get("hub")
         # A folder of this machine is of use on it, and nobody else's business.
-        return start["path"] if self.asked.push is None else Path(start["path"]).name
+        return start["path"] if self.options.push is None else Path(start["path"]).name
 
     def subject(self, step: int) -> Subject:
-        source, asked = self.source, self.asked
+        source, options = self.source, self.options
         return Subject(
             run=source.folder,
             recipe=tree(source.recipe),
             adapters=source.run.adapter,
             form=self.form,
-            weights=asked.weights,
+            weights=options.weights,
             step=step,
-            title=(asked.push or self.to.name).rpartition("/")[2],
-            address=asked.push or self.to.name,
+            title=(options.push or self.to.name).rpartition("/")[2],
+            address=options.push or self.to.name,
             base=source.start.get("hub"),
             based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
             is_known_elsewhere=self.form != "own" and source.has_hugging_face_form,
         )
 
-    def write(self, files: list[File], into: Path) -> None:
+    def write(self, files: list[ExportFile], into: Path) -> None:
         done = 0
         with progress(self.console, "writing", _total(files), of="bytes") as tell:
             for file in files:
@@ -173,7 +173,7 @@ class Export:
         run = self.source.folder.name
         folder.mark(into, windlass=__version__, run=run, form=self.form)
 
-    def compared(self, model: Any) -> Comparison:
+    def compared(self, model: Any) -> LogitDifference:
         """The export as others load it, beside the run's own model with numbers as written."""
         source = self.source
         tokens = checking.random_tokens(source.run.model.vocab)
@@ -197,10 +197,10 @@ class Export:
             yield Path(place)
 
     def smaller(self) -> str:
-        """What would take less room, if anything would."""
+        """Advice on what takes less room, if anything does."""
         less = []
         if self.form == "adapter":
-            less += ["without --check"] if self.asked.check else []
+            less += ["without --check"] if self.options.check else []
         elif self.dtype == "float32":
             total = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
             less.append(f"--dtype bfloat16 takes {size(total)}")
@@ -210,9 +210,9 @@ class Export:
 
     def exported(
         self,
-        files: list[File],
+        files: list[ExportFile],
         step: int,
-        comparison: Comparison | None = None,
+        comparison: LogitDifference | None = None,
         address: str | None = None,
     ) -> Exported:
         sizes = {file.name: file.size for file in files}
@@ -222,14 +222,14 @@ class Export:
         self.console.print(Text(text))
 
 
-def _form(asked: Form | None, source: FinishedRun) -> Form:
+def _form(requested: Form | None, source: FinishedRun) -> Form:
     chosen = source.run.adapter
     if not chosen:
-        if asked not in (None, "model"):
+        if requested not in (None, "model"):
             raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
         return "model"
     why, is_own = _not_alone(source), any(one.exports == "own" for one in chosen)
-    form = asked or ("own" if is_own else "merged" if why else "adapter")
+    form = requested or ("own" if is_own else "merged" if why else "adapter")
     if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
@@ -241,7 +241,7 @@ def _form(asked: Form | None, source: FinishedRun) -> Form:
 
 
 def _not_alone(source: FinishedRun) -> str | None:
-    """Why a run's adapter cannot be a PEFT folder, beside the model that it started from."""
+    """Reason that a run's adapter cannot be a PEFT folder, beside the model it started from."""
     family, *others = (_kind(one) for one in (source.run.model, *source.run.adapter))
     if len(others) > 1:
         trained = listing(others, "and")
@@ -268,14 +268,14 @@ def _kind(section: Any) -> str:
     return type(section).__module__.rpartition(".")[2]
 
 
-def _total(files: Iterable[File]) -> int:
+def _total(files: Iterable[ExportFile]) -> int:
     return sum(file.size for file in files)
 
 
 def _bytes(text: str) -> int:
-    """The bytes of a size such as 5GB; 0 where it is none."""
-    found = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)", text, re.IGNORECASE)
-    return int(float(found[1]) * UNITS[found[2].upper()]) if found else 0
+    """Bytes of a size such as 5GB; 0 where it is none."""
+    match = re.fullmatch(r"(\d+(?:\.\d+)?)\s*([KMGT]B)", text, re.IGNORECASE)
+    return int(float(match[1]) * UNITS[match[2].upper()]) if match else 0
 
 
 def _stderr() -> Console:

@@ -49,7 +49,7 @@ def check_room(to: Path, needed: int, smaller: str) -> None:
 
 @contextmanager
 def written(to: Path) -> Iterator[Path]:
-    """A folder to write in, which takes the place of `to` when the block ends well.
+    """Temporary folder to write in, which takes the place of `to` when the block ends well.
 
     A kill leaves it beside `to`, under a name with a dot in front, where the next export to the
     same place removes it.
@@ -72,7 +72,7 @@ def written(to: Path) -> Iterator[Path]:
 
 
 def mark(folder: Path, **about: str) -> None:
-    """Note what an export was made from, and the hash of each of its files."""
+    """Record what an export was made from, and the hash of each of its files."""
     seal.seal(folder, leave=[LOCK], name=MARK, **about)
 
 
@@ -80,8 +80,8 @@ def is_export(folder: Path) -> bool:
     return (folder / MARK).is_file()
 
 
-class Report(NamedTuple):
-    """Whether an export is still what was written."""
+class ExportReport(NamedTuple):
+    """Integrity of an export: its files and their hashes."""
 
     folder: Path
     damaged: list[str]  # files
@@ -91,23 +91,23 @@ class Report(NamedTuple):
         return not self.damaged
 
     def __str__(self) -> str:
-        found = "good" if self.good else f"damaged: {listing(self.damaged, 'and')}"
-        return f"{self.folder}\n  {found}"
+        state = "good" if self.good else f"damaged: {listing(self.damaged, 'and')}"
+        return f"{self.folder}\n  {state}"
 
 
-def verify(folder: Path) -> Report:
+def verify(folder: Path) -> ExportReport:
     """Compare every file of an export with its hash."""
-    return Report(folder, seal.broken(folder, MARK))
+    return ExportReport(folder, seal.broken(folder, MARK))
 
 
 def _clear(partial: Path) -> None:
-    """Remove what an export that was killed left."""
+    """Remove the leftovers of an export that was killed."""
     for path in partial.iterdir():
         if path.name != LOCK:
             shutil.rmtree(path) if path.is_dir() else path.unlink()
 
 
 def _existing(path: Path) -> Path:
-    """The nearest folder above that is there."""
+    """Nearest existing folder above."""
     path = path.absolute()
     return path if path.is_dir() else _existing(path.parent)

@@ -12,46 +12,46 @@ import numpy as np
 from windlass import adapters
 from windlass.adapters import Adapted
 from windlass.hub.names import Array, arrays
-from windlass.hub.shards import Tensor
+from windlass.hub.shards import ShardTensor
 from windlass.hub.weights import in_order
 
 
-def tensors(model: Any, names: Mapping[str, str]) -> list[Tensor]:
-    """As `hub.weights.tensors` of the merged model, which is never whole in memory."""
+def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
+    """Tensors as `hub.weights.tensors` of the merged model, which is never whole in memory."""
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
-    found = []
+    unordered = []
     for array in arrays(eqx.filter_eval_shape(adapters.merged, _shapes(model)), names):
         owner, _, field = array.path.rpartition(".")
         if _is_adapted(nodes.get(owner)):
-            found += _merged(array, nodes[owner], field)
+            unordered += _merged(array, nodes[owner], field)
         else:
-            found += _plain(array._replace(value=nodes[array.path]))
-    return sorted(found, key=lambda one: in_order(one.name))
+            unordered += _plain(array._replace(value=nodes[array.path]))
+    return sorted(unordered, key=lambda one: in_order(one.name))
 
 
 def _shapes(model: Any) -> Any:
-    """The model without its arrays, and on no mesh."""
+    """Shapes of a model, on no mesh."""
     is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # noqa: E731
     return jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, model
     )
 
 
-def _plain(array: Array) -> list[Tensor]:
+def _plain(array: Array) -> list[ShardTensor]:
     dtype = np.dtype(array.value.dtype)
     fixed = array.is_fixed
-    return [Tensor(name, array.shape, dtype, bring, fixed) for name, bring in array.out()]
+    return [ShardTensor(name, array.shape, dtype, bring, fixed) for name, bring in array.out()]
 
 
-def _merged(array: Array, node: Adapted, field: str) -> list[Tensor]:
+def _merged(array: Array, node: Adapted, field: str) -> list[ShardTensor]:
     def bring(number: int) -> np.ndarray:
         one = node if array.layers is None else _layer(node, jnp.int32(number))
         return np.ascontiguousarray(array.layout.outward(np.asarray(_part(one, field))))
 
     dtype = np.dtype(array.value.dtype)
     return [
-        Tensor(name, array.shape, dtype, partial(bring, number))
+        ShardTensor(name, array.shape, dtype, partial(bring, number))
         for number, name in enumerate(array.names())
     ]
 

@@ -17,8 +17,8 @@ def check(name: str) -> None:
         raise UserError(f"--push is {name}; it must be OWNER/NAME, as the hub writes it") from None
     if constants.HF_HUB_OFFLINE:
         raise UserError(
-            "--push needs the hub, which is not asked, since HF_HUB_OFFLINE is set; without --push "
-            f"the folder is written, and `hf upload {name} FOLDER` uploads it later"
+            "--push needs the hub, which is not contacted, since HF_HUB_OFFLINE is set; without "
+            f"--push the folder is written, and `hf upload {name} FOLDER` uploads it later"
         )
     if get_token() is None:
         raise UserError(
@@ -28,7 +28,7 @@ def check(name: str) -> None:
 
 
 def push(folder: Path, name: str, private: bool) -> str:
-    """The address of the repository that now holds the folder; it is made where there is none."""
+    """Upload a folder to a repository, created where there is none; returns its address."""
     from huggingface_hub import HfApi, errors
 
     # Of whichever client the library is built on; pyright wants it named where it comes from.
@@ -36,23 +36,23 @@ def push(folder: Path, name: str, private: bool) -> str:
 
     api = HfApi(library_name="windlass", library_version=__version__)
     try:
-        made = api.create_repo(name, private=private, exist_ok=True)
+        repository = api.create_repo(name, private=private, exist_ok=True)
         api.upload_folder(
-            repo_id=made.repo_id, folder_path=folder, commit_message="Upload from windlass"
+            repo_id=repository.repo_id, folder_path=folder, commit_message="Upload from windlass"
         )
     except errors.HfHubHTTPError as refused:
         status = refused.response.status_code
         why = f"the hub answered {status}: {refused.server_message or 'nothing more'}"
         if status in (401, 403):
             why += f". The login on this machine may not write {name}; `hf auth login` changes it"
-        raise UserError(_kept(folder, name, private, why)) from None
+        raise UserError(_not_pushed(folder, name, private, why)) from None
     except (transport, OSError) as unreachable:
         why = f"the hub cannot be reached from here ({unreachable})"
-        raise UserError(_kept(folder, name, private, why)) from None
-    return str(made)
+        raise UserError(_not_pushed(folder, name, private, why)) from None
+    return str(repository)
 
 
-def _kept(folder: Path, name: str, private: bool, why: str) -> str:
+def _not_pushed(folder: Path, name: str, private: bool, why: str) -> str:
     option = " --private" if private else ""
     return (
         f"{folder} is written, and not pushed: {why}. Once that is put right, "

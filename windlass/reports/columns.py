@@ -3,8 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from windlass.reports.comparison import Comparison
-from windlass.reports.run_summary import Account, Cost
+from windlass.reports.comparison import RunComparison
+from windlass.reports.run_summary import Account, RunCost
 from windlass.units import count, counted, dollars, duration, number, seconds, size
 
 UNKNOWN = "?"
@@ -38,7 +38,7 @@ def facts(run: Account) -> Iterator[tuple[str, str]]:
         yield "cost", ", ".join(_costs(run.cost))
 
 
-def _costs(cost: Cost) -> Iterator[str]:
+def _costs(cost: RunCost) -> Iterator[str]:
     yield f"{cost.chip_hours:.3g} chip-hours"
     kinds = (
         ("on demand", cost.on_demand_usd, cost.on_demand_place),
@@ -55,26 +55,26 @@ def predictions(run: Account) -> list[tuple[str, str, str, str]]:
     planned, measured = run.planned, run.measured
     memory, time = planned.get("memory") or {}, planned.get("time") or {}
     wrong = run.errors
-    held, taken = memory.get("total_bytes"), time.get("step_seconds")
-    found = [
-        ("memory, by the compiler", size, held, measured.get("compiler_bytes"), "compiler"),
-        ("memory, by the device", size, held, measured.get("device_peak_bytes"), "device"),
-        ("step time", seconds, taken, measured.get("step_seconds"), "time"),
+    peak, step = memory.get("total_bytes"), time.get("step_seconds")
+    quantities = [
+        ("memory, by the compiler", size, peak, measured.get("compiler_bytes"), "compiler"),
+        ("memory, by the device", size, peak, measured.get("device_peak_bytes"), "device"),
+        ("step time", seconds, step, measured.get("step_seconds"), "time"),
     ]
     return [
-        (name, _or(shown, before), _or(shown, after), _or("{:+.1%}".format, wrong.get(key)))
-        for name, shown, before, after, key in found
+        (name, _or(show, before), _or(show, after), _or("{:+.1%}".format, wrong.get(key)))
+        for name, show, before, after, key in quantities
         if after
     ]
 
 
-def rows(comparison: Comparison) -> list[tuple[str, Rows]]:
+def rows(comparison: RunComparison) -> list[tuple[str, Rows]]:
     """A comparison of runs, in groups of lines; a value for each run."""
     runs = comparison.runs
 
-    def each(name: str, value: Callable[[Account], Any], shown: Callable[[Any], str]):
+    def each(name: str, value: Callable[[Account], Any], show: Callable[[Any], str]):
         values = [value(run) for run in runs]
-        return [] if all(x is None for x in values) else [(name, [_or(shown, x) for x in values])]
+        return [] if all(x is None for x in values) else [(name, [_or(show, x) for x in values])]
 
     speed: Rows = [
         *each("tokens/s", lambda run: run.speed["tokens_per_second"], count),
@@ -131,9 +131,9 @@ def device(run: Account) -> str:
 
 def batch(run: Account) -> str:
     of = run.start["chose"]["batch"]
-    rows = of["per_device"] * of["accumulation"] * of["shards"]
+    total = of["per_device"] * of["accumulation"] * of["shards"]
     return (
-        f"{rows} = {of['per_device']} per device × {of['accumulation']} accumulation × "
+        f"{total} = {of['per_device']} per device × {of['accumulation']} accumulation × "
         f"{counted(of['shards'], 'shard')}"
     )
 
@@ -150,5 +150,5 @@ def _speeds(run: Account) -> Iterator[str]:
         yield f"{speed['data_wait_ms'] / step:.0%} of it waiting for data"
 
 
-def _or(shown: Callable[[Any], str], value: Any) -> str:
-    return UNKNOWN if value is None else shown(value)
+def _or(show: Callable[[Any], str], value: Any) -> str:
+    return UNKNOWN if value is None else show(value)

@@ -9,11 +9,11 @@ from windlass.config.sections import flat
 from windlass.reports.run_summary import Account, Curve, Number
 from windlass.telemetry.metrics import plain
 
-LOOKS = 4  # steps at which losses are held against each other
+LOOKS = 4  # steps at which losses are compared
 
 
 @dataclass(frozen=True)
-class Comparison:
+class RunComparison:
     """Two or more runs, in the order in which they were named."""
 
     runs: Sequence[Account]
@@ -23,8 +23,8 @@ class Comparison:
         """The keys on which recipes differ, with the value of each; absent is None."""
         every = [_set(run.settings) for run in self.runs]
         keys = dict.fromkeys(key for one in every for key in one)
-        found = {key: [one.get(key) for one in every] for key in keys}
-        return {key: values for key, values in found.items() if any(x != values[0] for x in values)}
+        table = {key: [one.get(key) for one in every] for key in keys}
+        return {key: values for key, values in table.items() if any(x != values[0] for x in values)}
 
     @property
     def steps(self) -> list[int]:
@@ -33,15 +33,15 @@ class Comparison:
             return []
         last = min(run.curves["loss"][-1][0] for run in self.runs)
         first = max(run.curves["loss"][0][0] for run in self.runs)
-        found = [round(last * part / LOOKS) for part in range(1, LOOKS + 1)]
-        return [step for step in dict.fromkeys(found) if step >= first]
+        even = [round(last * part / LOOKS) for part in range(1, LOOKS + 1)]
+        return [step for step in dict.fromkeys(even) if step >= first]
 
     def losses(self, name: str = "loss") -> dict[int, list[Number | None]]:
         """The losses of all runs at the same steps."""
         return {step: [at(run.curves[name], step) for run in self.runs] for step in self.steps}
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it."""
+        """JSON form."""
         hidden = ("curves", "plan")
         every = [run.as_dict() for run in self.runs]
         return {
@@ -57,7 +57,7 @@ class Comparison:
 
 
 def at(curve: Curve, step: Number) -> Number | None:
-    """The value of a curve at a step, on a line between those before and after it."""
+    """Value of a curve at a step, linearly interpolated."""
     after = bisect_left(curve, step, key=lambda point: point[0])
     if after < len(curve) and curve[after][0] == step:
         return curve[after][1]

@@ -13,7 +13,7 @@ MOST = 400  # points of a curve that are drawn
 TICKS = 4  # lines across it, about
 
 
-class Line(NamedTuple):
+class CurveStyle(NamedTuple):
     """A curve of a picture, and which of the page's styles it has there."""
 
     name: str
@@ -22,10 +22,10 @@ class Line(NamedTuple):
 
 
 def chart(
-    lines: Sequence[Line], shown: Callable[[Number], str], *, base: Number | None = None
+    lines: Sequence[CurveStyle], show: Callable[[Number], str], *, base: Number | None = None
 ) -> str:
-    """Curves over the same steps, from a base up; pointing at a point of one tells its numbers."""
-    thin = [one._replace(curve=_thinned(one.curve)) for one in lines]
+    """Curves over the same steps, from a base up; hovering over a point shows its numbers."""
+    thin = [one._replace(curve=_downsampled(one.curve)) for one in lines]
     points = [point for one in thin for point in one.curve]
     if not points:
         return ""
@@ -40,27 +40,27 @@ def chart(
         y = TOP + (HEIGHT - TOP - BOTTOM) * (high - point[1]) / (high - low)
         return f"{x:.1f}", f"{y:.1f}"
 
-    drawn = []
+    shapes = []
     for mark in marks:
         _, y = place((first, mark))
-        drawn.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        drawn.append(f'<text class="tick" x="{LEFT - 8}" y="{y}">{escape(shown(mark))}</text>')
+        shapes.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
+        shapes.append(f'<text class="tick" x="{LEFT - 8}" y="{y}">{escape(show(mark))}</text>')
     for step, anchor in ((first, "start"), (last, "end")):
         x, _ = place((step, low))
         where = f'x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}"'
-        drawn.append(f'<text class="step" {where}>step {step:,}</text>')
+        shapes.append(f'<text class="step" {where}>step {step:,}</text>')
     for one in thin:
         path = " ".join(",".join(place(point)) for point in one.curve)
-        drawn.append(f'<polyline class="{one.style}" points="{path}"/>')
+        shapes.append(f'<polyline class="{one.style}" points="{path}"/>')
     for one in thin:
         for point in one.curve:
             x, y = place(point)
-            told = escape(f"step {point[0]:,}: {one.name} {shown(point[1])}")
+            tooltip = escape(f"step {point[0]:,}: {one.name} {show(point[1])}")
             dot = f'<circle class="{one.style}" cx="{x}" cy="{y}" r="4">'
-            drawn.append(f"{dot}<title>{told}</title></circle>")
+            shapes.append(f"{dot}<title>{tooltip}</title></circle>")
     names = escape(", ".join(one.name for one in thin))
     box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{names} over steps"'
-    return f'<svg class="curves" {box}>{"".join(drawn)}</svg>'
+    return f'<svg class="curves" {box}>{"".join(shapes)}</svg>'
 
 
 def ticks(low: Number, high: Number) -> list[Number]:
@@ -75,8 +75,8 @@ def ticks(low: Number, high: Number) -> list[Number]:
     return [step * number for number in range(first, last + 1)]
 
 
-def _thinned(curve: Curve) -> Curve:
-    """At most so many points of a curve, its ends among them; without those that are no numbers."""
+def _downsampled(curve: Curve) -> Curve:
+    """At most `MOST` points of a curve, its ends among them, without those that are not finite."""
     finite = [(step, value) for step, value in curve if math.isfinite(value)]
     if len(finite) <= MOST:
         return finite

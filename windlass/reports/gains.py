@@ -11,7 +11,7 @@ from windlass.planning.search import MARGIN, Best
 from windlass.planning.winner import Ranking
 from windlass.reports import reasons
 
-TOLD = 3  # parts of a step whose difference is told
+LARGEST = 3  # parts of a step whose difference is shown
 REMAT = {
     "none": "nothing is recomputed",
     "saved": "cheap activations are recomputed",
@@ -28,28 +28,28 @@ def gain(best: Best) -> Iterator[tuple[str, str]]:
     yield from reasons.compiled(plan)
     was = f"{units.gib(before.memory.total)} → " if best.keys else ""
     yield "memory", f"{was}{reasons.memory(plan)}"
-    if (paid := _paid(plan)) is not None:
-        was = _paid(before) if best.keys and before.fits != "no" else None
-        yield "run", f"{was} → {paid}" if was else paid
-    told = flat(best.keys)
-    if "train.accumulation" in told:  # which says the same
-        told.pop("train.batch_per_device", None)
-    for key, value in told.items():
+    if (cost := _time_and_cost(plan)) is not None:
+        was = _time_and_cost(before) if best.keys and before.fits != "no" else None
+        yield "run", f"{was} → {cost}" if was else cost
+    keys = flat(best.keys)
+    if "train.accumulation" in keys:  # which says the same
+        keys.pop("train.batch_per_device", None)
+    for key, value in keys.items():
         if (why := _why(key, value, before.settings, plan.settings)) is not None:
             yield "why", f"{key} {value}: {why}"
 
 
-def winning(found: Ranking) -> str:
-    """Which target is best, and what it is."""
-    assert found.winner is not None
-    plan = found.winner.plan
-    said = reasons.cells(plan)
-    paid = _paid(plan)
-    return f"{plan.target.name}: {said['tokens/s']} tokens/s{f', {paid}' if paid else ''}"
+def winning(ranking: Ranking) -> str:
+    """Best target, with its throughput, time and cost."""
+    assert ranking.winner is not None
+    plan = ranking.winner.plan
+    cells = reasons.cells(plan)
+    cost = _time_and_cost(plan)
+    return f"{plan.target.name}: {cells['tokens/s']} tokens/s{f', {cost}' if cost else ''}"
 
 
 def _summary(best: Best) -> str:
-    some = f"of {best.looked} settings tried"
+    some = f"of {best.trials} settings tried"
     if best.plan.fits != "yes":
         these = "these" if best.keys else "the recipe's own"
         return f"none {some} is sure to fit; {these} come nearest{_lacks(best.plan)}"
@@ -70,7 +70,7 @@ def _step(before: Plan, plan: Plan) -> str:
     assert before.time is not None and plan.time is not None
     old, new = before.time.parts, plan.time.parts
     changed = {name: new.get(name, 0.0) - old.get(name, 0.0) for name in {**old, **new}}
-    most = sorted(changed, key=lambda name: -abs(changed[name]))[:TOLD]
+    most = sorted(changed, key=lambda name: -abs(changed[name]))[:LARGEST]
     name, size = units.time_unit(plan.time.seconds)
     parts = [
         f"{part} {units.rounded(old.get(part, 0.0) / size)} → "
@@ -83,8 +83,8 @@ def _step(before: Plan, plan: Plan) -> str:
     return f"{whole}: {', '.join(parts)}" if parts else whole
 
 
-def _paid(plan: Plan) -> str | None:
-    """What the run takes and costs, as far as that is known."""
+def _time_and_cost(plan: Plan) -> str | None:
+    """Time and cost of the run, as far as they are known."""
     if plan.cost is None or (bill := plan.cost.run) is None:
         return None
     way = limits.cheapest(plan.cost, bill)

@@ -7,7 +7,7 @@ from importlib import resources
 from windlass import units
 from windlass.planning.plan import Plan, Refused
 from windlass.reports import charts, reasons
-from windlass.reports.charts import Piece, Point
+from windlass.reports.charts import Point, Segment
 from windlass.units import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
@@ -17,19 +17,19 @@ MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
 
-def page(found: Sequence[Plan | Refused], command: str) -> str:
+def page(results: Sequence[Plan | Refused], command: str) -> str:
     """The page of some plans; `command` is what made it."""
-    plans = [one for one in found if isinstance(one, Plan)]
-    names = list(dict.fromkeys(one.name for one in found))
+    plans = [one for one in results if isinstance(one, Plan)]
+    names = list(dict.fromkeys(one.name for one in results))
     style = resources.files("windlass.reports").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(names, plans),
-        f'<div class="cards">{"".join(_card(one, names) for one in found)}</div>',
+        f'<div class="cards">{"".join(_card(one, names) for one in results)}</div>',
         _memory(plans, names),
         _step([one for one in plans if one.time is not None], names),
         _money(plans, names),
-        _table(found, names),
-        _reasons(found, names),
+        _table(results, names),
+        _reasons(results, names),
         _section("Made with", "", f"<pre>{escape(command)}</pre>"),
     ]
     return (
@@ -42,14 +42,14 @@ def page(found: Sequence[Plan | Refused], command: str) -> str:
 
 def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
     first = plans[0]
-    rows = units.counted(first.settings["batch"], "sequence")
-    tokens = f"{rows} of {first.settings['row_tokens']:,} tokens per step"
+    batch = units.counted(first.settings["batch"], "sequence")
+    tokens = f"{batch} of {first.settings['row_tokens']:,} tokens per step"
     steps = first.extent.steps
     length = (
         f", {steps:,} steps, {units.count(steps * first.extent.tokens)} tokens" if steps else ""
     )
-    said = f"{tokens}{length}" if len(names) == 1 else f"{len(names)} recipes"
-    return f'<header><h1>{escape(", ".join(names))}</h1><p class="lead">{said}</p></header>\n'
+    lead = f"{tokens}{length}" if len(names) == 1 else f"{len(names)} recipes"
+    return f'<header><h1>{escape(", ".join(names))}</h1><p class="lead">{lead}</p></header>\n'
 
 
 def _card(one: Plan | Refused, names: Sequence[str]) -> str:
@@ -64,32 +64,32 @@ def _card(one: Plan | Refused, names: Sequence[str]) -> str:
         return f"{top}<p>{escape(one.why)}</p></div>\n"
     cells = reasons.cells(one)
     names = [name for name in COLUMNS if cells[name] != reasons.UNKNOWN]
-    listed = "".join(
+    figures = "".join(
         f"<dt>{name.split(' per ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in names
     )
-    return f"{top}<dl>{listed}</dl></div>\n"
+    return f"{top}<dl>{figures}</dl></div>\n"
 
 
 def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
     fullest = max(one.memory.total / one.memory.limit for one in plans)
     scale = min(max(1.0, fullest), MOST) / ROOM
-    drawn = []
+    bars = []
     for one in plans:
         memory = one.memory
         pieces = [
-            Piece(name, held / memory.limit / scale, f"{name}: {size(held)}")
-            for name, held in memory.parts.items()
+            Segment(name, part / memory.limit / scale, f"{name}: {size(part)}")
+            for name, part in memory.parts.items()
         ]
         most = memory.total * (1 + memory.error) / memory.limit / scale
         bar = charts.bar(pieces, most=most, limit=1 / scale)
-        held = f"<b>{units.gib(memory.total)}</b> of {units.gib(memory.limit)} GiB"
-        drawn.append(_row(one, names, bar, held))
+        text = f"<b>{units.gib(memory.total)}</b> of {units.gib(memory.limit)} GiB"
+        bars.append(_row(one, names, bar, text))
     hint = (
         "Peak memory per device; the upright line is what a program may use. The whisker is the "
         "error of the estimate."
     )
     parts = _named(one.memory.parts for one in plans)
-    return _section("Memory by part", hint, _bars(drawn) + _legend(parts))
+    return _section("Memory by part", hint, _bars(bars) + _legend(parts))
 
 
 def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
@@ -97,27 +97,27 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
         return ""
     times = [(one, one.time) for one in plans if one.time is not None]
     scale = max(time.seconds * (1 + time.error) for _, time in times) / ROOM
-    drawn = []
+    bars = []
     for one, time in times:
         pieces = [
-            Piece(name, value / scale, f"{name}: {units.seconds(value)}")
+            Segment(name, value / scale, f"{name}: {units.seconds(value)}")
             for name, value in time.parts.items()
         ]
         bar = charts.bar(pieces, most=time.seconds * (1 + time.error) / scale)
-        said = f"<b>{units.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
-        drawn.append(_row(one, names, bar, said))
+        text = f"<b>{units.seconds(time.seconds, time.error)}</b>, {escape(time.bound)}"
+        bars.append(_row(one, names, bar, text))
     hint = "An optimizer step by what bounds it; work that is hidden behind other work is left out."
     parts = _named(time.parts for _, time in times)
-    return _section("Step time by part", hint, _bars(drawn) + _legend(parts))
+    return _section("Step time by part", hint, _bars(bars) + _legend(parts))
 
 
 def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    found = [point for one in plans for point in _points(one, names)]
-    if not found:
+    points = [point for one in plans for point in _points(one, names)]
+    if not points:
         return ""
-    unit, size = units.time_unit(3600 * max(point.x.expected for point in found))
-    x = charts.axis(f"{unit} of the whole run", [point.x for point in found], size / 3600)
-    y = charts.axis("USD", [point.y for point in found])
+    unit, size = units.time_unit(3600 * max(point.x.expected for point in points))
+    x = charts.axis(f"{unit} of the whole run", [point.x for point in points], size / 3600)
+    y = charts.axis("USD", [point.y for point in points])
     keys = (
         '<ul class="legend"><li><i class="demand-key"></i>on demand</li>'
         '<li><i class="spot-key"></i>spot, with restarts</li></ul>'
@@ -127,7 +127,7 @@ def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
         "targets on which it does not fit are faint."
     )
     return _section(
-        "Cost against time", hint, f'<div class="scroll">{charts.points(found, x, y)}</div>{keys}'
+        "Cost against time", hint, f'<div class="scroll">{charts.points(points, x, y)}</div>{keys}'
     )
 
 
@@ -139,58 +139,58 @@ def _points(plan: Plan, names: Sequence[str]) -> Iterator[Point]:
     kinds = {"demand": (bill.hours, bill.on_demand), "spot": (bill.spot_hours, bill.spot)}
     for style, (hours, dollars) in kinds.items():
         if hours is not None and dollars is not None:
-            said = f"{name}: {reasons.hours(hours)}, {reasons.dollars(dollars)}"
-            yield Point(name, hours, dollars, said, f"{style}{out}", style == "demand")
+            tooltip = f"{name}: {reasons.hours(hours)}, {reasons.dollars(dollars)}"
+            yield Point(name, hours, dollars, tooltip, f"{style}{out}", style == "demand")
 
 
-def _table(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
+def _table(results: Sequence[Plan | Refused], names: Sequence[str]) -> str:
     head = '<th>target</th><th class="left">fits</th>'
     head += "".join(f"<th>{name}</th>" for name in COLUMNS)
-    body = "".join(_line(one, names) for one in found)
+    body = "".join(_line(one, names) for one in results)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return _section("All figures", "", f'<div class="scroll">{table}</div>')
 
 
 def _line(one: Plan | Refused, names: Sequence[str]) -> str:
     if isinstance(one, Refused):
-        told = f'<td class="left" colspan="{len(COLUMNS)}">{escape(one.why)}</td>'
+        figures = f'<td class="left" colspan="{len(COLUMNS)}">{escape(one.why)}</td>'
     else:
         cells = reasons.cells(one)
-        told = "".join(f"<td>{escape(cells[name])}</td>" for name in COLUMNS)
+        figures = "".join(f"<td>{escape(cells[name])}</td>" for name in COLUMNS)
     named = f'<td>{_label(one, names)}</td><td class="left">{_pill(one)}</td>'
-    return f'<tr class="{one.fits}">{named}{told}</tr>'
+    return f'<tr class="{one.fits}">{named}{figures}</tr>'
 
 
 def _pill(one: Plan | Refused) -> str:
-    said = FITS[one.fits] if isinstance(one, Plan) else LEFT_OUT
-    return f'<span class="pill {one.fits}">{said}</span>'
+    text = FITS[one.fits] if isinstance(one, Plan) else LEFT_OUT
+    return f'<span class="pill {one.fits}">{text}</span>'
 
 
-def _reasons(found: Sequence[Plan | Refused], names: Sequence[str]) -> str:
-    drawn = []
-    for one in found:
+def _reasons(results: Sequence[Plan | Refused], names: Sequence[str]) -> str:
+    details = []
+    for one in results:
         facts = [("refused", one.why)] if isinstance(one, Refused) else list(_facts(one))
-        listed = "".join(f"<dt>{name}</dt><dd>{escape(said)}</dd>" for name, said in facts)
-        drawn.append(
+        lines = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in facts)
+        details.append(
             f"<details><summary>{_label(one, names)} <span>{escape(reasons.heading(one.target))}"
-            f'</span></summary><dl class="facts">{listed}</dl></details>'
+            f'</span></summary><dl class="facts">{lines}</dl></details>'
         )
-    return _section("Why", "How each run is laid out, and what to know of it.", "".join(drawn))
+    return _section("Why", "How each run is laid out, and what to know of it.", "".join(details))
 
 
 def _facts(plan: Plan) -> Iterator[tuple[str, str]]:
     yield from reasons.layout(plan)
     yield from reasons.compiled(plan)
     yield "memory", reasons.memory(plan)
-    if said := reasons.step(plan):
-        yield "step", said
+    if text := reasons.step(plan):
+        yield "step", text
     yield from reasons.money(plan)
     yield from reasons.changes(plan)
     yield from (("note", note) for note in plan.notes)
 
 
-def _row(one: Plan | Refused, names: Sequence[str], bar: str, said: str) -> str:
-    return f'<div class="label">{_label(one, names)}</div>{bar}<div class="said">{said}</div>\n'
+def _row(one: Plan | Refused, names: Sequence[str], bar: str, text: str) -> str:
+    return f'<div class="label">{_label(one, names)}</div>{bar}<div class="value">{text}</div>\n'
 
 
 def _label(one: Plan | Refused, names: Sequence[str]) -> str:
@@ -198,8 +198,8 @@ def _label(one: Plan | Refused, names: Sequence[str]) -> str:
     return escape(f"{recipe}{one.target.name}")
 
 
-def _bars(rows: Iterable[str]) -> str:
-    return f'<div class="bars">\n{"".join(rows)}</div>'
+def _bars(bars: Iterable[str]) -> str:
+    return f'<div class="bars">\n{"".join(bars)}</div>'
 
 
 def _legend(names: Iterable[str]) -> str:
@@ -213,5 +213,5 @@ def _named(parts: Iterable[dict[str, float]]) -> Iterator[str]:
 
 
 def _section(title: str, hint: str, inside: str) -> str:
-    said = f'<p class="hint">{hint}</p>' if hint else ""
-    return f"<section><h2>{title}</h2>{said}{inside}</section>\n"
+    lead = f'<p class="hint">{hint}</p>' if hint else ""
+    return f"<section><h2>{title}</h2>{lead}{inside}</section>\n"

@@ -12,7 +12,7 @@ from windlass.planning.targets import Target
 from windlass.units import duration
 
 UNKNOWN = "?"
-HARDLY = 0.05  # restarts that are expected, below which they are not worth a word
+HARDLY = 0.05  # restarts that are expected, below which they are not worth mentioning
 
 
 def cells(plan: Plan) -> dict[str, str]:
@@ -20,11 +20,11 @@ def cells(plan: Plan) -> dict[str, str]:
     memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
     error = None if time is None else time.error
     run, epoch = (None, None) if plan.cost is None else (plan.cost.run, plan.cost.epoch)
-    held = units.gib(memory.total)
+    used = units.gib(memory.total)
     if memory.error:  # a compiler's own figure has none
-        held += f"–{units.gib(memory.total * (1 + memory.error))}"
-    told = {
-        "GiB per device": f"{held} of {units.gib(memory.limit)}",
+        used += f"–{units.gib(memory.total * (1 + memory.error))}"
+    texts = {
+        "GiB per device": f"{used} of {units.gib(memory.limit)}",
         "batch": str(plan.settings["batch"]),
         "step": time and units.seconds(time.seconds, error),
         "it/s": time and units.rounded(1 / time.seconds),
@@ -36,7 +36,7 @@ def cells(plan: Plan) -> dict[str, str]:
         "epoch on demand": epoch and dollars(epoch.on_demand),
         "epoch spot": epoch and dollars(epoch.spot),
     }
-    return {name: said or UNKNOWN for name, said in told.items()}
+    return {name: text or UNKNOWN for name, text in texts.items()}
 
 
 def heading(target: Target) -> str:
@@ -51,38 +51,38 @@ def compiled(plan: Plan) -> Iterator[tuple[str, str]]:
     """The figures of the target's compiler."""
     if plan.compiled is None:
         return
-    found = plan.compiled.found
+    report = plan.compiled.report
     estimate = f"estimated {units.gib(plan.compiled.estimated)}, {plan.compiled.error:+.1%}"
-    said = f"{units.gib(found.peak_bytes)} GiB per device ({estimate})"
-    if found.flops is not None and found.moved_bytes is not None:
-        said += f"; {found.flops:.3g} FLOPs and {found.moved_bytes:.3g} bytes moved per device"
-    if found.cycles is not None:
-        said += f", {found.cycles:.3g} cycles estimated"
-    yield "compiled", f"{said}; {found.compiler}, in {duration(found.seconds)}"
+    text = f"{units.gib(report.peak_bytes)} GiB per device ({estimate})"
+    if report.flops is not None and report.moved_bytes is not None:
+        text += f"; {report.flops:.3g} FLOPs and {report.moved_bytes:.3g} bytes moved per device"
+    if report.cycles is not None:
+        text += f", {report.cycles:.3g} cycles estimated"
+    yield "compiled", f"{text}; {report.compiler}, in {duration(report.seconds)}"
 
 
 def layout(plan: Plan) -> Iterator[tuple[str, str]]:
-    """Batch, precision and mesh of a run, given or chosen."""
-    chosen = plan.settings
-    kernel = f", {chosen['attention']} attention" if chosen["attention"] else ""
-    groups = chosen["mesh"]["data"] * chosen["mesh"]["fsdp"]
+    """Batch, precision and mesh of a run, from the recipe or chosen."""
+    settings = plan.settings
+    kernel = f", {settings['attention']} attention" if settings["attention"] else ""
+    groups = settings["mesh"]["data"] * settings["mesh"]["fsdp"]
     yield (
         "batch",
-        f"{units.counted(chosen['batch'], 'sequence')} of {chosen['row_tokens']:,} tokens: "
-        f"{chosen['rows_per_device']} per device × {chosen['accumulation']} accumulation × "
-        f"{units.counted(groups, 'shard')}; {chosen['compute']}{kernel}, "
-        f"remat {chosen['remat']}",
+        f"{units.counted(settings['batch'], 'sequence')} of {settings['row_tokens']:,} tokens: "
+        f"{settings['rows_per_device']} per device × {settings['accumulation']} accumulation × "
+        f"{units.counted(groups, 'shard')}; {settings['compute']}{kernel}, "
+        f"remat {settings['remat']}",
     )
-    split = " × ".join(f"{name} {size}" for name, size in chosen["mesh"].items())
+    split = " × ".join(f"{name} {size}" for name, size in settings["mesh"].items())
     yield "mesh", f"{split}{f' ({plan.mesh_reason})' if plan.mesh_reason else ''}"
 
 
 def memory(plan: Plan) -> str:
     """Peak memory per device."""
-    held = plan.memory
-    said = f"{units.gib(held.total)} of {units.gib(held.limit)} GiB per device"
-    said += f", or up to {held.error:.0%} more" if held.error else ""
-    return said if plan.fits != "no" else f"{said}: {units.gib(plan.lacks)} GiB too much"
+    estimate = plan.memory
+    text = f"{units.gib(estimate.total)} of {units.gib(estimate.limit)} GiB per device"
+    text += f", or up to {estimate.error:.0%} more" if estimate.error else ""
+    return text if plan.fits != "no" else f"{text}: {units.gib(plan.lacks)} GiB too much"
 
 
 def step(plan: Plan) -> str | None:
@@ -98,13 +98,13 @@ def changes(plan: Plan) -> Iterator[tuple[str, str]]:
     if plan.tried is None:
         return
     for one in plan.tried.changes:
-        said = f"{one.keys}: {units.gib(one.memory.total)} of {units.gib(one.memory.limit)} GiB"
+        text = f"{one.keys}: {units.gib(one.memory.total)} of {units.gib(one.memory.limit)} GiB"
         if one.time is not None and plan.time is not None:
-            said += f", {slower(one.time.seconds / plan.time.seconds)}"
-        yield "to fit", f"{said}; {one.remark}" if one.remark else said
+            text += f", {slower(one.time.seconds / plan.time.seconds)}"
+        yield "to fit", f"{text}; {one.remark}" if one.remark else text
     if (least := plan.tried.least) is not None:
-        held = f"{units.gib(least.memory.total)} of {units.gib(least.memory.limit)} GiB"
-        yield "to fit", f"nothing that was tried would fit; the nearest is {least.keys}: {held}"
+        used = f"{units.gib(least.memory.total)} of {units.gib(least.memory.limit)} GiB"
+        yield "to fit", f"nothing that was tried would fit; the nearest is {least.keys}: {used}"
 
 
 def money(plan: Plan) -> Iterator[tuple[str, str]]:
@@ -150,11 +150,11 @@ def dollars(span: Interval | None) -> str:
 
 
 def _spot(bill: Bill) -> str:
-    said = f"{dollars(bill.spot)} spot"
+    text = f"{dollars(bill.spot)} spot"
     if not bill.lost_hours or not bill.restarts or bill.restarts < HARDLY:
-        return said
+        return text
     lost = units.seconds(3600 * bill.lost_hours)
-    return f"{said}, with {bill.restarts:.1f} restarts that take {lost}"
+    return f"{text}, with {bill.restarts:.1f} restarts that take {lost}"
 
 
 def _price(price: Price, kind: str) -> str:

@@ -6,17 +6,17 @@ from importlib import resources
 
 from windlass import units
 from windlass.reports import charts, columns
-from windlass.reports.charts import Piece
-from windlass.reports.curves import Line, chart
+from windlass.reports.charts import Segment
+from windlass.reports.curves import CurveStyle, chart
 from windlass.reports.run_summary import Account, Number
 from windlass.units import count, number, size
 
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
-FAR = 2.5  # times what is held: a limit beyond it would make the bars too small to be read
+FAR = 2.5  # times the longest bar: a limit beyond it would make the bars too small to be read
 
 
 def page(run: Account) -> str:
-    """The page whole; it asks for nothing from elsewhere."""
+    """HTML of the page; it loads nothing from elsewhere."""
     standing = run.standing
     lead = f"{standing.recipe}, {standing.state} at step {standing.step}"
     if standing.steps is not None:
@@ -65,22 +65,22 @@ def _tile(value: str, what: str) -> str:
 
 def _curves(run: Account) -> Iterator[str]:
     curves = run.curves
-    losses = [Line("loss", curves["loss"], "first")]
-    losses += [Line("validation loss", curves["validation_loss"], "second")]
-    yield _drawn("Loss", [one for one in losses if one.curve], "{:.4g}".format)
-    rate = Line("learning rate", curves["learning_rate"], "third")
-    yield _drawn("Learning rate", [rate], "{:.3g}".format)
+    losses = [CurveStyle("loss", curves["loss"], "first")]
+    losses += [CurveStyle("validation loss", curves["validation_loss"], "second")]
+    yield _chart("Loss", [one for one in losses if one.curve], "{:.4g}".format)
+    rate = CurveStyle("learning rate", curves["learning_rate"], "third")
+    yield _chart("Learning rate", [rate], "{:.3g}".format)
     # The first reading is of the start.
-    speeds = Line("tokens/s", curves["tokens_per_second"][1:], "fourth")
-    yield _drawn("Throughput, tokens/s", [speeds], count, base=0.0)
+    speeds = CurveStyle("tokens/s", curves["tokens_per_second"][1:], "fourth")
+    yield _chart("Throughput, tokens/s", [speeds], count, base=0.0)
 
 
-def _drawn(
-    title: str, lines: list[Line], shown: Callable[[Number], str], base: Number | None = None
+def _chart(
+    title: str, lines: list[CurveStyle], show: Callable[[Number], str], base: Number | None = None
 ) -> str:
-    picture = chart(lines, shown, base=base)
+    svg = chart(lines, show, base=base)
     legend = _legend({one.name: one.style for one in lines}) if len(lines) > 1 else ""
-    return _section(title, picture + legend) if picture else ""
+    return _section(title, svg + legend) if svg else ""
 
 
 def _memory(run: Account) -> str:
@@ -115,39 +115,39 @@ def _bars(
     bars: dict[str, Mapping[str, Number]],
     error: float,
     limit: Number | None,
-    shown: Callable[[Number], str],
+    show: Callable[[Number], str],
 ) -> str:
     """Bars of parts under each other; a whisker on what was planned, as much as it may be off."""
-    found = {name: parts for name, parts in bars.items() if sum(parts.values())}
-    if not found:
+    filled = {name: parts for name, parts in bars.items() if sum(parts.values())}
+    if not filled:
         return ""
-    longest = max(sum(parts.values()) for parts in found.values()) * (1 + error)
+    longest = max(sum(parts.values()) for parts in filled.values()) * (1 + error)
     limit = limit if limit and limit <= FAR * longest else None
     scale = max(longest, limit or 0.0) / ROOM
     rows = []
-    for name, parts in found.items():
+    for name, parts in filled.items():
         pieces = [
-            Piece(part, value / scale, f"{name}: {part} {shown(value)}")
+            Segment(part, value / scale, f"{name}: {part} {show(value)}")
             for part, value in parts.items()
         ]
         total = sum(parts.values())
         most = total / scale * (1 + error * (name == "planned"))
         bar = charts.bar(pieces, most=most, limit=limit and limit / scale)
         rows.append(
-            f'<div class="label">{name}</div>{bar}<div class="said"><b>{shown(total)}</b></div>'
+            f'<div class="label">{name}</div>{bar}<div class="value"><b>{show(total)}</b></div>'
         )
-    several = [parts for parts in found.values() if len(parts) > 1]
+    several = [parts for parts in filled.values() if len(parts) > 1]
     legend = _legend({part: charts.style(part) for parts in several for part in parts})
     inside = f'<div class="bars">{"".join(rows)}</div>{legend}'
     return _section(title, f'<p class="hint">{hint}</p>{inside}' if hint else inside)
 
 
 def _predictions(run: Account) -> str:
-    found = columns.predictions(run)
-    if not found:
+    predictions = columns.predictions(run)
+    if not predictions:
         return ""
     head = "".join(f"<th>{name}</th>" for name in ("", "predicted", "measured", "off by"))
-    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in found)
+    cells = ("".join(f"<td>{escape(cell)}</td>" for cell in line) for line in predictions)
     lines = "".join(f"<tr>{line}</tr>" for line in cells)
     notes = "".join(f'<p class="hint">{escape(one)}</p>' for one in run.planned.get("notes", ()))
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{lines}</tbody></table>"
@@ -157,7 +157,7 @@ def _predictions(run: Account) -> str:
 def _facts(run: Account) -> str:
     every = [*columns.facts(run)]
     if versions := run.start.get("versions"):
-        every.append(("versions", ", ".join(f"{name} {found}" for name, found in versions.items())))
+        every.append(("versions", ", ".join(f"{name} {each}" for name, each in versions.items())))
     lines = "".join(f"<dt>{escape(name)}</dt><dd>{escape(value)}</dd>" for name, value in every)
     return _section("Run", f'<dl class="facts">{lines}</dl>')
 

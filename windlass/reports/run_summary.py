@@ -16,19 +16,14 @@ from windlass.run_folder import plan_file, runs
 from windlass.run_folder.runs import Standing
 from windlass.telemetry import about, metrics
 
-# What is drawn over the steps, and what it is called to a reader.
-CURVES = {
-    "loss": "loss",
-    "validation_loss": "validation loss",
-    "learning_rate": "learning rate",
-    "tokens_per_second": "tokens a second",
-}
+# Metrics that are plotted over the steps.
+CURVES = ("loss", "validation_loss", "learning_rate", "tokens_per_second")
 
 Number = int | float
 Curve = list[tuple[int, Number]]
 
 
-class Cost(NamedTuple):
+class RunCost(NamedTuple):
     """The cost of a run at the cheapest price; None is not known."""
 
     chip_hours: Number  # from each start to its end
@@ -42,7 +37,7 @@ class Cost(NamedTuple):
 
 @dataclass(frozen=True)
 class Account:
-    """A run as its folder has it, from its first step to its newest."""
+    """Summary of a run from its folder, from its first step to its newest."""
 
     standing: Standing
     start: dict[str, Any]  # the newest: versions, devices, what was chosen
@@ -52,7 +47,7 @@ class Account:
     training_seconds: Number
     wall_seconds: Number
     plan: dict[str, Any]  # planned and measured, as `plan.json` has them
-    cost: Cost | None  # None: what it ran on is not for rent, as far as is known
+    cost: RunCost | None  # None: what it ran on is not for rent, as far as is known
 
     @property
     def name(self) -> str:
@@ -84,7 +79,7 @@ class Account:
         return min(finite, key=lambda point: point[1], default=None)
 
     def as_dict(self) -> dict[str, Any]:
-        """As JSON has it: units are in the names."""
+        """JSON form; units are in the names."""
         standing = self.standing
         chose = self.start.get("chose", {})
         return {
@@ -141,15 +136,15 @@ def _curve(records: Iterable[dict[str, Any]], name: str) -> Curve:
 def _speed(timed: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Number | None]:
     """Medians over the readings of a run; the first is of its start."""
     usual = timed[1:] or timed
-    found: dict[str, Number | None] = {
+    speed: dict[str, Number | None] = {
         name: median(values) if (values := [x[name] for x in usual if name in x]) else None
         for name in ("tokens_per_second", "samples_per_second", "step_ms", "data_wait_ms", "mfu")
     }
     measured = plan.get("measured") or {}
     if measured.get("step_seconds"):  # each reading counted by its steps
-        found["step_ms"] = 1000 * measured["step_seconds"]
-        found["tokens_per_second"] = measured["tokens_per_second"]
-    return found
+        speed["step_ms"] = 1000 * measured["step_seconds"]
+        speed["tokens_per_second"] = measured["tokens_per_second"]
+    return speed
 
 
 def _cost(
@@ -158,18 +153,18 @@ def _cost(
     seconds: Number,
     speed: dict[str, Number | None],
     prices: Prices,
-) -> Cost | None:
+) -> RunCost | None:
     chose = start["chose"]
     chip = chips.find(chose["device"]["kind"])
     if chip is None:
         return None
     target = (plan.get("planned") or {}).get("target") or {}
     count = target.get("chips", chose["device"]["count"])
-    found = prices.find(chip.slug, hosts=chose["processes"])
-    on_demand, spot = cheapest(found, "on_demand"), cheapest(found, "spot")
+    offers = prices.find(chip.slug, hosts=chose["processes"])
+    on_demand, spot = cheapest(offers, "on_demand"), cheapest(offers, "spot")
     hours = count * seconds / 3600
     rate, tokens = on_demand and on_demand.on_demand, speed["tokens_per_second"]
-    return Cost(
+    return RunCost(
         chip_hours=hours,
         on_demand_usd=rate and hours * rate,
         on_demand_place=on_demand and on_demand.place,
@@ -190,7 +185,7 @@ def _training(timed: Iterable[dict[str, Any]]) -> Number:
 
 
 def _walls(starts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> Iterator[Number]:
-    """Seconds from each start to its end; of one that was killed, to the last it wrote down."""
+    """Seconds from each start to its end; of one that was killed, to its last record."""
     for number, start in enumerate(starts):
         began = _seconds(start["began"])
         if "ended" in start:
@@ -198,8 +193,8 @@ def _walls(starts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) 
             continue
         after = starts[number + 1]["began"] if number + 1 < len(starts) else None
         until = time.time() if after is None else _seconds(after)
-        written = [one["time"] for one in records if began <= one["time"] <= until]
-        yield max(written, default=began) - began
+        times = [one["time"] for one in records if began <= one["time"] <= until]
+        yield max(times, default=began) - began
 
 
 def _seconds(moment: str) -> int:

@@ -1,7 +1,7 @@
 """Residual connections: what takes the place of x + F(x). `residual.kind` in a recipe is the file.
 
-A file defines `Residual`, a section that extends `Contract`: `widen` and `narrow`, between which
-one stream or several run through the blocks, and the connection of each branch of each layer, a
+A file defines `Residual`, a section that extends `BaseResidual`: `widen` and `narrow`, and between
+them one stream or several through the blocks; and the connection of each branch of each layer, a
 module that may own weights. It changes a model that is built, before adapters do, and they leave
 its maps alone. No family knows of it.
 """
@@ -26,11 +26,11 @@ from windlass.models import Config
 
 Model = TypeVar("Model")
 
-KEY = 2  # what is folded into the key of a model's weights for those of its connections
+KEY = 2  # folded into the key of a model's weights for those of its connections
 
 
-class Contract(Streams):
-    """What a residual gives beside its keys; one stream unless it says otherwise."""
+class BaseResidual(Streams):
+    """Interface of a residual, beside its keys; one stream unless it overrides that."""
 
     is_plain: ClassVar[bool] = False  # as families are built: nothing changes
 
@@ -80,7 +80,7 @@ class Architecture:
     """A family's config with a residual: all of a model but its adapters."""
 
     model: Config
-    residual: Contract | None = None  # None: as the family has it
+    residual: BaseResidual | None = None  # None: as the family has it
 
     def init(self, key: PRNGKeyArray) -> Any:
         model, own = self.model.init(key), jax.random.fold_in(key, KEY)

@@ -7,13 +7,13 @@ from jaxtyping import Array, Int, PRNGKeyArray
 
 from windlass.config import section
 from windlass.layers.residual import Plain
-from windlass.residuals import Contract
+from windlass.residuals import BaseResidual
 
 Model = TypeVar("Model")
 
 
 @section
-class Residual(Contract):
+class Residual(BaseResidual):
     """One stream, to which each branch is added: x + F(x)."""
 
     is_plain: ClassVar[bool] = True

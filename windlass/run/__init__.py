@@ -17,7 +17,7 @@ from windlass.telemetry import Telemetry
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 RESIDUALS = Open("windlass.residuals", tag="kind", attribute="Residual", usual="plain")
 ADAPTERS = Open("windlass.adapters", tag="kind", attribute="Adapter", usual="lora")
-OPTIMISERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
+OPTIMIZERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
 FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Start)
 
@@ -47,7 +47,7 @@ class Train:
     layers_per_loop: int = 1  # unroll the scan over layers: faster on GPUs, slower to compile
     deterministic: bool = False  # bitwise reproducible on GPUs, at some cost in speed
     nonfinite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite
-    skips: int = 10  # with nonfinite skip: the run stops after so many in a row
+    skips: int = 10  # with nonfinite skip: the most such steps in a row
     evaluate_every: Every | None = None  # evaluation on held-out data; null: only at the end
     # early stopping: evaluations without a new best loss; null: never. With ema, the loss of the
     # averaged weights counts
@@ -80,12 +80,12 @@ class Train:
             raise ValueError(*low)
 
     def _chosen_twice(self) -> list[str]:
-        said = [name for name in ("batch_per_device", "accumulation") if getattr(self, name)]
+        names = [name for name in ("batch_per_device", "accumulation") if getattr(self, name)]
         return [
             f"microbatch is auto, and {name} is {getattr(self, name)}, which says how many rows "
             f"are computed at once; train.{name}=null or train.microbatch=null leaves one of them "
             "out"
-            for name in said
+            for name in names
         ]
 
     def _wrong_length(self) -> str:
@@ -103,7 +103,7 @@ class Train:
 
     @property
     def allowed(self) -> int:
-        """How many steps in a row may be not finite."""
+        """Limit of consecutive steps whose loss or gradient is not finite."""
         return self.skips if self.nonfinite == "skip" else 0
 
 
@@ -150,7 +150,7 @@ class Run:
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
     helpers: dict[str, Helper] = field(default_factory=dict)  # those of the objective, written out
-    optim: Annotated[Any, OPTIMISERS]
+    optim: Annotated[Any, OPTIMIZERS]
     train: Train
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)

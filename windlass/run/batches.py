@@ -1,4 +1,4 @@
-"""The batch of a run: how it is divided over microbatches and devices, and the mesh it gets."""
+"""Batch size of a run: per device, in microbatches and shards; and the mesh it gets."""
 
 import dataclasses
 from typing import NamedTuple
@@ -9,7 +9,7 @@ from windlass.run import Run, Train
 
 
 class Batches(NamedTuple):
-    """One optimiser step: rows = rows per device × microbatches × groups of devices."""
+    """Global batch size: sequences per step = per device × microbatches × shards."""
 
     per_device: int
     accumulation: int
@@ -23,16 +23,16 @@ class Batches(NamedTuple):
 def batches(
     train: Train, shards: int, began: int | None = None, chosen: int | None = None
 ) -> Batches:
-    """How a batch is divided; `problems` says when it cannot be.
+    """Division of a batch over devices and microbatches; `problems` reports where there is none.
 
-    Where the recipe says only what each device gets, a run that goes on keeps the rows that it
+    Where the recipe has only a per-device batch size, a resumed run keeps the global one that it
     `began` with: each device gets as many of its share at a time as it may, and can evenly. Of
     `train.microbatch: auto` there are as many microbatches as were `chosen`.
     """
     if train.batch is None and train.batch_per_device is not None and began is not None:
         share = max(1, began // shards)
         fits = range(1, train.batch_per_device + 1)
-        at_once = max(rows for rows in fits if share % rows == 0)
+        at_once = max(size for size in fits if share % size == 0)
         return Batches(at_once, share // at_once, shards)
     if train.batch_per_device is None:
         assert train.batch is not None
@@ -49,8 +49,8 @@ def choice(
     footprint: Footprint | None = None,
     slices: int = 1,
     began: int | None = None,
-) -> choices.Choice:
-    """The mesh that a run gets on so many devices."""
+) -> choices.MeshChoice:
+    """The mesh of a run on a number of devices."""
     rows, sizes = microbatch(run.train, began), run.model.sizes
     return choices.choose(
         run.mesh, devices, rows=rows, sizes=sizes, footprint=footprint, slices=slices
@@ -58,14 +58,14 @@ def choice(
 
 
 def without_batch(run: Run) -> Run:
-    """A run that takes a row on each device, on however many."""
+    """A run with a per-device batch size of 1, on any number of devices."""
     nothing = dict(batch=None, batch_per_device=1, accumulation=None, microbatch=None)
     alone = dataclasses.replace(run.train, **nothing)
     return dataclasses.replace(run, train=alone)
 
 
 def microbatch(train: Train, began: int | None = None) -> Rows:
-    """What is known of its rows before there is a mesh."""
+    """Microbatch size, as far as it is known before there is a mesh."""
     if train.batch_per_device is not None:
         return Rows(began if train.batch is None else None, train.batch_per_device)
     assert train.batch is not None

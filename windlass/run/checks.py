@@ -20,9 +20,9 @@ def problems(
     slices: int = 1,
     began: int | None = None,
 ) -> list[Problem]:
-    """What does not go together, on devices of a kind that have these names, split so.
+    """Problems of sections that do not go together, on devices of these kinds, split so.
 
-    `began` is how many rows the steps of a run have that goes on.
+    `began` is the global batch size of a run that is resumed.
     """
     wrong = precision.problems(run.precision, kind)
     devices = len(device_kinds)
@@ -52,23 +52,23 @@ def _layout(
     shards = split["data"] * split["fsdp"]
     train = run.train
     divided = batches(train, shards, began)
-    found, rows = [], None
+    wrong, rows = [], None
     if train.batch_per_device is None:
         rows, left = divmod(train.batch or 0, divided.accumulation)
         if left:
             what = f"is {train.batch}; accumulation ({train.accumulation}) must divide it"
-            found, rows = [("train.batch", what)], None
+            wrong, rows = [("train.batch", what)], None
     elif train.batch not in (None, divided.rows):
         product = (
             f"batch_per_device ({divided.per_device}) × accumulation ({divided.accumulation}) "
             f"× shards ({shards}) is {divided.rows}"
         )
-        found = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
+        wrong = [("train.batch", f"is {train.batch}; {product}: leave one of them out")]
     elif train.batch is None and began not in (None, divided.rows):
         would = listing(mesh.fewer(run.mesh, split, began, devices, run.model.sizes))
         what = f"gives the {began} rows of a step, which this run began with, to data × fsdp"
-        found = [("mesh", f"{what} = {shards} groups of devices; {would} would do")]
-    return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *found]
+        wrong = [("mesh", f"{what} = {shards} groups of devices; {would} would do")]
+    return [*mesh.problems(run.mesh, split, devices, rows, run.model.sizes, slices), *wrong]
 
 
 def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
@@ -83,7 +83,7 @@ def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
 
 
 def _columns(run: Run) -> list[Problem]:
-    """What the objective reads and the data has not, or the other way round."""
+    """Columns that the objective reads and the data lacks, or the other way round."""
     objective = type(run.objective).__module__.rpartition(".")[2]
     format = type(run.data.format).__module__.rpartition(".")[2]
     has, reads = run.data.columns, run.objective.columns
@@ -105,9 +105,9 @@ def _columns(run: Run) -> list[Problem]:
 
 
 def _objective(run: Run) -> list[Problem]:
-    """What of the model, or of a helper, the objective cannot be computed with."""
+    """Problems of the model, or of a helper, that keep the objective from being computed."""
     kind, family = (type(one).__module__.rpartition(".")[2] for one in (run.objective, run.model))
-    found = [
+    wrong = [
         ("objective", f"is {kind}, which does not fit family {family}: {what}")
         for what in run.objective.problems(run.model)
     ]
@@ -115,8 +115,8 @@ def _objective(run: Run) -> list[Problem]:
         if helper.model.vocab != run.model.vocab:
             there = helper.start.hub or helper.start.path or helper.start.run
             what = f"is {there}, whose vocabulary has {helper.model.vocab} tokens; model.vocab is "
-            found.append((f"objective.{name}", f"{what}{run.model.vocab}: they must be the same"))
-    return found
+            wrong.append((f"objective.{name}", f"{what}{run.model.vocab}: they must be the same"))
+    return wrong
 
 
 def _named(columns: list[str]) -> str:
@@ -134,7 +134,7 @@ def _patience(run: Run) -> list[Problem]:
     ]
     if run.train.patience is None or not missing:
         return []
-    what = f"is {run.train.patience}; it counts evaluations: say {listing(missing, 'and')} too"
+    what = f"is {run.train.patience}; it counts evaluations: set {listing(missing, 'and')} too"
     return [("train.patience", what)]
 
 
@@ -149,8 +149,8 @@ def _sample(run: Run) -> list[Problem]:
 def widths(run: Run) -> dict[str, int]:
     """The sizes of a run's matrices, by the keys that decide them."""
     sizes = run.model.sizes
-    found = {"data.length": run.data.length}
-    found |= {f"model.{axis}": sizes[axis] for axis in ("embed", "mlp", "vocab") if axis in sizes}
+    by_key = {"data.length": run.data.length}
+    by_key |= {f"model.{axis}": sizes[axis] for axis in ("embed", "mlp", "vocab") if axis in sizes}
     if "heads" in sizes and "head_dim" in sizes:
-        found["model.heads × model.head_dim"] = sizes["heads"] * sizes["head_dim"]
-    return found
+        by_key["model.heads × model.head_dim"] = sizes["heads"] * sizes["head_dim"]
+    return by_key

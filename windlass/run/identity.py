@@ -12,7 +12,7 @@ _OURS = (
     *("model", "start", "residual", "adapter", "tokenizer"),
     *("data", "objective", "helpers", "optim", "train"),
 )
-ONE_STREAM = {"kind": "plain"}  # of a residual: as if nothing were said
+ONE_STREAM = {"kind": "plain"}  # of a residual: the default
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
@@ -28,7 +28,7 @@ def essence(run: Run) -> dict[str, Any]:
 
 
 def essential(recipe: dict[str, Any]) -> dict[str, Any]:
-    """The same of a recipe that is not read."""
+    """Essence of a recipe that is not read."""
     return {
         name: _without(recipe[name], _NOT_OURS.get(name, ()))
         for name in _OURS

@@ -33,7 +33,7 @@ MODEL = "model"  # a folder: the small files of the published model that a run b
 
 def siblings(folder: Path, name: str, run: Run) -> list[str]:
     """Other runs of the same recipe beside this one: their step, and how they differ."""
-    found = []
+    lines = []
     for other in sorted(folder.parent.glob(f"{name}-*")):
         if other == folder or not (other / RECIPE).is_file():
             continue
@@ -43,8 +43,8 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
         ]
         steps = steps_in(folder_of(other))
         where = f"at step {steps[-1]}" if steps else "without a checkpoint"
-        found.append(f"{other} ({where}; {'; '.join(keys) or 'the same keys'})")
-    return found
+        lines.append(f"{other} ({where}; {'; '.join(keys) or 'the same keys'})")
+    return lines
 
 
 def compiles(folder: Path, name: str) -> list[Path]:
@@ -67,14 +67,14 @@ def store(folder: Path, run: Run) -> None:
     files.write(folder / RECIPE, to_yaml(run))
 
 
-class Place(NamedTuple):
+class WeightsAt(NamedTuple):
     """The step of a checkpoint, and the part of its state that has the weights."""
 
     step: int | None  # None: the newest
     part: Literal["weights", "ema"]
 
 
-def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
+def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
     """The checkpoint of a run that has the requested weights.
 
     The best are those that were measured: of the average, where the run keeps one.
@@ -88,9 +88,9 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
             "weights can be last or best"
         )
     if weights == "last":
-        return Place(step, "weights")
+        return WeightsAt(step, "weights")
     if weights == "ema":
-        return Place(step, "ema")
+        return WeightsAt(step, "ema")
     if step is not None:
         raise UserError(f"weights=best has a step of its own; leave step {step} out")
     best = best_in(folder_of(folder), train.watched)
@@ -99,7 +99,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> Place:
             f"no checkpoint in {folder_of(folder)} has a {train.watched.replace('_', ' ')}; "
             "weights can be last, or ema where train.ema keeps an average"
         )
-    return Place(best, "weights" if train.ema is None else "ema")
+    return WeightsAt(best, "weights" if train.ema is None else "ema")
 
 
 def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
@@ -112,7 +112,7 @@ def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
 
 
 def roomy(folder: Path) -> AbstractContextManager[None]:
-    """A full disk, whatever a run was writing, as a UserError."""
+    """Turn a full disk, whatever a run was writing, into a UserError."""
 
     def refusal(error: OSError) -> str:
         steps = steps_in(folder_of(folder))

@@ -30,7 +30,7 @@ class Forecast:
     def begin(
         self, run: Run, chose: dict[str, Any], plan: Callable[[], dict[str, Any]]
     ) -> str | None:
-        """Make or keep the plan of a run on what it `chose`; gives why there is none, if so."""
+        """Make or keep the plan of a run on what it `chose`; return why there is none, if so."""
         if not hosts.is_first():
             return None
         of = _fingerprint(run, chose)
@@ -45,7 +45,7 @@ class Forecast:
             planned = json.loads(json.dumps(plan(), allow_nan=False))
         # Whatever is wrong with a forecast, the run does not need it.
         except Exception as error:
-            why = f"this run could not be planned: {_told(error)}"
+            why = f"this run could not be planned: {_summary(error)}"
         self.whole = {"of": of, "planned": planned, "measured": {}}
         self._store()
         return why
@@ -57,7 +57,7 @@ class Forecast:
             self._store()
 
     def stepped(self, steps: int, **figures: Any) -> None:
-        """Note what so many steps of this start took, unless an earlier start took more of them."""
+        """Note what `steps` of this start took, unless an earlier start took more of them."""
         if steps >= self.whole.get("measured", {}).get("steps", 0):
             self.measured(steps=steps, **figures)
 
@@ -66,18 +66,18 @@ class Forecast:
 
 
 def read(path: Path) -> dict[str, Any] | None:
-    """What a run planned and measured; None where it has noted neither."""
+    """Plan and measurements of a run; None where it has noted neither."""
     if not path.exists():
         return None
     try:
         whole = json.loads(path.read_bytes())
-        found = {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
-        planned = found["planned"] or {}
+        known = {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
+        planned = known["planned"] or {}
         parts = {name: planned.get(name) or {} for name in ("memory", "time")}
-        parts |= {"planned": planned, "measured": found["measured"]}
+        parts |= {"planned": planned, "measured": known["measured"]}
         if wrong := [name for name, part in parts.items() if not isinstance(part, dict)]:
             raise ValueError(f"{wrong[0]} has no names")
-        return found
+        return known
     except (ValueError, KeyError, AttributeError) as error:  # it is replaced whole
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 
@@ -91,7 +91,7 @@ def errors(whole: dict[str, Any]) -> dict[str, float]:
         "device": (planned.get("memory"), measured.get("device_peak_bytes")),
         "time": (planned.get("time"), measured.get("step_seconds")),
     }
-    return {name: told / found - 1 for name, (told, found) in pairs.items() if told and found}
+    return {name: plan / actual - 1 for name, (plan, actual) in pairs.items() if plan and actual}
 
 
 def measured_bytes(whole: dict[str, Any]) -> int | float | None:
@@ -104,12 +104,12 @@ def line(whole: dict[str, Any]) -> str | None:
     """The plan and what became of it, in a line; None where nothing was planned."""
     planned, wrong = _planned(whole), errors(whole)
     measured = whole.get("measured") or {}
-    found = {"memory": measured_bytes(whole), "time": measured.get("step_seconds")}
+    actual = {"memory": measured_bytes(whole), "time": measured.get("step_seconds")}
     if not planned:
         return None
     before = " and ".join(_figure(name, value) for name, value in planned.items())
     before += " per step" if "time" in planned else ""
-    after = " and ".join(_figure(name, found[name]) for name in planned if found[name])
+    after = " and ".join(_figure(name, actual[name]) for name in planned if actual[name])
     if not after:
         return f"{before} predicted"
     off = ", ".join(f"{wrong[name]:+.0%}" for name in planned if name in wrong)
@@ -129,13 +129,13 @@ def _figure(name: str, value: int | float) -> str:
 
 
 def _fingerprint(run: Run, chose: dict[str, Any]) -> str:
-    """What two starts have in common that one plan is for."""
+    """Hash of what a plan depends on: starts with the same one share a plan."""
     sections = {name: x for name, x in tree(run).items() if name not in IDLE}
     text = json.dumps([sections, chose], sort_keys=True, default=str)
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
 
-def _told(error: Exception) -> str:
+def _summary(error: Exception) -> str:
     first = str(error).partition("\n")[0]
     return (
         first if isinstance(error, UserError) else f"{type(error).__name__}: {first}".rstrip(": ")

@@ -42,12 +42,12 @@ class Standing:
     folder: Path
     recipe: str
     state: Literal["training", "finished", "stopped"]
-    step: int  # the newest checkpoint's, or while training the last that was told
+    step: int  # the newest checkpoint's, or while training the last reported
     steps: int | None  # None: the recipe cannot be read
     loss: float | None
     validation_loss: float | None
     size_bytes: int
-    changed: float  # when it last wrote something down, in seconds since 1970
+    changed: float  # time of the last write, in seconds since 1970
 
 
 def within(place: Path) -> list[Path]:
@@ -66,7 +66,7 @@ def of_recipe(layers: Layers) -> list[Path]:
 def find(run: str | Path | None) -> Path:
     """The folder of a run: given as it is, or as the recipe that has one run in `runs`."""
     if run is None:
-        raise UserError(f"which run? {_there('')}")
+        raise UserError(f"which run? {_available('')}")
     folder = Path(run).expanduser()
     for place in (folder, RUNS / folder):
         if is_run(place):
@@ -78,22 +78,22 @@ def find(run: str | Path | None) -> Path:
     if of_recipe:
         raise UserError(f"{run} has {len(of_recipe)} runs: {listing(map(_standing, of_recipe))}")
     why = f"it has no {folders.RECIPE}" if folder.is_dir() else "there is no such folder"
-    raise UserError(f"{run} is not a run: {why}; {_there(str(run))}")
+    raise UserError(f"{run} is not a run: {why}; {_available(str(run))}")
 
 
 def is_run(folder: Path) -> bool:
     return (folder / folders.RECIPE).is_file()
 
 
-def _there(word: str) -> str:
+def _available(word: str) -> str:
     runs = within(RUNS)
     if not runs:
         return f"nothing is in {RUNS}/ here yet, and `windlass train RECIPE` makes a run"
     meant = closest(word, map(str, runs)) or closest(word, [place.name for place in runs])
     hint = f"did you mean {meant}? " if meant else ""
-    named = listing(map(_standing, runs[:NAMED]), "and")
+    names = listing(map(_standing, runs[:NAMED]), "and")
     more = f", and {len(runs) - NAMED} older ones" if len(runs) > NAMED else ""
-    return f"{hint}there {'is' if len(runs) == 1 else 'are'} {named}{more}"
+    return f"{hint}there {'is' if len(runs) == 1 else 'are'} {names}{more}"
 
 
 def _standing(folder: Path) -> str:
@@ -104,11 +104,11 @@ def _standing(folder: Path) -> str:
 def standing(folder: Path) -> Standing:
     starts, records = about.read(folder / folders.ABOUT), folder / folders.METRICS
     is_finished = bool(starts) and starts[-1].get("is_finished", False)
-    saved, told = steps_in(folder_of(folder)), metrics.last(records) or {}
+    saved, record = steps_in(folder_of(folder)), metrics.last(records) or {}
     at = saved[-1] if saved else 0
     state = "finished" if is_finished else "stopped"
     if trained_by(folder) is not None:
-        state, at = "training", max(at, told.get("step", 0))
+        state, at = "training", max(at, record.get("step", 0))
     newest = records if records.exists() else folder / folders.RECIPE
     return Standing(
         folder=folder,
@@ -170,10 +170,10 @@ def delete(folder: Path) -> list[Path]:
 
 
 def steps_of(folder: Path) -> int | None:
-    """How long a run is to be; of one in epochs, as it was counted when it last started."""
+    """Number of steps of a run; of one in epochs, as it was counted when it last started."""
     try:
-        asked = folders.stored(folder).get("train", {}).get("steps")
+        steps = folders.stored(folder).get("train", {}).get("steps")
         starts = about.read(folder / folders.ABOUT)
-        return starts[-1].get("steps") if asked is None and starts else asked
+        return starts[-1].get("steps") if steps is None and starts else steps
     except UserError:  # somebody edited it: the others are listed all the same
         return None

@@ -22,8 +22,8 @@ from windlass.config import section, tree
 from windlass.config.reading import closest
 from windlass.errors import UserError
 
-# What file systems tell of a file that changes when its content does; each tells some of these.
-TELLING = (
+# Version keys in the metadata of file systems, which change with the content; each has some.
+VERSION_KEYS = (
     "size mtime created updated lastmodified last_modified etag generation md5hash version_id"
 ).split()
 PROTOCOLS = {"gs": "pip install 'windlass[cloud]'", "gcs": "pip install 'windlass[cloud]'"}
@@ -34,7 +34,7 @@ FEW, MANY = 1, 64  # documents that are as cheap to read as one, at hand and far
 class Source(Protocol):
     """Documents by number, so that any of them can be read without reading the others.
 
-    `fingerprint` is what a later start compares to learn whether the documents may have changed:
+    `fingerprint` is what a later start compares to detect documents that may have changed:
     cheap, and never a reading of them. `yields` is `text` where a document is `{"text": str}`, and
     `tokens` where it is `{"tokens": np.ndarray}`. A source that `has_rows` also gives them whole,
     for formats that are made of several columns, and says where each is.
@@ -70,25 +70,25 @@ class Numbered:
 
     yields: ClassVar[str]
 
-    limit: int | None = None  # at most so many documents, the first ones; null: all
-    weight: float | None = None  # in data.mixture: its rows, relative to those of others; null: 1
+    limit: int | None = None  # maximum number of documents, the first ones; null: all
+    weight: float | None = None  # in data.mixture: sequences relative to those of others; null: 1
 
     def __len__(self) -> int:
         return self.total if self.limit is None else min(self.total, self.limit)
 
     @property
     def total(self) -> int:
-        """The number of documents; a count above the limit may stop there."""
+        """Number of documents; a count above the limit may stop there."""
         raise NotImplementedError
 
     def fingerprint(self) -> str:
         raise NotImplementedError
 
     def described(self) -> dict[str, Any]:
-        """The identity of the request, the same before and after the documents change."""
-        told = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
-        del told["weight"]
-        return told
+        """Identity of the request, the same before and after the documents change."""
+        keys = {"kind": type(self).__module__.rpartition(".")[2], **tree(self)}
+        del keys["weight"]
+        return keys
 
 
 @section
@@ -98,7 +98,7 @@ class Documents(Numbered):
     has_rows: ClassVar[bool] = False
 
     def together(self) -> int:
-        """The number of neighboring documents that are best read together, when sampling."""
+        """Number of neighboring documents that are best read together, when sampling."""
         return FEW
 
     def row(self, index: int) -> dict[str, Any]:
@@ -106,7 +106,7 @@ class Documents(Numbered):
         raise NotImplementedError
 
     def where(self, index: int) -> str:
-        """The place of a row in words, such as `chats.jsonl line 12`."""
+        """Location of a row in words, such as `chats.jsonl line 12`."""
         raise NotImplementedError
 
 
@@ -123,23 +123,23 @@ class Blocks(Numbered):
 
     @property
     def columns(self) -> dict[str, Column]:
-        """What a row has, with a number for every axis."""
+        """Columns of a row, with a number for every axis."""
         raise NotImplementedError
 
     @property
     def hashed(self) -> tuple[str, ...]:
-        """The columns that the token hash of a run is over; usual: tokens, or else all."""
+        """Columns that the token hash of a run is over; usual: tokens, or else all."""
         return ("tokens",) if "tokens" in self.columns else tuple(self.columns)
 
     @property
     def vocab(self) -> int | None:
-        """One above the largest id of `tokens` and `targets`; None: there is no such limit."""
+        """Vocabulary size: one above the largest id of `tokens` and `targets`; None: no limit."""
         return None
 
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        """Some rows, each a pure function of its number, its epoch and the seed of the run.
+        """Batch of rows, each a pure function of its number, its epoch and the seed of the run.
 
         So augmentation stores nothing, and a run that goes on sees what it would have seen.
         `epochs` is None in evaluation, where rows are the same each time: as they are, without
@@ -162,23 +162,23 @@ class Files(Documents):
     path: str
 
     def together(self) -> int:
-        return MANY if any(file.system for file in self.found) else FEW
+        return MANY if any(file.system for file in self.files) else FEW
 
     def described(self) -> dict[str, Any]:
         path = self.path if _is_url(self.path) else os.path.abspath(os.path.expanduser(self.path))
         return Documents.described(self) | {"path": path}
 
     def fingerprint(self) -> str:
-        told = [file.telling() for file in self.stamped()]
+        versions = [file.version() for file in self.stamped()]
         how = {name: value for name, value in self.described().items() if name != "path"}
-        return hashlib.sha256(json.dumps([how, told], sort_keys=True).encode()).hexdigest()
+        return hashlib.sha256(json.dumps([how, versions], sort_keys=True).encode()).hexdigest()
 
-    def stamped(self) -> list["File"]:
-        """The files as they are now."""
+    def stamped(self) -> list["SourceFile"]:
+        """Files as they are now."""
         return files(self.path, self.suffix)
 
     @cached_property
-    def found(self) -> list["File"]:
+    def files(self) -> list["SourceFile"]:
         return files(self.path, self.suffix)
 
     @cached_property
@@ -187,7 +187,7 @@ class Files(Documents):
 
 
 @dataclass(frozen=True)
-class File:
+class SourceFile:
     """A file, on this machine or behind a URL, under the name that messages give it."""
 
     name: str
@@ -205,24 +205,24 @@ class File:
     def size(self) -> int:
         return self.system.size(self.name) if self.system else os.stat(self.name).st_size
 
-    def telling(self) -> list:
+    def version(self) -> list:
         """A cheap version of the content (size, mtime, etag), without reading it."""
         if self.system is None:
-            known = os.stat(self.name)
-            return [os.path.realpath(self.name), known.st_size, known.st_mtime_ns]
+            status = os.stat(self.name)
+            return [os.path.realpath(self.name), status.st_size, status.st_mtime_ns]
         info = self.system.info(self.name).items()
-        told = sorted([name, str(value)] for name, value in info if name.lower() in TELLING)
-        return [self.name, *told]
+        values = sorted([name, str(value)] for name, value in info if name.lower() in VERSION_KEYS)
+        return [self.name, *values]
 
 
 class Reader:
-    """Reads parts of files, and keeps the last one open: parts mostly come in order."""
+    """Reader of parts of files that keeps the last one open: parts mostly come in order."""
 
     def __init__(self):
-        self._file: File | None = None
+        self._file: SourceFile | None = None
         self._opened: io.BufferedReader | None = None
 
-    def read(self, file: File, begin: int, end: int) -> bytes:
+    def read(self, file: SourceFile, begin: int, end: int) -> bytes:
         if file is not self._file or self._opened is None:
             self.close()
             self._file, self._opened = file, file.open()
@@ -238,23 +238,23 @@ class Reader:
         self.close()
 
 
-def files(path: str, suffix: str, key: str = "path") -> list[File]:
-    """The files that a path, a folder, a pattern or a URL names, in the order of their names."""
+def files(path: str, suffix: str, key: str = "path") -> list[SourceFile]:
+    """Files of a path, a folder, a pattern or a URL, in the order of their names."""
     try:
         return _far(path, suffix) if _is_url(path) else _near(path, suffix)
     except OSError as wrong:
         why = wrong.strerror or str(wrong).strip() or type(wrong).__name__
         refused = f", which cannot be looked at ({why})"
-    except _Refused as said:
-        refused = str(said)
+    except _Refused as problem:
+        refused = str(problem)
     raise UserError(f"data.source.{key} is {path}{refused}")
 
 
 class _Refused(Exception):
-    """The problem of a path."""
+    """Problem of a path."""
 
 
-def decode(file: File, raw: bytes, begin: int = 0) -> str:
+def decode(file: SourceFile, raw: bytes, begin: int = 0) -> str:
     """UTF-8 without a byte order mark, or an error that names the file and the byte.
 
     Bytes are never replaced in silence: one wrong encoding would spoil a whole corpus unseen.
@@ -272,7 +272,7 @@ def decode(file: File, raw: bytes, begin: int = 0) -> str:
 
 
 def without(where: str, column: str, has: Iterable[str]) -> UserError:
-    """The message for a missing column."""
+    """Error of a missing column."""
     meant = closest(column, has)
     hint = f"did you mean {meant}? " if meant else ""
     return UserError(
@@ -285,23 +285,23 @@ def _is_url(path: str) -> bool:
     return "://" in path
 
 
-def _near(path: str, suffix: str) -> list[File]:
+def _near(path: str, suffix: str) -> list[SourceFile]:
     place = Path(path).expanduser()
     if place.is_file():
-        return [File(str(place))]
+        return [SourceFile(str(place))]
     if place.is_dir():
         inside = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
         if not inside:
             raise _Refused(_without_files(suffix))
-        return [File(str(file)) for file in inside]
-    found = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
-    found = [File(str(file)) for file in found if file.is_file()]
-    if not found:
+        return [SourceFile(str(file)) for file in inside]
+    paths = sorted(Path(name) for name in glob.glob(str(place), recursive=True))
+    paths = [SourceFile(str(file)) for file in paths if file.is_file()]
+    if not paths:
         raise _Refused(f"{_absent(path)}; it is looked for from {Path.cwd()}")
-    return found
+    return paths
 
 
-def _far(path: str, suffix: str) -> list[File]:
+def _far(path: str, suffix: str) -> list[SourceFile]:
     # Not above: nobody who reads a recipe or files of this machine waits for it.
     import fsspec
 
@@ -316,17 +316,17 @@ def _far(path: str, suffix: str) -> list[File]:
         raise _Refused(what) from None
     system.invalidate_cache()  # of an earlier look, which may be out of date
     if system.isfile(place):
-        found = [place]
+        names = [place]
     elif system.isdir(place):
-        found = [name for name in system.find(place) if name.endswith(suffix)]
-        if not found:
+        names = [name for name in system.find(place) if name.endswith(suffix)]
+        if not names:
             raise _Refused(_without_files(suffix))
     else:
         matching = system.glob(place) if glob.has_magic(place) else []
-        found = [name for name in matching if system.isfile(name)]
-        if not found:
+        names = [name for name in matching if system.isfile(name)]
+        if not names:
             raise _Refused(_absent(path))
-    return [File(system.unstrip_protocol(name), system) for name in sorted(found)]
+    return [SourceFile(system.unstrip_protocol(name), system) for name in sorted(names)]
 
 
 def _without_files(suffix: str) -> str:

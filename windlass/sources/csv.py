@@ -7,7 +7,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import File, Files, without
+from windlass.sources import Files, SourceFile, without
 
 LARGEST_ROW_BYTES = 64 * 2**20  # what is parsed at a time, which holds a row at least
 
@@ -39,7 +39,7 @@ class Source(Files):
 
     def where(self, index: int) -> str:
         which, row = self._place(index)
-        return f"{self.found[which]} row {row + 1:,}"
+        return f"{self.files[which]} row {row + 1:,}"
 
     def _place(self, index: int) -> tuple[int, int]:
         which = int(np.searchsorted(self._ends, index, side="right"))
@@ -51,11 +51,11 @@ class Source(Files):
 
     @cached_property
     def _tables(self) -> list[Any]:
-        return [_read(file) for file in self.found]
+        return [_read(file) for file in self.files]
 
 
-def _read(file: File) -> Any:
-    """A file as columns of text: a number is the text that stands there."""
+def _read(file: SourceFile) -> Any:
+    """Table of a file, all columns as text: a number is the text that stands there."""
     # Not above: it takes a moment to import, and only those who read CSV need it.
     import pyarrow
     from pyarrow import csv

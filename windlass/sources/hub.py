@@ -18,16 +18,16 @@ PARTS = "a part of one is written train[:10%] or train[100:200]"
 
 @section
 class Source(Documents):
-    """The rows of one split, kept where the `datasets` library keeps them."""
+    """Rows of one split, in the cache of the `datasets` library."""
 
     yields: ClassVar[str] = "text"
     has_rows: ClassVar[bool] = True
 
     name: str  # OWNER/NAME, or a folder of Parquet, JSON Lines or CSV files
-    configuration: str | None = None  # which of the data set's; null: its only one
+    configuration: str | None = None  # name of the data set's configuration; null: its only one
     split: str = "train"  # or a part of it, such as train[:10%]
     revision: str | None = None  # a branch, a tag or a commit; null: the newest
-    # the columns that are kept, each under the name it is to have: {question: prompt}; null: all
+    # columns to keep, each under the name it is to have: {question: prompt}; null: all
     columns: dict[str, str] | None = None
     column: str = "text"  # for data.format text: the one that is read
 
@@ -58,12 +58,12 @@ class Source(Documents):
         return Documents.described(self) | ({"name": str(place.resolve())} if place else {})
 
     def fingerprint(self) -> str:
-        told: list[Any] = [self.described()]
-        # A commit never changes, so that nobody has to be asked about it.
+        values: list[Any] = [self.described()]
+        # A commit never changes, so that the hub need not be contacted.
         if self._folder or not re.fullmatch("[0-9a-f]{40}", self.revision or ""):
             builder = self._builder
-            told += [builder.config_id, str(builder.config.version), builder.hash]
-        return hashlib.sha256(json.dumps(told, sort_keys=True).encode()).hexdigest()
+            values += [builder.config_id, str(builder.config.version), builder.hash]
+        return hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
 
     @property
     def _folder(self) -> Path | None:
@@ -100,8 +100,8 @@ class Source(Documents):
             has = library.get_dataset_config_names(place, **at)
             if self.configuration in has:
                 raise UserError(f"data.source.name is {self.name}; {_first(wrong)}") from None
-            asked = f"data.source.configuration is {self.configuration or 'null'}"
-            raise UserError(f"{asked}; {self.name} has {listing(has, 'and')}") from None
+            configuration = f"data.source.configuration is {self.configuration or 'null'}"
+            raise UserError(f"{configuration}; {self.name} has {listing(has, 'and')}") from None
         except FileNotFoundError as wrong:
             if self._folder is None:
                 raise
@@ -139,8 +139,8 @@ class Source(Documents):
                 raise UserError(
                     f"data.source.columns.{name} is {column}; {hint}{self.name} has {has}"
                 )
-        kept = rows.select_columns(list(columns.values()))
-        return kept.rename_columns({column: name for name, column in columns.items()})
+        selected = rows.select_columns(list(columns.values()))
+        return selected.rename_columns({column: name for name, column in columns.items()})
 
 
 def _first(wrong: BaseException) -> str:

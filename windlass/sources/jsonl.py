@@ -33,16 +33,16 @@ class Source(Files):
             raise without(where, self.column, list(row))
         text = row[self.column]
         if not isinstance(text, str):
-            raise UserError(f"{where} has {_named(text)} in column {self.column}; text is expected")
+            raise UserError(f"{where} has {_kind(text)} in column {self.column}; text is expected")
         return {"text": text}
 
     def where(self, index: int) -> str:
         number, line, _, _ = self._lines[index].tolist()
-        return f"{self.found[number]} line {line:,}"
+        return f"{self.files[number]} line {line:,}"
 
     def row(self, index: int) -> dict[str, Any]:
         number, _, begin, end = self._lines[index].tolist()
-        file, where = self.found[number], self.where(index)
+        file, where = self.files[number], self.where(index)
         raw = decode(file, self.reader.read(file, begin, end), begin)
         try:
             row = json.loads(raw.rstrip())
@@ -54,26 +54,26 @@ class Source(Files):
                 f"{where} is not JSON ({wrong.msg} at column {wrong.colno}); {hint}"
             ) from None
         if not isinstance(row, dict):
-            raise UserError(f"{where} is {_named(row)}; one JSON object to a line is expected")
+            raise UserError(f"{where} is {_kind(row)}; one JSON object to a line is expected")
         return _mended(row) if "\\u" in raw else row
 
     @cached_property
     def _lines(self) -> np.ndarray:
-        found = array("q")
-        for number, file in enumerate(self.found):
+        spans = array("q")
+        for number, file in enumerate(self.files):
             place = 0
             with file.open() as opened:
                 for line, raw in enumerate(opened, start=1):
                     if raw.strip():
-                        found.extend((number, line, place, place + len(raw)))
+                        spans.extend((number, line, place, place + len(raw)))
                     place += len(raw)
-                    if len(found) // 4 == self.limit:
-                        return np.array(found, np.int64).reshape(-1, 4)
-        return np.array(found, np.int64).reshape(-1, 4)
+                    if len(spans) // 4 == self.limit:
+                        return np.array(spans, np.int64).reshape(-1, 4)
+        return np.array(spans, np.int64).reshape(-1, 4)
 
 
 def _mended(value: Any) -> Any:
-    """JSON can escape half of a surrogate pair, which no UTF-8 can hold."""
+    """Replace lone surrogates, which JSON can escape and no UTF-8 can hold."""
     if isinstance(value, str):
         return value.encode("utf-16", "surrogatepass").decode("utf-16", "replace")
     if isinstance(value, list):
@@ -83,6 +83,6 @@ def _mended(value: Any) -> Any:
     return value
 
 
-def _named(value: Any) -> str:
+def _kind(value: Any) -> str:
     kinds = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}
     return "null" if value is None else kinds.get(type(value), "a number")

@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import File, Files, Reader, files
+from windlass.sources import Files, Reader, SourceFile, files
 
 IDS_AT_ONCE = 2**22  # in memory, while the ends of documents are looked for
 
@@ -36,13 +36,13 @@ class Source(Files):
         number, begin, end = self._spans[index].tolist()
         return {"tokens": self._arrays[number].part(begin, end)}
 
-    def stamped(self) -> list[File]:
+    def stamped(self) -> list[SourceFile]:
         more = [] if self.offsets is None else files(self.offsets, self.suffix, "offsets")
         return [*files(self.path, self.suffix), *more]
 
     @cached_property
     def _arrays(self) -> list["Ids"]:
-        return [Ids(file, self.reader) for file in self.found]
+        return [Ids(file, self.reader) for file in self.files]
 
     @cached_property
     def _spans(self) -> np.ndarray:
@@ -58,7 +58,7 @@ class Source(Files):
         return np.concatenate(spans)
 
     def _begins(self, ids: "Ids") -> np.ndarray:
-        """Where the documents of a file begin."""
+        """Starts of the documents of a file."""
         cuts = [name for name in ("eos", "offsets") if getattr(self, name) is not None]
         if len(ids.shape) == 2:
             if cuts:
@@ -77,11 +77,11 @@ class Source(Files):
         return self._behind_ends(ids) if self.offsets is None else self._at_offsets(ids)
 
     def _behind_ends(self, ids: "Ids") -> np.ndarray:
-        found = [np.zeros(1, np.int64)]
+        begins = [np.zeros(1, np.int64)]
         for begin in range(0, ids.size, IDS_AT_ONCE):
             part = ids.part(begin, min(begin + IDS_AT_ONCE, ids.size))
-            found.append(begin + 1 + np.flatnonzero(part == self.eos))
-        return np.concatenate(found)
+            begins.append(begin + 1 + np.flatnonzero(part == self.eos))
+        return np.concatenate(begins)
 
     def _at_offsets(self, ids: "Ids") -> np.ndarray:
         assert self.offsets is not None
@@ -105,7 +105,7 @@ class Source(Files):
 class Ids:
     """The whole numbers of one file as one long array, of which parts are read as needed."""
 
-    def __init__(self, file: File, reader: Reader):
+    def __init__(self, file: SourceFile, reader: Reader):
         self.file, self._reader = file, reader
         with file.open() as opened:
             try:

@@ -9,7 +9,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import MANY, File, Files, without
+from windlass.sources import MANY, Files, SourceFile, without
 
 ROWS_AT_ONCE = 256  # in memory
 
@@ -50,26 +50,26 @@ class Source(Files):
         group, row = self._place(index)
         return f"{group.file} row {group.before + row + 1:,}"
 
-    def _place(self, index: int) -> tuple["Group", int]:
+    def _place(self, index: int) -> tuple["RowGroup", int]:
         which = int(np.searchsorted(self._ends, index, side="right"))
         group = self._groups[which]
         return group, index - (int(self._ends[which]) - group.rows)
 
     @cached_property
-    def _groups(self) -> list["Group"]:
-        found, rows = [], 0
-        for file in self.found:
+    def _groups(self) -> list["RowGroup"]:
+        groups, rows = [], 0
+        for file in self.files:
             with _understood(file):
                 opened = _opened(file)
                 before = 0
                 for number in range(opened.num_row_groups):
                     size = opened.metadata.row_group(number).num_rows
-                    found.append(Group(file, number, before, size))
+                    groups.append(RowGroup(file, number, before, size))
                     before += size
             rows += before
             if self.limit is not None and rows >= self.limit:
                 break
-        return found
+        return groups
 
     @cached_property
     def _ends(self) -> np.ndarray:
@@ -86,7 +86,7 @@ class Source(Files):
     def _rows(self) -> "Window":
         return Window(None)
 
-    def _check(self, file: File, schema: Any) -> None:
+    def _check(self, file: SourceFile, schema: Any) -> None:
         if self.column not in schema.names:
             raise without(str(file), self.column, schema.names)
         kind = schema.field(self.column).type
@@ -95,10 +95,10 @@ class Source(Files):
             raise UserError(f"{file} has {kind} in column {self.column}; text is expected")
 
 
-class Group(NamedTuple):
-    """A group of rows, the smallest part of a file that can be read without the others."""
+class RowGroup(NamedTuple):
+    """Row group: the smallest part of a file that can be read without the others."""
 
-    file: File
+    file: SourceFile
     number: int
     before: int  # rows of the file in front of it
     rows: int
@@ -109,11 +109,11 @@ class Window:
 
     def __init__(self, columns: list[str] | None):
         self._columns = columns  # None: all
-        self._group: Group | None = None
+        self._group: RowGroup | None = None
         self._batches: Iterator[Any] = iter(())
         self._begin, self._rows = 0, []
 
-    def row(self, group: Group, row: int) -> dict[str, Any]:
+    def row(self, group: RowGroup, row: int) -> dict[str, Any]:
         if group is not self._group or row < self._begin:
             self._group, self._begin, self._rows = group, 0, []
             self._batches = _opened(group.file).iter_batches(
@@ -125,7 +125,7 @@ class Window:
         return self._rows[row - self._begin]
 
 
-def _opened(file: File) -> Any:
+def _opened(file: SourceFile) -> Any:
     # Not above: it takes a moment to import, and only those who read Parquet need it.
     from pyarrow import parquet
 
@@ -135,7 +135,7 @@ def _opened(file: File) -> Any:
 
 
 @contextmanager
-def _understood(file: File) -> Iterator[None]:
+def _understood(file: SourceFile) -> Iterator[None]:
     from pyarrow import ArrowException
 
     try:

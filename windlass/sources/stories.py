@@ -117,7 +117,7 @@ class Person(NamedTuple):
         return self.his.capitalize()
 
 
-class Place(NamedTuple):
+class Spot(NamedTuple):
     """A place to go to and to be at."""
 
     to: str
@@ -177,14 +177,14 @@ ELDERS = (
     _he("Grandpa", "grandfather"),
 )
 PLACES = (
-    Place("to the park", "in the park"),
-    Place("to the beach", "at the beach"),
-    Place("into the garden", "in the garden"),
-    Place("into the forest", "in the forest"),
-    Place("to the river", "by the river"),
-    Place("to the farm", "on the farm"),
-    Place("up the hill", "on the hill"),
-    Place("to the lake", "by the lake"),
+    Spot("to the park", "in the park"),
+    Spot("to the beach", "at the beach"),
+    Spot("into the garden", "in the garden"),
+    Spot("into the forest", "in the forest"),
+    Spot("to the river", "by the river"),
+    Spot("to the farm", "on the farm"),
+    Spot("up the hill", "on the hill"),
+    Spot("to the lake", "by the lake"),
 )
 PETS = ("bird", "cat", "puppy", "frog", "squirrel", "turtle")
 TOYS = ("ball", "kite", "boat", "doll", "drum", "truck", "hat", "book")

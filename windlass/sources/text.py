@@ -8,7 +8,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import File, Files, decode
+from windlass.sources import Files, SourceFile, decode
 from windlass.units import size
 
 # A document is tokenised whole, which takes about fifty times its size in memory.
@@ -31,7 +31,7 @@ class Source(Files):
 
     def __getitem__(self, index: int) -> dict[str, Any]:
         number, begin, end = self._spans[index].tolist()
-        file = self.found[number]
+        file = self.files[number]
         if end - begin > LARGEST_DOCUMENT_BYTES:
             raise UserError(
                 f"{file} holds a document of {size(end - begin)}; a document is "
@@ -45,17 +45,17 @@ class Source(Files):
     @cached_property
     def _spans(self) -> np.ndarray:
         spans, documents = [np.zeros((0, 3), np.int64)], 0
-        for number, file in enumerate(self.found):
+        for number, file in enumerate(self.files):
             spans.append(np.insert(self._spans_of(file), 0, number, axis=1))
             documents += len(spans[-1])
             if self.limit is not None and documents >= self.limit:
                 break
         return np.concatenate(spans)
 
-    def _spans_of(self, file: File) -> np.ndarray:
+    def _spans_of(self, file: SourceFile) -> np.ndarray:
         if self.documents == "file":
             return np.array([[0, file.size]], np.int64)
-        found = array("q")
+        spans = array("q")
         place, is_inside = 0, False
         with file.open() as opened:
             for line in opened:
@@ -63,9 +63,9 @@ class Source(Files):
                 if not line.strip():
                     is_inside = False
                 elif is_inside and self.documents == "blank_line":
-                    found[-1] = end
+                    spans[-1] = end
                 else:
-                    found.extend((place, end))
+                    spans.extend((place, end))
                     is_inside = True
                 place = end
-        return np.array(found, np.int64).reshape(-1, 2)
+        return np.array(spans, np.int64).reshape(-1, 2)

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 from jaxtyping import Array
 
 from windlass import config
-from windlass.adapters import Contract, Peft
+from windlass.adapters import BaseAdapter, Peft
 from windlass.config import Layers, Several, section
 from windlass.config.reading import report, show
 from windlass.config.recipe import overlay
@@ -32,18 +32,18 @@ class _Adapted:
     adapter: Annotated[tuple[Any, ...], Several(ADAPTERS)] = ()
 
 
-def read(said: Any) -> tuple[Contract, ...]:
-    """The adapters of a recipe's section."""
-    return config.read(_Adapted, {"adapter": said}).adapter
+def read(entry: Any) -> tuple[BaseAdapter, ...]:
+    """The adapters of a recipe's section `adapter`."""
+    return config.read(_Adapted, {"adapter": entry}).adapter
 
 
-def lent(theirs: Any, layers: Layers) -> dict[str, Any]:
-    """The section of another run's adapters, for a recipe that may say another.
+def resolve(theirs: Any, layers: Layers) -> dict[str, Any]:
+    """The adapter section of another run, for a recipe that may have its own.
 
     A path is where they once started from. One section here stands for all of a list there.
     """
-    said = layers.merged(None).get("adapter")
-    is_one = isinstance(said, dict) and not all(key.isdigit() for key in said)
+    entry = layers.merged(None).get("adapter")
+    is_one = isinstance(entry, dict) and not all(key.isdigit() for key in entry)
     if theirs is None or (isinstance(theirs, list) and is_one):
         return {}
     items = [one | ({"path": None} if "path" in one else {}) for one in listed(theirs)]
@@ -51,43 +51,41 @@ def lent(theirs: Any, layers: Layers) -> dict[str, Any]:
 
 
 def written_out(layers: Layers) -> Layers:
-    """A recipe with what the folder `adapter.path` says of an adapter under what is said here."""
-    said = layers.merged(None).get("adapter")
-    if isinstance(said, dict):
-        if (known := _known(layers, said, "adapter")) is None:
+    """A recipe with the settings in the folder `adapter.path` written out under its own."""
+    entry = layers.merged(None).get("adapter")
+    if isinstance(entry, dict):
+        if (settings := _settings(layers, entry, "adapter")) is None:
             return layers
-        return layers.upon({"adapter": known}, instead_of={})
-    if not isinstance(said, list):
+        return layers.upon({"adapter": settings}, instead_of={})
+    if not isinstance(entry, list):
         return layers
-    items = [
-        overlay(_known(layers, one, f"adapter.{number}"), one) for number, one in enumerate(said)
-    ]
+    items = [overlay(_settings(layers, one, f"adapter.{i}"), one) for i, one in enumerate(entry)]
     rest = {key: x for key, x in layers.command_line.items() if key != "adapter"}
     recipe = layers.recipe | {"adapter": items}
     return dataclasses.replace(layers, recipe=recipe, command_line=rest)
 
 
-def _known(layers: Layers, said: Any, key: str) -> dict[str, Any] | None:
-    """What the folder of an adapter says of it, which what is said here must not contradict."""
-    if not isinstance(said, dict) or not isinstance(said.get("path"), str):
+def _settings(layers: Layers, entry: Any, key: str) -> dict[str, Any] | None:
+    """Settings in the folder of an adapter, which those of the recipe must not contradict."""
+    if not isinstance(entry, dict) or not isinstance(entry.get("path"), str):
         return None
-    known = _kept(layers, said["path"])
-    if known is None:
-        stored = peft.read(_folder(said["path"]))
-        known = {"kind": stored.kind, **stored.settings}
-    free = ADAPTERS.load(known["kind"]).free
+    settings = _settings_of_run(layers, entry["path"])
+    if settings is None:
+        stored = peft.read(_folder(entry["path"]))
+        settings = {"kind": stored.kind, **stored.settings}
+    free = ADAPTERS.load(settings["kind"]).free
     problems = [
-        (f"{key}.{name}", f"is {show(said[name])}; that of {said['path']} is {show(value)}")
-        for name, value in known.items()
-        if name not in free and said.get(name) is not None and _plain(said[name]) != value
+        (f"{key}.{name}", f"is {show(entry[name])}; that of {entry['path']} is {show(value)}")
+        for name, value in settings.items()
+        if name not in free and entry.get(name) is not None and _plain(entry[name]) != value
     ]
     if problems:
         raise UserError(report(problems, layers.origin))
-    return known
+    return settings
 
 
 def shared(theirs: Any, ours: tuple) -> int | None:
-    """How many adapters of another run are trained further here: all, or None of them.
+    """Number of adapters of another run that are trained further here: all, or None of them.
 
     `theirs` is the section of its recipe. What is not trained further is merged into its model.
     """
@@ -109,30 +107,30 @@ def take(
     built: Any, say: Callable[[str], None]
 ) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
     """The arrays of the adapters that start from a folder, after how many adapters, and facts."""
-    found, facts, start = {}, [], built.run.start
+    arrays, facts, start = {}, [], built.run.start
     base = start and (start.hub or start.path or start.run)
     for number, adapter in enumerate(built.run.adapter, start=1):
         if not isinstance(adapter, Peft) or (path := getattr(adapter, "path", None)) is None:
             continue
         stored = peft.read(_folder(path))
-        found[number] = peft.load(stored, built.stages[number], adapter, built.names, base)
+        arrays[number] = peft.load(stored, built.stages[number], adapter, built.names, base)
         if stored.base and start and start.hub not in (None, stored.base):
-            made = f"the adapter in {path} was made for {stored.base}"
-            say(f"{made}; this run puts it on {start.hub}")
-        size = sum(x.size for x in found[number].values())
+            origin = f"the adapter in {path} was made for {stored.base}"
+            say(f"{origin}; this run puts it on {start.hub}")
+        size = sum(x.size for x in arrays[number].values())
         facts.append(("adapter", f"{size:,} parameters of {path}"))
-    return found, facts
+    return arrays, facts
 
 
-def _kept(layers: Layers, path: str) -> dict[str, Any] | None:
-    """What the run that is to go on once read there: the folder may be another now, or gone."""
+def _settings_of_run(layers: Layers, path: str) -> dict[str, Any] | None:
+    """Settings that the resumed run once read there: the folder may be another now, or gone."""
     is_named = "dir" in (layers.merged(None).get("run") or {})
     if not is_named and (_folder(path) / peft.CONFIG).is_file():
         return None
     recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
-    stored = [one for recipe in recipes for one in listed(recipe.get("adapter"))]
-    found = next((one for one in stored if one.get("path") == path), None)
-    return found and {key: x for key, x in found.items() if key not in ("path", "init")}
+    adapters = [one for recipe in recipes for one in listed(recipe.get("adapter"))]
+    match = next((one for one in adapters if one.get("path") == path), None)
+    return match and {key: x for key, x in match.items() if key not in ("path", "init")}
 
 
 def _folder(path: str) -> Path:

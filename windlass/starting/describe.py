@@ -19,15 +19,15 @@ def describe(
 ) -> Described:
     """Read a recipe, choose the devices, and check that one goes with the other.
 
-    Of a run that is not trained here, the rows of a step are nothing to check.
+    Of a run that is not trained here, the batch size is not checked.
     """
     layers = origin.load(recipe, overrides)
-    asked = layers.peek("device", Device) or Device()
-    if asked.kind == "cpu":
-        # An accelerator that is not asked for is not taken from whoever else may use it.
+    requested = layers.peek("device", Device) or Device()
+    if requested.kind == "cpu":
+        # An accelerator that is not requested is not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
     try:
-        chosen = selection.choose(asked, selection.present(), os.environ)
+        chosen = selection.choose(requested, selection.present(), os.environ)
     except UserError:
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise

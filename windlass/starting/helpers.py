@@ -33,7 +33,7 @@ from windlass.starting import hugging_face, other_run
 
 
 @section
-class _Asked:
+class _Objective:
     """The part of a recipe that names helpers."""
 
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
@@ -45,45 +45,45 @@ def written_out(layers: Layers) -> Layers:
     Those that are written there already stay, so that a run goes on with what it began with.
     """
     recipe = layers.merged(None)
-    asked, problems = attempt(_Asked, {"objective": recipe.get("objective")})
-    if problems:  # told with those of the other sections
+    parsed, problems = attempt(_Objective, {"objective": recipe.get("objective")})
+    if problems:  # reported with those of the other sections
         return layers
-    there = {
+    missing = {
         name: start
-        for name, start in asked.objective.helpers.items()
+        for name, start in parsed.objective.helpers.items()
         if _written(recipe, name, start) is None
     }
-    lent = {name: _lent(name, start, layers) for name, start in there.items()}
-    return layers.upon({"helpers": lent}, instead_of={"helpers": (*lent,)}) if lent else layers
+    new = {name: _resolve(name, start, layers) for name, start in missing.items()}
+    return layers.upon({"helpers": new}, instead_of={"helpers": (*new,)}) if new else layers
 
 
-def _lent(name: str, start: Start, layers: Layers) -> dict[str, Any]:
+def _resolve(name: str, start: Start, layers: Layers) -> dict[str, Any]:
     """The config and the origin of a helper; of one that is gone, as a run of the recipe has it."""
     recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
     known = [one for recipe in recipes if (one := _written(recipe, name, start))]
     if start.hub is not None and known:  # a branch may have moved on meanwhile
         return known[-1]
     try:
-        lent = _origin(start, layers, key(name))
+        sections = _origin(start, layers, key(name))
     except UserError:
         if not known:
             raise
         return known[-1]
-    return {part: lent[part] for part in ("model", "residual", "start") if lent.get(part)}
+    return {part: sections[part] for part in ("model", "residual", "start") if sections.get(part)}
 
 
 def _origin(start: Start, layers: Layers, key: str) -> dict[str, Any]:
     if start.run is not None:
-        return other_run.lend(start, layers, key=key)
-    return hugging_face.lend(start, layers, (), has_tokenizer=True, key=key)
+        return other_run.resolve(start, layers, key=key)
+    return hugging_face.resolve(start, layers, (), has_tokenizer=True, key=key)
 
 
 def _written(recipe: dict[str, Any], name: str, start: Start) -> dict[str, Any] | None:
     """A helper as a recipe has it written out, where it is of this origin."""
-    found = (recipe.get("helpers") or {}).get(name)
-    if found is None or not _is_of(found["start"], start):
+    helper = (recipe.get("helpers") or {}).get(name)
+    if helper is None or not _is_of(helper["start"], start):
         return None
-    return found
+    return helper
 
 
 def _is_of(written: dict[str, Any], start: Start) -> bool:
@@ -95,12 +95,12 @@ def _is_of(written: dict[str, Any], start: Start) -> bool:
 
 
 def key(name: str) -> str:
-    """How a recipe names a helper."""
+    """Key of a helper in a recipe."""
     return f"objective.{name}"
 
 
 def check(run: Run) -> None:
-    """See that the weights of all helpers are there, or refuse, before anything that takes long."""
+    """Check that the weights of all helpers are there, before anything that takes long."""
     for name, helper in run.helpers.items():
         if helper.start.hub is None:
             _folder(helper.start, key(name))
@@ -113,9 +113,9 @@ def check(run: Run) -> None:
 
 
 def identity(run: Run) -> dict[str, str]:
-    """Which weights the helpers have, for a checkpoint to agree on: a commit, or a hash."""
+    """Identity of the helpers' weights, for a checkpoint to agree on: a commit, or a hash."""
     return {
-        key(name): hosts.found(
+        key(name): hosts.broadcast(
             f"what {key(name)} is", lambda start=helper.start, name=name: _content(start, key(name))
         )
         for name, helper in run.helpers.items()
@@ -129,17 +129,17 @@ def take(
 
     `vocabulary` is that of this run, which must be theirs too; None: rows have no tokens.
     """
-    found, facts = {}, []
+    trees, facts = {}, []
     for name, helper in built.run.helpers.items():
         if vocabulary is not None:
             _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
         arrays, origin = _arrays(built, name, helper.start, say)
         like = built.helpers[name].arrays
         leaves = [arrays[path].astype(x.dtype) for path, x in named(like).items()]
-        found[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
+        trees[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
         size = sum(x.size for x in leaves)
         facts.append((name, f"{size:,} frozen parameters of {origin}"))
-    return found, facts
+    return trees, facts
 
 
 def _arrays(
@@ -180,7 +180,7 @@ def _hash_of_files(folder: Path) -> str:
 
 
 def _hash_of_arrays(folder: Path, step: int, part: str) -> str:
-    """Of the fingerprints that the checkpoint of a run has of its arrays."""
+    """Hash of the fingerprints that the checkpoint of a run has of its arrays."""
     stored = {
         name: about
         for name, about in store.contents(folder, str(step))["arrays"].items()

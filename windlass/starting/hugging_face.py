@@ -12,7 +12,7 @@ import jax
 from jaxtyping import Array, PyTree
 
 from windlass import adapters
-from windlass.adapters import Contract
+from windlass.adapters import BaseAdapter
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers
 from windlass.config.start import Start
@@ -23,76 +23,76 @@ from windlass.files import write_json
 from windlass.hub import config as configs
 from windlass.hub import fetch
 from windlass.hub import weights as files
-from windlass.program.abstract import blank, is_shape
+from windlass.program.abstract import abstract_model, is_shape
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter
 
 FULL_HASH = 40  # letters of a commit
 TOKENIZER = "tokenizer.json"
-START = "start.json"  # in the folder that is kept: where these files are from
+START = "start.json"  # in the copy that a run keeps: the origin of its files
 
 
-def lend(
-    start: Start, layers: Layers, given: Sequence[str], *, has_tokenizer: bool, key: str = "model"
+def resolve(
+    start: Start, layers: Layers, fields: Sequence[str], *, has_tokenizer: bool, key: str = "model"
 ) -> dict[str, Any]:
-    """What a published model lends to a recipe that changes the fields `given`.
+    """The sections that a published model stands for, in a recipe that sets `fields` itself.
 
-    A run of the recipe that is here already has what it began with: the hub is not asked again, and
-    a folder may be gone.
+    A run of the recipe that is here already has what it began with: the hub is not queried again,
+    and a folder may be gone.
     """
-    kept = _kept(start, layers)
+    copy = _copy_in_run(start, layers)
     if start.hub is not None:
-        folder, revision = _fetched(start, layers, key) if kept is None else _as_kept(kept)
+        folder, revision = _fetched(start, layers, key) if copy is None else _from_copy(copy)
         named = {"hub": start.hub, "revision": revision}
         tokenizer = {"kind": "hub", **named}
     else:
-        folder = _folder(start) if kept is None or _folder(start).is_dir() else kept
+        folder = _folder(start) if copy is None or _folder(start).is_dir() else copy
         if not folder.is_dir():
             raise UserError(f"{key}.path is {start.path}; there is no such folder")
         named = {"path": start.path}
         tokenizer = {"kind": "file", "path": start.path}
     _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
-    lent = configs.sections(configs.load(folder), origin, given)
-    lent |= {"start": named} | adapter.lent(lent.pop("adapter", None), layers)
-    is_kept = (folder / START).is_file()
+    sections = configs.sections(configs.load(folder), origin, fields)
+    sections |= {"start": named} | adapter.resolve(sections.pop("adapter", None), layers)
+    is_copy = (folder / START).is_file()
     has_own = (folder / TOKENIZER).is_file()
     data = layers.peek("data", Data)
     if data is not None and data.has_blocks and not has_own:  # which need no tokenizer
-        is_stored = is_kept and (folder.parent / folders.TOKENIZER).is_dir()
-        return lent | ({"tokenizer": tokenizer} if is_stored else {})
-    if not (has_tokenizer or is_kept or has_own):
+        is_stored = is_copy and (folder.parent / folders.TOKENIZER).is_dir()
+        return sections | ({"tokenizer": tokenizer} if is_stored else {})
+    if not (has_tokenizer or is_copy or has_own):
         raise UserError(
             f"{start.hub or start.path} has no {TOKENIZER}, the file that every current tokenizer "
             "is stored in; tokenizer: {kind: file, path: ...} names another"
         )
-    return lent | {"tokenizer": tokenizer}
+    return sections | {"tokenizer": tokenizer}
 
 
 def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
     assert start.hub is not None
-    wanted = fetch.CONFIGS + fetch.TOKENIZER
+    names = fetch.CONFIGS + fetch.TOKENIZER
     try:
-        return fetch.fetch(start.hub, start.revision, wanted, key=f"{key}.hub")
+        return fetch.fetch(start.hub, start.revision, names, key=f"{key}.hub")
     except UserError:
         # A branch that cannot be followed: its run goes on with the commit that it began with.
-        kept = _kept(Start(hub=start.hub), layers)
-        if kept is None or len(start.revision or "") == FULL_HASH:
+        copy = _copy_in_run(Start(hub=start.hub), layers)
+        if copy is None or len(start.revision or "") == FULL_HASH:
             raise
-        return _as_kept(kept)
+        return _from_copy(copy)
 
 
-def _as_kept(kept: Path) -> tuple[Path, str]:
-    return kept, _origin(kept)["revision"]
+def _from_copy(copy: Path) -> tuple[Path, str]:
+    return copy, _origin(copy)["revision"]
 
 
 def weights(start: Start, key: str = "model") -> Path:
     """The folder that has the weights, or a refusal; `key` names them."""
     folder = _folder(start)
     if start.hub is not None:
-        wanted = fetch.CONFIGS + fetch.WEIGHTS
-        folder = fetch.fetch(start.hub, start.revision, wanted, key=f"{key}.hub").folder
+        names = fetch.CONFIGS + fetch.WEIGHTS
+        folder = fetch.fetch(start.hub, start.revision, names, key=f"{key}.hub").folder
     elif not folder.is_dir():
         raise UserError(f"{key}.path is {start.path}; there is no such folder")
     files.files(folder)
@@ -102,7 +102,7 @@ def weights(start: Start, key: str = "model") -> Path:
 def take(
     start: Start, model: PyTree, names: Mapping[str, str], key: str = "model"
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
-    """The weights of an abstract model, by path, and what is to be said of them."""
+    """The weights of an abstract model, by path, and facts of them for people to read."""
     folder = weights(start, key)
     arrays = files.load(folder, model, names)
     size = sum(array.size for array in arrays.values())
@@ -127,10 +127,10 @@ def take_for(start: Start, built: Any) -> tuple[dict[int, dict[str, Array]], lis
 
 
 def _merged(
-    start: Start, built: Any, theirs: tuple[Contract, ...]
+    start: Start, built: Any, theirs: tuple[BaseAdapter, ...]
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of files with adapters as those of a plain model."""
-    shapes, static = eqx.partition(blank(built.run.architecture, theirs), is_shape)
+    shapes, static = eqx.partition(abstract_model(built.run.architecture, theirs), is_shape)
     here = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         shapes,
@@ -156,7 +156,7 @@ def keep(start: Start, folder: Path) -> None:
 
 
 def fingerprint(folder: Path) -> str:
-    """Which model a folder has, from its config.json and what each file says it holds."""
+    """Fingerprint of the model in a folder: its config.json, and the header of each file."""
     digest = hashlib.sha256((folder / configs.FILE).read_bytes())
     for file in files.files(folder):
         with file.open("rb") as opened:
@@ -170,8 +170,8 @@ def _folder(start: Start) -> Path:
     return Path(start.path or "").expanduser()
 
 
-def _kept(start: Start, layers: Layers) -> Path | None:
-    """What the newest run of a recipe kept of the model that it began with."""
+def _copy_in_run(start: Start, layers: Layers) -> Path | None:
+    """The newest copy, in a run of the recipe, of the small files of the model it began with."""
     places = [run / folders.MODEL for run in runs.of_recipe(layers)]
     same = [place for place in places if _is_of(place, start)]
     return max(same, key=lambda place: place.stat().st_mtime, default=None)
@@ -183,8 +183,8 @@ def _is_of(place: Path, start: Start) -> bool:
     origin = _origin(place)
     if start.hub is None:
         return origin.get("path") == start.path
-    asked = start.revision
-    return origin.get("hub") == start.hub and (asked is None or origin["revision"] == asked)
+    revision = start.revision
+    return origin.get("hub") == start.hub and (revision is None or origin["revision"] == revision)
 
 
 def _origin(place: Path) -> dict[str, str]:

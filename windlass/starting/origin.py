@@ -11,7 +11,7 @@ from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.hub import fetch
 from windlass.processes import shared_folders
-from windlass.program.built import Given
+from windlass.program.built import InitialArrays
 from windlass.run import Run
 from windlass.starting import adapter, helpers, hugging_face, other_run
 
@@ -35,11 +35,11 @@ def _with_model(layers: Layers) -> Layers:
     model = written.get("model")
     if not isinstance(model, dict) or not any(key in model for key in ORIGINS):
         return layers
-    said = layers.command_line.get("model")
-    if isinstance(said, dict) and any(key in said for key in ORIGINS):
-        model = {key: x for key, x in model.items() if key not in KEYS} | said
-    start, found = attempt(Start, {key: model[key] for key in KEYS if key in model})
-    problems = [(f"model.{key}".rstrip("."), what) for key, what in found]
+    override = layers.command_line.get("model")
+    if isinstance(override, dict) and any(key in override for key in ORIGINS):
+        model = {key: x for key, x in model.items() if key not in KEYS} | override
+    start, wrong = attempt(Start, {key: model[key] for key in KEYS if key in model})
+    problems = [(f"model.{key}".rstrip("."), what) for key, what in wrong]
     if written.get("start") is not None:
         which = next(key for key in ORIGINS if key in model)
         what = f"is what model.{which} is written out as; leave one of them out"
@@ -47,11 +47,11 @@ def _with_model(layers: Layers) -> Layers:
     if problems:
         raise UserError(report(problems, layers.origin))
     if start.run is not None:
-        base = other_run.lend(start, layers)
+        base = other_run.resolve(start, layers)
     else:
-        given = [key for key in model if key not in KEYS]
-        asks = written.get("tokenizer") is None
-        base = hugging_face.lend(start, layers, given, has_tokenizer=not asks)
+        fields = [key for key in model if key not in KEYS]
+        has_tokenizer = written.get("tokenizer") is not None
+        base = hugging_face.resolve(start, layers, fields, has_tokenizer=has_tokenizer)
     if written.get("tokenizer") is not None:
         base.pop("tokenizer", None)
     return layers.upon(base, instead_of={"model": KEYS})
@@ -60,12 +60,12 @@ def _with_model(layers: Layers) -> Layers:
 class Taken(NamedTuple):
     """The arrays that a run starts from, and facts of them for people to read."""
 
-    arrays: Given
+    arrays: InitialArrays
     facts: list[tuple[str, str]]
 
 
 def check(start: Start) -> None:
-    """See that the weights are there, or refuse, before anything that takes long."""
+    """Check that the weights are there, before anything that takes long."""
     if start.run is not None:
         other_run.check(start)
     elif start.hub is not None:
@@ -77,16 +77,16 @@ def check(start: Start) -> None:
 
 
 def take(built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
-    """What a built model starts from; `vocabulary` is what a checkpoint says of its tokenizer."""
+    """Initial weights of a built model; `vocabulary` is what a checkpoint says of its tokenizer."""
     start, (own, facts) = built.run.start, adapter.take(built, say)
     if start is None:
         return Taken(own, facts)
     if start.run is not None:
-        found, told = other_run.take(start, built, vocabulary, say)
+        arrays, more = other_run.take(start, built, vocabulary, say)
     else:
-        found, told = hugging_face.take_for(start, built)
-    stages = {number: found.get(number, {}) | own.get(number, {}) for number in found | own}
-    return Taken(stages, told + facts)
+        arrays, more = hugging_face.take_for(start, built)
+    stages = {number: arrays.get(number, {}) | own.get(number, {}) for number in arrays | own}
+    return Taken(stages, more + facts)
 
 
 def keep(run: Run, folder: Path) -> None:

@@ -30,27 +30,27 @@ from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
 
 SHOWN = 8  # arrays in a refusal
-# The sections that a run goes on with when the one that lent them is gone.
-LENT = ("model", "start", "residual", "tokenizer", "adapter")
+# The sections that a run goes on with when the run that they came from is gone.
+SECTIONS = ("model", "start", "residual", "tokenizer", "adapter")
 
 
-def lend(start: Start, layers: Layers, *, key: str = "model") -> dict[str, Any]:
-    """What the other run lends to a recipe."""
+def resolve(start: Start, layers: Layers, *, key: str = "model") -> dict[str, Any]:
+    """The sections that another run stands for in a recipe."""
     try:
         folder = runs.find(start.run)
     except UserError as unknown:
         if (recipe := _descendant(start, layers)) is None:
             raise UserError(f"{key}.run: {unknown}") from None
-        return {key: recipe.get(key) for key in LENT}
+        return {key: recipe.get(key) for key in SECTIONS}
     recipe = folders.stored(folder)
     tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
     written_out = {"run": str(folder), "weights": start.which}
-    lent = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
+    sections = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
     if recipe.get("residual") is not None:
-        lent["residual"] = recipe["residual"]
-    return lent | adapter.lent(recipe.get("adapter"), layers)
+        sections["residual"] = recipe["residual"]
+    return sections | adapter.resolve(recipe.get("adapter"), layers)
 
 
 def keep(start: Start, folder: Path, ours: tuple) -> None:
@@ -58,37 +58,37 @@ def keep(start: Start, folder: Path, ours: tuple) -> None:
 
     Which model that was is kept too where `ours`, the adapters here, are trained beside the same.
     """
-    donor = runs.find(start.run)
-    recipe, kept = folders.stored(donor), donor / folders.MODEL
+    other = runs.find(start.run)
+    recipe, model = folders.stored(other), other / folders.MODEL
     theirs, trained = recipe.get("adapter"), recipe["train"].get("trainable")
     is_same = bool(ours) and trained is None and adapter.shared(theirs, ours) == len(ours)
-    if kept.is_dir():
+    if model.is_dir():
         leave = None if is_same else shutil.ignore_patterns(hugging_face.START)
-        shutil.copytree(kept, folder / folders.MODEL, ignore=leave, dirs_exist_ok=True)
+        shutil.copytree(model, folder / folders.MODEL, ignore=leave, dirs_exist_ok=True)
 
 
 def _descendant(start: Start, layers: Layers) -> dict[str, Any] | None:
     """The recipe of the run that is to go on, once the one it started from is gone."""
     recipes = {folder: folders.stored(folder) for folder in runs.of_recipe(layers)}
-    found = {folder: one for folder, one in recipes.items() if is_of(one.get("start"), start)}
-    if len(found) > 1:
+    matches = {folder: one for folder, one in recipes.items() if is_of(one.get("start"), start)}
+    if len(matches) > 1:
         raise UserError(
-            f"model.run is {start.run}, which is gone, and {listing(found, 'and')} started from "
+            f"model.run is {start.run}, which is gone, and {listing(matches, 'and')} started from "
             "it; run.dir says which of them goes on"
         )
-    return next(iter(found.values()), None)
+    return next(iter(matches.values()), None)
 
 
 def is_of(written: dict[str, Any] | None, start: Start) -> bool:
-    """Whether what a recipe has written out is this other run."""
+    """Return True if a section `start`, as it is written out, is of this other run."""
     if not written or not written.get("run") or written["weights"] != start.which:
         return False
     folder = Path(written["run"])
     return start.run in (str(folder), folder.name, folder.name.rpartition("-")[0])
 
 
-def check(start: Start, key: str = "model") -> tuple[Path, folders.Place]:
-    """Where the weights are, or a refusal; `key` names them."""
+def check(start: Start, key: str = "model") -> tuple[Path, folders.WeightsAt]:
+    """The run and the checkpoint with the weights, or a refusal; `key` names them."""
     try:
         folder = runs.find(start.run)
     except UserError as unknown:
@@ -103,9 +103,7 @@ def take(
 ) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
     """The weights of another run whose path and shape are those of a built model's, and facts.
 
-    Adapters that this run has too, in the same order, go on; any others are merged into what they
-    adapt.
-
+    Adapters that this run has too, in the same order, go on; others are merged into their base.
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
     folder, place = check(start)
@@ -119,7 +117,7 @@ def take(
     here, known = named(model), computed or stored.arrays
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
-        raise UserError(_nothing(folder, here, known))
+        raise UserError(_no_match(folder, here, known))
     _check_vocabulary(folder, stored.tokenizer, vocabulary, model, fits, say)
     if step is None:
         step, arrays = stored.read({path: here[path] for path in fits}, say)
@@ -129,7 +127,7 @@ def take(
 
 
 def whole(
-    folder: Path, place: folders.Place, described: Described, say: Callable[[str], None]
+    folder: Path, place: folders.WeightsAt, described: Described, say: Callable[[str], None]
 ) -> tuple[int, dict[str, Array]]:
     """The step and the plain model of another run, by path, on the mesh of one that is described.
 
@@ -151,7 +149,7 @@ class _Stored(NamedTuple):
     tokenizer: str  # what its checkpoint says of it
 
     @staticmethod
-    def of(folder: Path, place: folders.Place) -> "_Stored":
+    def of(folder: Path, place: folders.WeightsAt) -> "_Stored":
         newest = store.steps_in(store.folder_of(folder))[-1]
         manifest = store.contents(folder, str(newest if place.step is None else place.step))
         trained, frozen = _below(place.part, manifest["arrays"]), {}
@@ -161,7 +159,7 @@ class _Stored(NamedTuple):
 
     @property
     def is_solved(self) -> bool:
-        """Whether the run uses other weights than those that it trains."""
+        """Return True if the run uses other weights than those that it trains."""
         return solves(self.recipe.objective)
 
     @property
@@ -177,7 +175,7 @@ class _Stored(NamedTuple):
     ) -> tuple[int, dict[str, Array]]:
         """The step, and the arrays of these paths, each where it is to live."""
 
-        def wanted(of: dict[str, dict]) -> dict[str, jax.ShapeDtypeStruct]:
+        def shapes(of: dict[str, dict]) -> dict[str, jax.ShapeDtypeStruct]:
             # As it is stored: it is compared with its fingerprint before it is cast.
             return {
                 path: jax.ShapeDtypeStruct(x.shape, of[path]["dtype"], sharding=x.sharding)
@@ -185,11 +183,11 @@ class _Stored(NamedTuple):
                 if path in of
             }
 
-        state = {self.part: wanted(self.trained)}
+        state = {self.part: shapes(self.trained)}
         restored = store.load(self.folder, state, {}, say=say, step=self.step)
         arrays = dict(restored.state[self.part])
-        if kept := wanted(self.frozen):
-            arrays |= store.load_frozen(self.folder, {"model": kept}, {}, part=True)["model"]
+        if frozen := shapes(self.frozen):
+            arrays |= store.load_frozen(self.folder, {"model": frozen}, {}, part=True)["model"]
         return restored.step, arrays
 
     def computed(
@@ -234,8 +232,8 @@ def _check_vocabulary(
 ) -> None:
     if there == here:
         return
-    by_token = named(annotate(model, lambda x, about: jax.numpy.bool("vocab" in about.axes)))
-    wrong = [_name(path) for path in fits if by_token[path]]
+    has_vocab_axis = named(annotate(model, lambda x, about: jax.numpy.bool("vocab" in about.axes)))
+    wrong = [_name(path) for path in fits if has_vocab_axis[path]]
     what = f"the tokenizer of {folder} is {there}, that of this run is {here}"
     if wrong:
         raise UserError(
@@ -245,7 +243,7 @@ def _check_vocabulary(
     say(f"{what}: embedding and head are initialized anew")
 
 
-def _nothing(folder: Path, here: dict[str, Any], known: dict[str, Any]) -> str:
+def _no_match(folder: Path, here: dict[str, Any], known: dict[str, Any]) -> str:
     lines = [
         f"  {_name(path)}  is {_shape(known, path) if path in known else 'absent'} there "
         f"and {_shape(here, path) if path in here else 'absent'} here"

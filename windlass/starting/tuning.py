@@ -28,17 +28,17 @@ from windlass.starting import origin
 
 BASE = "chat-lora"
 WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained
-ENOUGH = 100  # rows of data, of which some can be held out
+ENOUGH = 100  # examples, of which some can be held out
 STEPS = 30  # an epoch has at least, while a batch can be made smaller
 LARGEST_BATCH = 16
-LONGEST = 4096  # tokens in a row
+LONGEST = 4096  # tokens in a sequence
 MULTIPLE = 128  # of which a length is one: matrices are multiplied in pieces that wide
 FILES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
 FILES |= {".csv": "csv", ".txt": "text"}
 A_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
 
 
-class Choice(NamedTuple):
+class Tuned(NamedTuple):
     """A value for a key of the recipe, and why."""
 
     key: str
@@ -54,13 +54,13 @@ def chosen(
     Keys of the command line are in it as they stand there.
     """
     recipe = config.load(BASE).merged(None)
-    said = config.load({}, overrides).command_line
+    command_line = config.load({}, overrides).command_line
     name = f"{_stem(model)}-{_stem(data)}"
     recipe["model"] = _model(model)
     recipe["data"]["source"] = source = _source(data)
-    choices = [_format(source, said)]
+    choices = [_format(source, command_line)]
     _set(recipe, choices)
-    _leave_out(recipe, flat(said))
+    _leave_out(recipe, flat(command_line))
     try:
         layers = origin.load(Written(name, write(recipe)), overrides)
     except UserError as refused:
@@ -70,22 +70,22 @@ def chosen(
     run = layers.read(Run, None)
     corpus = tokenized(run.data, run.tokenizer, console=console)[0]
     lengths = np.diff(corpus.offsets)
-    asked = layers.peek("device", Device) or Device()
-    devices = selection.devices(selection.choose(asked, selection.present(), os.environ))
+    device = layers.peek("device", Device) or Device()
+    devices = selection.devices(selection.choose(device, selection.present(), os.environ))
     measured = _Measured(corpus.rows, lengths[lengths > 0], len(devices), run)
-    choices += _numbers(measured, flat(said))
+    choices += _numbers(measured, flat(command_line))
     _set(recipe, choices)
-    _leave_out(recipe, flat(said))
+    _leave_out(recipe, flat(command_line))
     recipe = _spelled_out(config.load(Written(name, write(recipe)), overrides).merged(None))
-    choices = [choice for choice in choices if choice.key not in flat(said)]
+    choices = [choice for choice in choices if choice.key not in flat(command_line)]
     command = shlex.join(["windlass", "train", "--model", model, "--data", data, *overrides])
     return Written(name, f"# Chosen by\n#\n#   {command}\n\n{_explained(recipe, choices)}")
 
 
 class _Measured(NamedTuple):
-    """What a recipe is chosen by."""
+    """Measurements that a recipe is chosen by."""
 
-    rows: int
+    examples: int
     lengths: np.ndarray  # of each document, in tokens
     devices: int
     run: Run
@@ -138,19 +138,19 @@ def _hub(name: str) -> dict[str, Any]:
     return {"kind": "hub", "name": name}
 
 
-def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
-    """What the command line says; else chats where the first row is one, or the text of it."""
-    given = {key: x for key, x in source.items() if key != "kind"}
-    documents = SOURCES.load(source["kind"])(**given)
+def _format(source: dict[str, Any], overrides: dict[str, Any]) -> Tuned:
+    """The data format of the command line; else chat where the first example is one, or text."""
+    keys = {key: x for key, x in source.items() if key != "kind"}
+    documents = SOURCES.load(source["kind"])(**keys)
     key = "data.format"
     if not getattr(documents, "has_rows", False):
-        return Choice(key, "text", "all tokens are trained on: these are no chats")
+        return Tuned(key, "text", "all tokens are trained on: these are no chats")
     if not len(documents):
-        raise UserError(f"--data is {given.get('path') or given['name']}, which has no rows")
-    asked = said["data"].get("format") if isinstance(said.get("data"), dict) else None
-    if asked is not None:
-        kind = asked.get("kind", "chat") if isinstance(asked, dict) else asked
-        return Choice(key, kind, "as the command line says")
+        raise UserError(f"--data is {keys.get('path') or keys['name']}, which has no examples")
+    requested = overrides["data"].get("format") if isinstance(overrides.get("data"), dict) else None
+    if requested is not None:
+        kind = requested.get("kind", "chat") if isinstance(requested, dict) else requested
+        return Tuned(key, kind, "as the command line says")
     row = documents.row(0)
     if {"chosen", "rejected"} <= set(row):
         raise UserError(
@@ -160,36 +160,36 @@ def _format(source: dict[str, Any], said: dict[str, Any]) -> Choice:
     try:
         _, note = FORMATS.load("chat")().settled(row, documents.where(0))
     except UserError:
-        if not isinstance(row.get("text"), str) or isinstance(said.get("data"), dict):
+        if not isinstance(row.get("text"), str) or isinstance(overrides.get("data"), dict):
             raise
-        return Choice(key, "text", "all tokens of column text are trained on: these are no chats")
-    return Choice(key, "chat", note or "the assistant's tokens are trained on")
+        return Tuned(key, "text", "all tokens of column text are trained on: these are no chats")
+    return Tuned(key, "chat", note or "the assistant's tokens are trained on")
 
 
-def _numbers(measured: _Measured, said: dict[str, Any]) -> Iterator[Choice]:
-    rows, lengths, devices, run = measured
+def _numbers(measured: _Measured, overrides: dict[str, Any]) -> Iterator[Tuned]:
+    count, lengths, devices, run = measured
     longest = int(lengths.max())
     limit, why = min([(LONGEST, "more is slow"), *_limit(run.start)])
-    length = said.get("data.length") or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
-    fits = f"the longest of {rows:,} examples has {longest:,} tokens"
+    length = overrides.get("data.length") or min(limit, -(-longest // MULTIPLE) * MULTIPLE)
+    fits = f"the longest of {count:,} examples has {longest:,} tokens"
     if longest > limit:
         many = int((lengths > limit).sum())
-        fits = f"{many:,} of {rows:,} examples are longer, up to {longest:,} tokens; {why}"
-    yield Choice("data.length", length, fits)
-    held = 0.05 if rows >= ENOUGH else 0.0
-    few = "" if held else f": {rows} {'is' if rows == 1 else 'are'} too few to hold out any"
-    yield Choice("data.validation", held, f"share of examples held out{few}")
-    packed = max(1, int(lengths.clip(max=length).sum() * (1 - held)) // length)
+        fits = f"{many:,} of {count:,} examples are longer, up to {longest:,} tokens; {why}"
+    yield Tuned("data.length", length, fits)
+    share = 0.05 if count >= ENOUGH else 0.0
+    few = "" if share else f": {count} {'is' if count == 1 else 'are'} too few to hold out any"
+    yield Tuned("data.validation", share, f"share of examples held out{few}")
+    packed = max(1, int(lengths.clip(max=length).sum() * (1 - share)) // length)
     batch = 2 ** int(np.log2(max(1, min(LARGEST_BATCH, packed // STEPS))))
     batch = -(-batch // devices) * devices
     steps = "1 step" if packed // batch == 1 else f"about {packed // batch} steps"
-    yield Choice("train.batch", batch, f"{steps} per epoch")
+    yield Tuned("train.batch", batch, f"{steps} per epoch")
     if not run.adapter:
-        yield Choice("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
+        yield Tuned("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
 
 
 def _limit(start: Start | None) -> list[tuple[int, str]]:
-    """How much a model has learned to read at once, where it says so."""
+    """Context length of a model, where its config has one."""
     if start is None:
         return []
     folder = Path(start.path or "").expanduser()
@@ -199,32 +199,32 @@ def _limit(start: Start | None) -> list[tuple[int, str]]:
             return []
     if start.hub is not None:
         folder = fetch(start.hub, start.revision, CONFIGS).folder
-    found = configs.load(folder).get("max_position_embeddings")
-    return [(found, f"the model's context is {found:,}")] if isinstance(found, int) else []
+    context = configs.load(folder).get("max_position_embeddings")
+    return [(context, f"the model's context is {context:,}")] if isinstance(context, int) else []
 
 
-def _leave_out(recipe: dict[str, Any], said: dict[str, Any]) -> None:
-    """Take out the keys in whose place the command line has others."""
-    for given, instead in (("steps", "epochs"), ("batch_per_device", "batch")):
-        if said.get(f"train.{given}") is not None:
+def _leave_out(recipe: dict[str, Any], overrides: dict[str, Any]) -> None:
+    """Drop the keys in whose place the command line has others."""
+    for key, instead in (("steps", "epochs"), ("batch_per_device", "batch")):
+        if overrides.get(f"train.{key}") is not None:
             recipe["train"].pop(instead, None)
 
 
-def _set(recipe: dict[str, Any], choices: list[Choice]) -> None:
+def _set(recipe: dict[str, Any], choices: list[Tuned]) -> None:
     for key, value, _ in choices:
         section, name = key.split(".")
         recipe[section][name] = value
 
 
 def _spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
-    """With the name of each bare value, such as `chat` of a format, that has keys beside it now."""
+    """A tree with the name of each bare value, such as `chat` of a format, that has keys beside."""
     return {
         key or "kind": _spelled_out(value) if isinstance(value, dict) else value
         for key, value in tree.items()
     }
 
 
-def _explained(recipe: dict[str, Any], choices: list[Choice]) -> str:
+def _explained(recipe: dict[str, Any], choices: list[Tuned]) -> str:
     """A recipe as YAML, with the reasons for what was chosen."""
     reasons, section, lines = {key: why for key, _, why in choices}, "", []
     for line in write(recipe).splitlines():

@@ -1,4 +1,4 @@
-"""What a run was made with: versions, commits and devices, noted each time it is started."""
+"""Provenance of a run: versions, commits and devices, noted each time it is started."""
 
 import json
 import os
@@ -23,7 +23,7 @@ GIT_SECONDS = 5  # a repository that takes longer to say where it stands is not 
 
 
 class About:
-    """A file with a note of every start of a run and of every look at its test rows: `about.json`.
+    """Provenance file with every start of a run and every look at its test rows: `about.json`.
 
     It holds nothing of the environment but what is named here, and so no token. Of several
     processes the first alone writes.
@@ -34,7 +34,7 @@ class About:
         self._is_writer = hosts.is_first()
 
     def begin(self, **facts: Any) -> None:
-        """The run starts, or goes on."""
+        """Note that the run starts, or resumes."""
         if not self._is_writer:
             return
         start = {"began": self._now(), **facts, "versions": versions(), "commits": commits()}
@@ -43,13 +43,13 @@ class About:
         self._store(starts=[*read(self.path), start])
 
     def end(self, **facts: Any) -> None:
-        """The last start came to its end, which one that was killed never does."""
+        """Note that the last start came to its end, which one that was killed never does."""
         if self._is_writer:
             *before, start = read(self.path)
             self._store(starts=[*before, start | {"ended": self._now(), **facts}])
 
     def looked(self, **facts: Any) -> int:
-        """The test rows were measured; gives how often they have been, this time included."""
+        """Note a look at the test rows; return how many there have been, this one included."""
         looks = [*read(self.path, "looks"), {"at": self._now(), **facts}]
         if self._is_writer:
             self._store(looks=looks)
@@ -64,7 +64,7 @@ class About:
 
 
 def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[str, Any]]:
-    """The starts of a run, or how often its test rows were looked at, the newest last."""
+    """The starts of a run, or the looks at its test rows, the newest last."""
     if not path.exists():
         return []
     try:
@@ -81,26 +81,26 @@ def cores() -> int:
 
 
 def versions() -> dict[str, str]:
-    """Of what a run is computed with; what is not installed is absent."""
-    found = {"windlass": __version__, "python": platform.python_version()}
+    """Versions of what a run is computed with; what is not installed is absent."""
+    installed = {"windlass": __version__, "python": platform.python_version()}
     for name in PACKAGES:
         try:
-            found[name] = metadata.version(name)
+            installed[name] = metadata.version(name)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 def commits() -> dict[str, dict[str, Any]]:
-    """Where the sources stand: those of windlass, if it runs from them, and the folder's own."""
+    """Git commits of the sources: those of windlass, if it runs from them, and the folder's own."""
     source = Path(__file__).parents[2]
     places = {"windlass": source, "folder": Path.cwd()}
     if not (source / ".git").exists():  # an installed copy, perhaps inside somebody's repository
         del places["windlass"]
-    found = {name: commit for name, place in places.items() if (commit := _commit(place))}
-    if found.get("windlass") == found.get("folder"):
-        found.pop("folder", None)
-    return found
+    heads = {name: commit for name, place in places.items() if (commit := _commit(place))}
+    if heads.get("windlass") == heads.get("folder"):
+        heads.pop("folder", None)
+    return heads
 
 
 def _commit(place: Path) -> dict[str, Any] | None:

@@ -1,4 +1,4 @@
-"""Compiled programs, kept on disk by JAX so that the next start need not compile them again."""
+"""The compilation cache: JAX stores programs on disk, so that the next start need not compile."""
 
 import os
 import stat
@@ -14,7 +14,7 @@ ENTRY, CHECKED = "*-cache", "checked"  # JAX's name of a program; the time of th
 
 
 class Kept(NamedTuple):
-    """Where programs are kept, and what is to be said about it."""
+    """The compilation cache of a run, and a warning about it."""
 
     folder: Path | None  # None: nowhere
     warning: str | None = None
@@ -26,14 +26,14 @@ class Kept(NamedTuple):
 
 
 def keep() -> Kept:
-    """Have JAX keep every program, where it is told to or in a folder of ours."""
+    """Enable JAX's compilation cache for every program, in its configured folder or in ours."""
     if not setting("jax_enable_compilation_cache"):
         return Kept(None)
     # What takes no time to compile alone takes seconds in dozens.
     if "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS" not in os.environ:
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    if given := setting("jax_compilation_cache_dir"):
-        return Kept(Path(given))
+    if configured := setting("jax_compilation_cache_dir"):
+        return Kept(Path(configured))
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
     folder = place / "compiled"
     try:
@@ -50,7 +50,7 @@ def keep() -> Kept:
 
 
 def setting(name: str) -> Any:
-    """One of JAX's."""
+    """A setting of `jax.config`."""
     return getattr(jax.config, name)
 
 
@@ -84,11 +84,11 @@ def _tidy(folder: Path) -> None:
 
 def _entries(folder: Path) -> list[tuple[Path, os.stat_result]]:
     """The programs in a folder; one that another process removes meanwhile is none."""
-    found = []
+    entries = []
     for path in folder.glob(ENTRY):
         with suppress(FileNotFoundError):
-            found.append((path, path.stat()))
-    return found
+            entries.append((path, path.stat()))
+    return entries
 
 
 def _is_whole(path: Path) -> bool:

@@ -13,14 +13,14 @@ import jax
 
 from windlass.errors import UserError
 from windlass.processes import hosts
-from windlass.processes.exclusive import ALONE
+from windlass.processes.exclusive import EXCLUSIVE
 from windlass.telemetry.compile_cache import Kept
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read, truncate
-from windlass.telemetry.signature import Signature, key, told
+from windlass.telemetry.signature import Signature, key, summarize
 from windlass.units import counted, duration, size
 
-# What JAX tells its listeners. The hit, the lowering and the compilation of a program come one
+# Events of JAX's monitoring. The hit, the lowering and the compilation of a program come one
 # after the other in the thread that needs it.
 HIT = "/jax/compilation_cache/cache_hits"
 LOWERED = "/jax/core/compile/jaxpr_to_mlir_module_duration"
@@ -36,31 +36,31 @@ class Recompiled(UserError):
 
 
 class Program:
-    """A function of ours, compiled for the arguments it is called with, once for all like them."""
+    """A jitted function of ours: compiled ahead of time, once for each signature of arguments."""
 
     def __init__(self, function: Callable, name: str, **jit: Any):
         self.name, self.function = name, function
         self._jitted = jax.jit(function, **jit)
         self._compiled: list[tuple[Signature, jax.stages.Compiled]] = []
-        self._known: dict[Any, jax.stages.Compiled] = {}
+        self._by_key: dict[Any, jax.stages.Compiled] = {}
         self._ran: list[jax.stages.Compiled] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         compiled = self.prepare(*args, **kwargs)
-        if any(compiled is known for known in self._ran):
+        if any(compiled is one for one in self._ran):
             return compiled(*args, **kwargs)
-        with ALONE:
+        with EXCLUSIVE:
             result = jax.block_until_ready(compiled(*args, **kwargs))
         self._ran.append(compiled)
         return result
 
     def prepare(self, *args: Any, **kwargs: Any) -> jax.stages.Compiled:
         """The program for arguments like these, which may be shapes without values."""
-        which = key((args, kwargs))
-        found = self._known.get(which)
-        if found is None:
-            found = self._known[which] = self._find(args, kwargs)
-        return found
+        signature_key = key((args, kwargs))
+        compiled = self._by_key.get(signature_key)
+        if compiled is None:
+            compiled = self._by_key[signature_key] = self._find(args, kwargs)
+        return compiled
 
     def lower(self, *args: Any, **kwargs: Any) -> jax.stages.Lowered:
         return self._jitted.lower(*args, **kwargs)
@@ -87,7 +87,7 @@ class Program:
 
 
 class Here(threading.local):
-    """What JAX has told this thread of the compilation it is in."""
+    """Thread-local state of the compilation that JAX is in."""
 
     hit = False
     lowered = 0.0
@@ -95,7 +95,7 @@ class Here(threading.local):
 
 
 class Watch:
-    """Writes down every compilation of the process while it is open, and says those of ours.
+    """Logs every compilation of the process while it is open, and reports those of ours.
 
     Listeners are called by JAX in the midst of its work, in any thread; they only take note, and
     `flush` writes and warns.
@@ -103,8 +103,10 @@ class Watch:
 
     current: "Watch | None" = None
 
-    def __init__(self, report: Report, *, strict: bool, kept: Kept, former: Sequence[Path] = ()):
-        self.report, self.strict, self.kept = report, strict, kept
+    def __init__(
+        self, report: ConsoleReport, *, strict: bool, cache: Kept, former: Sequence[Path] = ()
+    ):
+        self.report, self.strict, self.cache = report, strict, cache
         self.step, self.has_begun = 0, False
         self.records: list[dict[str, Any]] = []
         self._former: Sequence[Path] = former
@@ -117,15 +119,15 @@ class Watch:
         self._here = Here()
 
     def __enter__(self) -> "Watch":
-        jax.monitoring.register_event_listener(self._heard)
-        jax.monitoring.register_event_duration_secs_listener(self._took)
+        jax.monitoring.register_event_listener(self._on_event)
+        jax.monitoring.register_event_duration_secs_listener(self._on_duration)
         Watch.current = self
         return self
 
     def __exit__(self, *_) -> None:
         Watch.current = None
-        jax.monitoring.unregister_event_listener(self._heard)
-        jax.monitoring.unregister_event_duration_listener(self._took)
+        jax.monitoring.unregister_event_listener(self._on_event)
+        jax.monitoring.unregister_event_duration_listener(self._on_duration)
         self.flush()
 
     def open(self, path: Path, step: int) -> None:
@@ -159,20 +161,20 @@ class Watch:
                 self.report.warning(f"{name} is compiled over and over, at steps {at}: {cause}")
 
     def summary(self) -> str:
-        """How many programs were compiled and how many were found, in a line."""
+        """Cache misses and hits in a line: programs that were compiled, and that were not."""
         compiled = [record for record in self.records if not record["cached"]]
-        found = len(self.records) - len(compiled)
+        hits = len(self.records) - len(compiled)
         where = "not kept"
-        if self.kept.folder is not None:
-            where = f"{self.kept.folder}, {size(self.kept.size)}"
+        if self.cache.folder is not None:
+            where = f"{self.cache.folder}, {size(self.cache.size)}"
         if not compiled:
-            return f"nothing: {counted(found, 'program')} from the cache ({where})"
+            return f"nothing: {counted(hits, 'program')} from the cache ({where})"
         parts = []
         for kind, is_ours in (("program", True), ("small program", False)):
             some = [r["seconds"] for r in compiled if (r["program"] is not None) == is_ours]
             if some:
                 parts.append(f"{counted(len(some), kind)} in {duration(sum(some))}")
-        more = f"; {counted(found, 'program')} from the cache" if found else ""
+        more = f"; {counted(hits, 'program')} from the cache" if hits else ""
         return f"{', '.join(parts)}{more} ({where})"
 
     def last(self, program: str) -> float | None:
@@ -219,7 +221,7 @@ class Watch:
     def _cause(self, program: str, changes: list[str] | None) -> str:
         cause = "first"
         if changes is not None:
-            cause = told(changes)
+            cause = summarize(changes)
         elif program in self._ours:
             cause = "another function of the same name"
         self._ours.add(program)
@@ -238,11 +240,11 @@ class Watch:
         self.records.append(whole)
         self._unwritten.append(whole)
 
-    def _heard(self, event: str, **_: Any) -> None:
+    def _on_event(self, event: str, **_: Any) -> None:
         if event == HIT:
             self._here.hit = True
 
-    def _took(self, event: str, duration_secs: float, **about: Any) -> None:
+    def _on_duration(self, event: str, duration_secs: float, **about: Any) -> None:
         here = self._here
         if event == LOWERED:
             here.lowered = duration_secs
@@ -265,28 +267,28 @@ class Watch:
             self._late.setdefault(function, set()).add(self.step)
 
     def _small_cause(self, function: str, types: list[str]) -> str:
-        known = self._small.setdefault(function, [])
-        nearest = min((_type_changes(old, types) for old in known), key=len, default=None)
-        known.append(types)
+        former = self._small.setdefault(function, [])
+        nearest = min((_type_changes(old, types) for old in former), key=len, default=None)
+        former.append(types)
         if nearest is None:
             return "first"
-        return told(nearest) or "another function, static argument or sharding"
+        return summarize(nearest) or "another function, static argument or sharding"
 
 
 def _newest(function: str) -> tuple[list[str] | None, list[str] | None, str | None]:
-    """The types that the program compiled last takes and gives, and its fingerprint."""
+    """Input types, output types and fingerprint of the program that was compiled last."""
     client = jax.devices()[0].client
     live = client.live_executables() if hasattr(client, "live_executables") else []
     module = live[0].hlo_modules()[0] if live else None
     # One of another platform is not among them, and then the first is another function's.
     if module is None or _letters(module.name) != _letters(f"jit {function}"):
         return None, None, None
-    # Without the lines of source it comes from, which differ once it was kept.
+    # Without the lines of source it comes from, which differ once it was cached.
     text = re.sub(r"(?m)^\d+ .*\n|, metadata={[^}]*}", "", module.to_string())
-    found = re.search(r"entry_computation_layout={\((.*?)\)->(.*)", text)
-    assert found is not None
-    taken, given = found[1], found[2].partition("}, ")[0]
-    return _types(taken), _types(given), _short(text)
+    match = re.search(r"entry_computation_layout={\((.*?)\)->(.*)", text)
+    assert match is not None
+    inputs, outputs = match[1], match[2].partition("}, ")[0]
+    return _types(inputs), _types(outputs), _short(text)
 
 
 def _types(text: str) -> list[str]:
@@ -305,5 +307,5 @@ def _letters(text: str) -> str:
 
 
 def _short(text: str) -> str:
-    """What two compilations of the same program have in common."""
+    """Fingerprint of a program's text: the same in every compilation of it."""
     return hashlib.sha256(text.encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""What a person sees of a run: a bar on a terminal, plain lines anywhere else."""
+"""Console output of a run: a progress bar on a terminal, plain lines anywhere else."""
 
 import threading
 import time
@@ -14,15 +14,15 @@ from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
 from windlass.units import count, duration, number
 
 NAME_WIDTH = 12  # of the left column of facts
-EVALUATED = ("validation_ema_", "validation_")  # said before the first of several such numbers
-STARVED = 0.1  # of a step spent waiting for data, from which on it is worth saying
+EVALUATED = ("validation_ema_", "validation_")  # printed before the first of several such numbers
+STARVED = 0.1  # of a step spent waiting for data, above which there is a warning
 
 
-class Report:
-    """Says what a run is, does and did, in the order in which it is told.
+class ConsoleReport:
+    """Console output of a run: facts, notes, warnings, steps, in the order of the calls.
 
     To be closed, or used in a `with`, since a bar hides the cursor and holds the last line. In a
-    `with` it also says what goes on when nothing else was said for `patience` seconds.
+    `with` it also prints what goes on when nothing else was printed for `patience` seconds.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class Report:
         self._lock = threading.Lock()  # over what goes on, which a thread looks at
         self._heartbeat = Heartbeat(self.beat, min(1.0, patience))
 
-    def __enter__(self) -> "Report":
+    def __enter__(self) -> "ConsoleReport":
         self._heartbeat.start()
         return self
 
@@ -54,7 +54,7 @@ class Report:
         self.close()
 
     def banner(self, facts: Iterable[tuple[str, str]]) -> None:
-        """What is about to happen, a fact in a line."""
+        """Facts about the run, one in a line."""
         for name, value in facts:
             self.fact(name, value)
 
@@ -78,9 +78,9 @@ class Report:
 
     @contextmanager
     def doing(self, name: str, last: float | None = None, patience: float = 0) -> Iterator[None]:
-        """What goes on now, and how many seconds it took last time, should it be asked for.
+        """An activity for the heartbeat to report, and the seconds it took last time.
 
-        With patience, it may be silent for so many seconds, where others are asked sooner.
+        With `patience` it may be silent for as many seconds, where others are reported sooner.
         """
         with self._lock:
             self._doing.append(Doing(name, self._clock(), last, patience))
@@ -101,7 +101,7 @@ class Report:
                 self._end_status()
 
     def beat(self) -> None:
-        """Say what goes on, if nothing was said for a while: in place, or ever less often."""
+        """Report what goes on, if nothing was printed for a while: in place, or ever less often."""
         with self._lock:
             if not self._doing:
                 return
@@ -111,8 +111,8 @@ class Report:
                 return
             if self._is_live:
                 self._show(doing.after(quiet))
-            elif doing.told < self._spoke or now - doing.told >= self._pause(quiet):
-                doing.told = now
+            elif doing.reported < self._spoke or now - doing.reported >= self._pause(quiet):
+                doing.reported = now
                 self.console.print(Text(doing.after(quiet)), soft_wrap=True)
 
     def start(self, total: int, first: int = 0) -> None:
@@ -133,7 +133,7 @@ class Report:
         self._bar.start()
 
     def step(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        """How a step went: its loss, and how fast steps are now."""
+        """Progress line of a step: its loss, and how fast steps are now."""
         speeds = "  ".join(self._speeds(step, metrics))
         if self._bar is not None:
             self._spoke = self._clock()
@@ -145,27 +145,27 @@ class Report:
         self._warn_of_waiting(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        found, before = [], None
+        parts, before = [], None
         for name, value in metrics.items():
             of_what = next((group for group in EVALUATED if name.startswith(group)), "")
             title = name.removeprefix(of_what) if of_what == before else name
-            found.append(f"{title.replace('_', ' ')} {number(value)}")
+            parts.append(f"{title.replace('_', ' ')} {number(value)}")
             before = of_what
-        self._print(Text.assemble(f"step {step}  ", ("  ".join(found), "bold")))
+        self._print(Text.assemble(f"step {step}  ", ("  ".join(parts), "bold")))
 
     def sample(self, text: str) -> None:
-        """Something the model wrote."""
+        """Text that the model generated."""
         for line in text.splitlines():
             self._print(Text(f"  {line}", "cyan"))
 
     def end(self, summary: Iterable[tuple[str, str]] = ()) -> None:
-        """After the last step: what came of it, a fact in a line."""
+        """Summary after the last step, a fact in a line."""
         self.close()
         self.banner(summary)
 
     @property
     def seconds(self) -> float:
-        """Since it was made."""
+        """Seconds since it was made."""
         return self._clock() - self._began
 
     def close(self) -> None:
@@ -192,8 +192,8 @@ class Report:
         if share > STARVED:
             self._is_starved = True
             self.warning(
-                f"{share:.0%} of a step is spent waiting for data (data_wait_ms in metrics.jsonl "
-                "goes on telling); more data.workers or a larger data.prefetch may help"
+                f"{share:.0%} of a step is spent waiting for data (see data_wait_ms in "
+                "metrics.jsonl); more data.workers or a larger data.prefetch may help"
             )
 
     def _end_status(self) -> None:

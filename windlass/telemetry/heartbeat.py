@@ -1,4 +1,4 @@
-"""A sign of life while nothing else is said."""
+"""Heartbeat: a sign of life while nothing else is printed."""
 
 import threading
 from collections.abc import Callable
@@ -30,13 +30,13 @@ class Heartbeat:
 
 @dataclass
 class Doing:
-    """Something that goes on, since when, and how long it took the last time."""
+    """An activity, since when it goes on, and how long it took the last time."""
 
     name: str
     began: int | float
     last: int | float | None
-    patience: int | float = 0  # seconds in which it need not be spoken of
-    told: int | float = 0  # when it was last spoken of
+    patience: int | float = 0  # seconds in which it need not be reported
+    reported: int | float = 0  # time of the last report
 
     def after(self, seconds: int | float) -> str:
         last = f"; last time {clock(self.last)}" if self.last is not None else ""

@@ -1,4 +1,4 @@
-"""How much memory a run takes, as the devices tell it."""
+"""Memory of a run, as the devices report it."""
 
 import re
 import resource
@@ -8,7 +8,7 @@ from typing import Any
 
 import jax
 
-STATUS = Path("/proc/self/status")  # where Linux tells a process its own sizes
+STATUS = Path("/proc/self/status")  # where Linux has the sizes of a process
 
 
 def memory(devices: Sequence[Any]) -> dict[str, int]:
@@ -30,29 +30,29 @@ def device_peak(devices: Sequence[Any]) -> int | None:
 
 
 def device_limit(devices: Sequence[Any]) -> int | None:
-    """Bytes that a program may use of the smallest device; None where devices do not tell."""
+    """Bytes that a program may use of the smallest device; None where devices do not report it."""
     return min((x["bytes_limit"] for x in _counted(devices) if x.get("bytes_limit")), default=None)
 
 
 def program_parts(program: jax.stages.Compiled, platform: str) -> dict[str, int] | None:
-    """What a compiled program needs on each device: what goes in, comes out and is between.
+    """Memory of a compiled program on each device: arguments, results and temporaries.
 
-    None where its compiler does not tell.
+    None where its compiler does not report it.
     """
     memory = program.memory_analysis()
     if memory is None:
         return None
-    arguments, between = memory.argument_size_in_bytes, memory.temp_size_in_bytes
+    arguments, temporaries = memory.argument_size_in_bytes, memory.temp_size_in_bytes
     # What comes out in the place of what went in is there once.
     results = memory.output_size_in_bytes - memory.alias_size_in_bytes
     if platform == "tpu":
         # Its temporaries are counted with room that is never held at once.
-        between = memory.peak_memory_in_bytes - arguments - results
-    return {"arguments": arguments, "results": results, "temporaries": between}
+        temporaries = memory.peak_memory_in_bytes - arguments - results
+    return {"arguments": arguments, "results": results, "temporaries": temporaries}
 
 
 def is_exhausted(error: Exception) -> bool:
-    """Whether a device has no room for what JAX wanted of it."""
+    """Test for an out-of-memory error of a device."""
     return str(error).startswith("RESOURCE_EXHAUSTED")
 
 
@@ -62,7 +62,7 @@ def _counted(devices: Sequence[Any]) -> list[dict[str, int]]:
 
 
 def _resident() -> dict[str, int]:
-    if not STATUS.exists():  # macOS, which tells the peak alone, in bytes
+    if not STATUS.exists():  # macOS, which reports the peak alone, in bytes
         return {"peak_memory_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss}
     sizes = dict(re.findall(r"^(\w+):\s+(\d+) kB$", STATUS.read_text(), re.MULTILINE))
     return {

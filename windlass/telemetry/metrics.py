@@ -1,4 +1,4 @@
-"""The numbers of a run: a file of them, and how fast it goes."""
+"""Metrics of a run: a file of records, and a throughput meter."""
 
 import json
 import math
@@ -15,7 +15,7 @@ from windlass.telemetry.tensorboard import Events
 
 T = TypeVar("T")
 
-# What a record may hold besides the parts of the loss, which an objective names, and `validation_`
+# Fields of a record, besides the parts of the loss, which an objective names, and `validation_`
 # with a name for what was measured on held-out rows.
 MEANINGS = {
     "step": "optimizer steps done",
@@ -112,21 +112,21 @@ def truncate(path: str | Path, step: int | None = None) -> None:
     if step is not None:
         pairs = zip(lines, read(path), strict=True)
         lines = [line for line, record in pairs if record["step"] <= step]
-    kept = b"".join(lines)
-    if len(kept) == path.stat().st_size:
+    content = b"".join(lines)
+    if len(content) == path.stat().st_size:
         return
-    files.write(path, kept)
+    files.write(path, content)
 
 
 @runtime_checkable
 class Pending(Protocol):
-    """What a device is still at work on, or has finished: an array."""
+    """A device array, finished or still being computed."""
 
     def is_ready(self) -> bool: ...
 
 
 class Meter:
-    """How fast a run goes, from one reading to the next, and what it took in all.
+    """Throughput meter: speeds from one reading to the next, and the totals of a run.
 
     Steps run on the device while Python is ahead of them, so read it, and pause it, only when the
     results of the last step are there.
@@ -192,7 +192,7 @@ class Meter:
 
     @property
     def median(self) -> float | None:
-        """The seconds that half of the steps took at most; the first reading is of the start."""
+        """Median step time in seconds; the first reading is of the start, and counts only alone."""
         readings = sorted(self._readings[1:] or self._readings)
         half, so_far = sum(steps for _, steps in readings) / 2, 0
         for seconds, steps in readings:
@@ -203,11 +203,11 @@ class Meter:
 
     @property
     def tokens_per_second(self) -> float | None:
-        """That are read in such a step."""
+        """Throughput of a median step, in tokens read."""
         return self._read and self.median and self._read / self.median
 
     def tokens(self, steps: int) -> int | None:
-        """How many tokens so many steps train on; None where rows have no tokens."""
+        """Number of tokens that `steps` train on; None where rows have no tokens."""
         return None if self._tokens is None else round(self._tokens * steps)
 
 

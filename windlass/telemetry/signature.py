@@ -1,4 +1,4 @@
-"""What a program is compiled for, and how one such thing differs from another."""
+"""Signatures: the shapes, dtypes, shardings and mesh of a program, and how two of them differ."""
 
 import inspect
 from collections.abc import Callable, Mapping, Sequence
@@ -12,7 +12,7 @@ NAMED = 4  # changes in a message, of perhaps hundreds
 
 
 class Leaf(NamedTuple):
-    """An array as the compiler knows it: what it is and where it lives."""
+    """Abstract value of an array: shape, dtype and sharding."""
 
     shape: tuple[int, ...]
     dtype: Any
@@ -37,21 +37,21 @@ class Signature:
         return Signature(leaves, dict(jax.sharding.get_abstract_mesh().shape))
 
     def changes_from(self, old: "Signature") -> list[str]:
-        """What a program compiled for `old` does not take; empty where it takes everything."""
-        found = []
+        """Changes that a program compiled for `old` does not take; empty where it takes all."""
+        changes = []
         if self.mesh != old.mesh:
-            found.append(f"mesh {_mesh(old.mesh)} -> {_mesh(self.mesh)}")
+            changes.append(f"mesh {_mesh(old.mesh)} -> {_mesh(self.mesh)}")
         for path in dict.fromkeys([*old.leaves, *self.leaves]):
             before, now = old.leaves.get(path), self.leaves.get(path)
             if before is None or now is None:
-                found.append(f"{path}: {_type(before)} -> {_type(now)}")
+                changes.append(f"{path}: {_type(before)} -> {_type(now)}")
             else:
-                found += [f"{path}: {what}" for what in _changes(before, now)]
-        return found
+                changes += [f"{path}: {what}" for what in _changes(before, now)]
+        return changes
 
 
 def key(arguments: Any) -> Any:
-    """The same for calls that one program serves; cheap, since it is asked for at every call."""
+    """Cache key: the same for calls that one program serves; cheap, since every call makes one."""
     leaves, structure = jax.tree.flatten(arguments)
     return structure, tuple(map(leaf, leaves)), jax.sharding.get_abstract_mesh()
 
@@ -65,28 +65,28 @@ def leaf(x: Any) -> Leaf:
     return Leaf(kind.shape, kind.dtype, None)
 
 
-def told(changes: Sequence[str]) -> str:
+def summarize(changes: Sequence[str]) -> str:
     """Changes in a line, not all of them where there are many."""
     more = f" and {len(changes) - NAMED} more" if len(changes) > NAMED else ""
     return "; ".join(changes[:NAMED]) + more
 
 
 def _changes(old: Leaf, new: Leaf) -> list[str]:
-    found = []
+    changes = []
     if old.shape != new.shape:
-        found.append(f"shape {old.shape} -> {new.shape}")
+        changes.append(f"shape {old.shape} -> {new.shape}")
     if old.dtype != new.dtype:
-        found.append(f"dtype {old.dtype} -> {new.dtype}")
+        changes.append(f"dtype {old.dtype} -> {new.dtype}")
     if len(old.shape) == len(new.shape) and not _fits(old, new):
         places = _place(old.sharding), _place(new.sharding)
         if places[0] == places[1]:
             places = _place(old.sharding, whole=True), _place(new.sharding, whole=True)
-        found.append(f"sharding {places[0]} -> {places[1]}")
-    return found
+        changes.append(f"sharding {places[0]} -> {places[1]}")
+    return changes
 
 
 def _fits(old: Leaf, new: Leaf) -> bool:
-    """Whether an array may be given to a program that was compiled for another, as it lies."""
+    """Test that an array, as it lies, may be passed to a program compiled for another."""
     if new.sharding is None or new.sharding == old.sharding:
         return True
     if old.sharding is None:

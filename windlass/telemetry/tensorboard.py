@@ -1,4 +1,4 @@
-"""The numbers of a run as TensorBoard reads them: event files in the folder of the run."""
+"""TensorBoard event files, in the folder of the run."""
 
 import re
 from collections.abc import Mapping
@@ -44,9 +44,9 @@ class Events:
         messages, kind = _messages("summary"), _messages("types").DT_STRING
         # TensorBoard reads text as Markdown, in which an indented line stands as it is.
         verbatim = "".join(f"    {line}\n" for line in text.splitlines())
-        words = _messages("tensor").TensorProto(dtype=kind, string_val=[verbatim.encode()])
+        tensor = _messages("tensor").TensorProto(dtype=kind, string_val=[verbatim.encode()])
         plugin = messages.SummaryMetadata(plugin_data={"plugin_name": "text"})
-        value = messages.Summary.Value(tag=name, tensor=words, metadata=plugin)
+        value = messages.Summary.Value(tag=name, tensor=tensor, metadata=plugin)
         self._put(step, now, messages.Summary(value=[value]))
 
     def _put(self, step: int, now: float, summary: Any) -> None:
@@ -70,5 +70,5 @@ def _messages(name: str) -> Any:
 
 
 def _numbers(folder: Path) -> list[int]:
-    found = (re.fullmatch(rf"{re.escape(NAME)}(\d+)", path.name) for path in folder.iterdir())
-    return [int(match[1]) for match in found if match]
+    matches = (re.fullmatch(rf"{re.escape(NAME)}(\d+)", path.name) for path in folder.iterdir())
+    return [int(match[1]) for match in matches if match]

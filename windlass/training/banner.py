@@ -1,4 +1,4 @@
-"""What a run says of itself before it begins."""
+"""The banner of a run: devices, mesh, batch, precision and data, before it begins."""
 
 import socket
 from collections.abc import Iterator
@@ -9,13 +9,13 @@ from windlass.data.load import Loader
 from windlass.data.show import facts, summary
 from windlass.devices.axes import undivided
 from windlass.processes import hosts
-from windlass.program.trainable import Chosen
+from windlass.program.trainable import TrainableMask
 from windlass.training.session import Session
 from windlass.units import gib
 
 
 def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str, str]]:
-    """What the run is about to do, line by line."""
+    """The lines of the banner, each with its title."""
     built, described = session.built, session.built.described
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
@@ -24,15 +24,15 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     if (joined := hosts.joined()) is not None:
         here = sum(device.process_index == joined.process for device in described.devices)
         share = f"{joined.processes} processes × {here} device{'s' if here > 1 else ''}"
-        yield "hosts", f"{share}, from {joined.found}; this is {socket.gethostname()}"
+        yield "hosts", f"{share}, from {joined.source}; this is {socket.gethostname()}"
     kind = described.chosen.kind
     if special := flat(described.layers.by_device.get(kind, {})):
         keys = ", ".join(f"{key} {value}" for key, value in special.items())
         yield "by_device", f"on {kind}: {keys}"
     shape = " × ".join(f"{name} {size}" for name, size in described.mesh.shape.items())
     why = f" ({described.layout.why})" if described.layout.why else ""
-    whole = [*undivided(built.abstract, described.mesh)]
-    yield "mesh", "; ".join([f"{shape}{why}", *whole])
+    replicated = [*undivided(built.abstract, described.mesh)]
+    yield "mesh", "; ".join([f"{shape}{why}", *replicated])
     yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
     for line in session.run.optim.lines(built.parted(built.abstract)[0]):
         yield "optimiser", line
@@ -67,7 +67,7 @@ def _positions(session: Session) -> str:
     return "tokens" if "tokens" in session.prepared.columns else "positions"
 
 
-def _share(chosen: Chosen) -> str:
+def _share(chosen: TrainableMask) -> str:
     fixed = f", {chosen.fixed:,} fixed" if chosen.fixed else ""
     if chosen.trained == chosen.total:
         return ""

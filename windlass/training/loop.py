@@ -21,25 +21,25 @@ from windlass.processes.clock import Clock
 from windlass.processes.clusters import Hosts, find
 from windlass.processes.peers import Peers, check_devices, together
 from windlass.processes.signals import Signals
-from windlass.program.built import Given
+from windlass.program.built import InitialArrays
 from windlass.program.described import Described, Divided
 from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.starting import helpers, origin
 from windlass.starting.describe import describe
 from windlass.telemetry.compiles import Recompiled, Watch
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
 from windlass.training import reference
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
 
-BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` says how many
+BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` sets how many
 
 
 class Trained(NamedTuple):
-    """How a run ended."""
+    """Outcome of a run."""
 
     folder: Path
     step: int
@@ -54,7 +54,7 @@ def train(
     *,
     hosts: Hosts | None = None,
     signals: Signals | None = None,
-    report: Report | None = None,
+    report: ConsoleReport | None = None,
     plans: bool = False,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
@@ -66,16 +66,16 @@ def train(
     another process is lost, JAX ends this one, in its own words; and what another process refuses
     is printed here before this one ends, too.
     """
-    given: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "plans": plans}
+    settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "plans": plans}
     if signals is None:
         with Signals().listening() as signals:
-            return train(recipe, overrides, signals=signals, report=report, **given)
-    hosts = given["hosts"]
+            return train(recipe, overrides, signals=signals, report=report, **settings)
+    hosts = settings["hosts"]
     if report is None:
-        # The run is told once: by the first process.
+        # The run is reported once: by the first process.
         is_first = hosts is None or hosts.process == 0
-        with Report(None if is_first else Console(quiet=True)) as report:
-            return train(recipe, overrides, signals=signals, report=report, **given)
+        with ConsoleReport(None if is_first else Console(quiet=True)) as report:
+            return train(recipe, overrides, signals=signals, report=report, **settings)
     with together(hosts, signals, newest_step) as peers:
         return _train(recipe, overrides, signals, report, peers, plans)
 
@@ -84,7 +84,7 @@ def _train(
     recipe: AnyRecipe,
     overrides: Sequence[str],
     signals: Signals,
-    report: Report,
+    report: ConsoleReport,
     peers: Peers | None,
     plans: bool,
 ) -> Trained:
@@ -105,15 +105,15 @@ def _train(
     for warning in described.warnings:
         report.warning(warning)
     former = folders.compiles(folder, described.name)
-    strict, kept = described.run.train.strict, described.kept
+    strict, cache = described.run.train.strict, described.compile_cache
     with (
         folders.roomy(folder),
         folders.locked(folder),
         described.scope(),
-        Watch(report, strict=strict, kept=kept, former=former) as watch,
+        Watch(report, strict=strict, cache=cache, former=former) as watch,
     ):
         folders.check_shared(folder)
-        is_new = processes.found("is new", lambda: not steps_in(folder_of(folder)))
+        is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
         with signals.phase("looking for the weights to start from"):
             if described.run.start is not None and is_new:
                 origin.check(described.run.start)
@@ -124,8 +124,8 @@ def _train(
 
 
 def _divided(described: Described) -> Described:
-    """With what `train.microbatch: auto` stands for; the first process decides for all."""
-    chosen = processes.found("microbatch", lambda: planner.divide(described)._asdict())
+    """A run with its microbatches chosen, for `auto`; the first process decides for all."""
+    chosen = processes.broadcast("microbatch", lambda: planner.divide(described)._asdict())
     return dataclasses.replace(described, divided=Divided(**chosen))
 
 
@@ -137,7 +137,7 @@ class Loop:
         session: Session,
         folder: Path,
         signals: Signals,
-        terminal: Report,
+        terminal: ConsoleReport,
         watch: Watch,
         plans: bool = False,
     ):
@@ -192,8 +192,8 @@ class Loop:
             with self.signals.phase("planning"), self.terminal.doing("planning"):
                 self.report.plan()
         with (
-            self.signals.phase("asking the first weights"),
-            self.explains_exhaustion("while the first weights were asked"),
+            self.signals.phase("computing reference log-probabilities"),
+            self.explains_exhaustion("while reference log-probabilities were computed"),
         ):
             reference.ensure(self.session, state, frozen, self.folder, self.terminal.console)
         processes.barrier("compiling the step")
@@ -244,8 +244,8 @@ class Loop:
                     self.terminal.doing("evaluating"),
                     self.saves_if_refused(state),
                 ):
-                    state, found = self.evaluate(done, state, frozen)
-                    latest |= found
+                    state, averages = self.evaluate(done, state, frozen)
+                    latest |= averages
                 saves = saves or int(state.progress.best_step) == done
                 if done < self.steps and self.is_finished(state):
                     saves = ends = True
@@ -270,18 +270,18 @@ class Loop:
 
     @contextmanager
     def explains_exhaustion(self, when: str | None) -> Iterator[None]:
-        """Memory that runs out here is told in the terms of the model, and what would fit."""
+        """Explain an out-of-memory error here in the terms of the model, and what would fit."""
         try:
             yield
         except JaxRuntimeError as error:
             if not self.plans or not is_exhausted(error):
                 raise
-            told = f"after step {self.watch.step}" if self.watch.has_begun else "in the first step"
+            now = f"after step {self.watch.step}" if self.watch.has_begun else "in the first step"
             described, folder = self.session.built.described, self.folder
             self.store.wait()  # what is being saved is saved, and is what the run goes on from
             self.terminal.close()
             with self.terminal.doing("looking for what would fit"):
-                text = planner.explain(described, str(error), when or told, folder)
+                text = planner.explain(described, str(error), when or now, folder)
             raise UserError(text) from error
 
     def restore_or_initialise(self) -> tuple[State, Frozen]:
@@ -289,7 +289,7 @@ class Loop:
         frozen = frozen._replace(helpers={})  # which the run does not store
         restored = self.store.restore(abstract, self.session.identity)
         if restored is None:
-            state, frozen = self.session.programs.init(self.taken(), self.first_batch())
+            state, frozen = self.session.programs.init(self.initial_weights(), self.first_batch())
             if processes.is_first():
                 origin.keep(self.session.run, self.folder)
             if jax.tree.leaves(frozen):
@@ -300,7 +300,7 @@ class Loop:
         if restored.step > self.steps:
             length = self.session.length
             raise UserError(
-                f"{length.asked}, and the run in {self.folder} has done {restored.step}; "
+                f"{length.requested}, and the run in {self.folder} has done {restored.step}; "
                 f"{length.key(restored.step)} leaves it as it is, more goes on, "
                 "and run.dir starts another run"
             )
@@ -322,13 +322,13 @@ class Loop:
         self.terminal.banner(facts)
         return frozen._replace(helpers=loaded)
 
-    def taken(self) -> Given:
+    def initial_weights(self) -> InitialArrays:
         """The weights that this run starts from, where it starts from any."""
         session = self.session
         vocabulary = str(session.identity["tokenizer"])
-        taken = origin.take(session.built, vocabulary, self.terminal.warning)
-        self.terminal.banner(taken.facts)
-        return taken.arrays
+        start = origin.take(session.built, vocabulary, self.terminal.warning)
+        self.terminal.banner(start.facts)
+        return start.arrays
 
     def is_finished(self, state: State) -> bool:
         return self.gives_up(state) or int(state.step) >= self.steps
@@ -345,22 +345,22 @@ class Loop:
         return step
 
     def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
-        found = {}
+        averages = {}
         if self.evaluator is not None:
             parts = {"validation": state.weights, "validation_ema": state.ema}
             for name, weights in parts.items():
                 if weights is not None:
                     means = self.evaluator(weights, frozen, state.carry, state.step)
-                    found |= {f"{name}_{metric}": value for metric, value in means.items()}
+                    averages |= {f"{name}_{metric}": value for metric, value in means.items()}
             # Whether to save and when to give up is decided by this: by the same on every process.
-            found = processes.found("evaluation", found.copy)
-            progress = state.progress.judged(done, found[self.train.watched])
+            averages = processes.broadcast("evaluation", averages.copy)
+            progress = state.progress.judged(done, averages[self.train.watched])
             state = state._replace(progress=progress)
-            self.report.evaluation(done, found)
+            self.report.evaluation(done, averages)
         if self.writer is not None:
             text = self.writer(done, state, frozen)
             self.report.sample(done, text)
-        return state, found
+        return state, averages
 
     def end(self, state: State, latest: dict[str, float]) -> Trained:
         done, stop = int(state.step), self.signals.stop or 0

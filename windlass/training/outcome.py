@@ -1,4 +1,4 @@
-"""What came of a run, as its last evaluation and its last steps have it."""
+"""Outcome of a run: the losses of its last evaluation and its last steps."""
 
 import math
 from collections.abc import Iterator, Mapping
@@ -13,7 +13,7 @@ from windlass.training.session import Session
 def outcome(
     session: Session, state: State, latest: Mapping[str, float], records: Path, per_epoch: int
 ) -> Iterator[tuple[str, str]]:
-    """The validation loss, what it is to be held against, and whether the model generalises."""
+    """The validation loss, the baseline to compare it with, and a verdict on generalization."""
     run, progress, done = session.run, state.progress, int(state.step)
     unit = run.objective.unit
     which = "" if state.ema is None else " with the average of the weights"

@@ -1,4 +1,4 @@
-"""Asking the weights of the start for every target, once, before they are trained."""
+"""Reference log-probabilities: of every target under the initial weights, before training."""
 
 import hashlib
 import json
@@ -28,7 +28,7 @@ from windlass.training.session import Session
 
 
 def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: Console) -> None:
-    """Makes the column before the first step, and after it checks that it is what it was.
+    """Make the column before the first step, and after it check that it is what it was.
 
     The files are there all at once or not at all: a run that was killed meanwhile makes them anew.
     """
@@ -40,7 +40,7 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
             reference.check(prepared, run)
         return
     weights = _digest(measure((state.weights, frozen.model)))
-    if hosts.found("has the reference", lambda: _is_there(weights, prepared, run)):
+    if hosts.broadcast("has the reference", lambda: _is_there(weights, prepared, run)):
         return
     partial = run / f"{reference.FOLDER}{files.PARTIAL}"
     if hosts.is_first():
@@ -69,46 +69,46 @@ def make_reference(model: Callable[..., Any]) -> Callable[..., Float[Array, "bat
 def _computed(
     session: Session, state: State, frozen: Frozen, place: Path, console: Console
 ) -> dict[str, dict[str, str]]:
-    """Writes the column of all rows; of each file, whose rows it has and its hash."""
+    """Write the column of all rows; of each file, whose rows it has and its hash."""
     function = Program(
         make_reference(session.built.model),
         reference.COLUMN,
         compiler_options=session.built.described.compiler_options,
     )
     size = session.batches.per_device * session.batches.shards
-    rows, about, done = reference.files(session.prepared), {}, 0
-    with progress(console, "asking the first weights", sum(map(len, rows.values()))) as tell:
+    parts, about, done = reference.files(session.prepared), {}, 0
+    with progress(console, "reference log-probabilities", sum(map(len, parts.values()))) as advance:
 
-        def found(part: Sequences) -> Iterator[np.ndarray]:
+        def values(part: Sequences) -> Iterator[np.ndarray]:
             nonlocal done
             ahead, left = session.run.data.prefetch, len(part)
             plain = part.with_beside({})
             for batch in evaluation_batches(plain, size, session.programs.place, prefetch=ahead):
-                some = np.asarray(function(state.weights, frozen, batch))[:left]
-                left, done = left - len(some), done + len(some)
-                yield some
-                tell(done, "rows")
+                chunk = np.asarray(function(state.weights, frozen, batch))[:left]
+                left, done = left - len(chunk), done + len(chunk)
+                yield chunk
+                advance(done, "rows")
 
-        for name, part in rows.items():
+        for name, part in parts.items():
             file = place / f"{name}.npy"
-            if not hosts.is_first():  # every process has a part in asking, and one writes
-                deque(found(part), maxlen=0)
+            if not hosts.is_first():  # every process computes its part, and one writes
+                deque(values(part), maxlen=0)
                 continue
             column = part.columns[reference.COLUMN]
-            content = reference.write(file, len(part), column, found(part))
+            content = reference.write(file, len(part), column, values(part))
             about[name] = {"rows": part.fingerprint, "content": content}
     return about
 
 
 def _is_there(weights: str, prepared: Prepared, run: Path) -> bool:
-    """Whether a run has what these weights gave its rows."""
-    written = reference.read(run)
+    """Return True if a run has the reference of these weights for its rows."""
+    about = reference.read(run)
     return (
-        written is not None
-        and written["weights"] == weights
+        about is not None
+        and about["weights"] == weights
         and all(
-            written["rows"].get(name, {}).get("rows") == part.fingerprint
-            and reference.is_whole(run, name, written)
+            about["rows"].get(name, {}).get("rows") == part.fingerprint
+            and reference.is_whole(run, name, about)
             for name, part in reference.files(prepared).items()
         )
     )

@@ -13,16 +13,16 @@ from windlass.data.load import Loader
 from windlass.errors import UserError
 from windlass.planning import planner
 from windlass.processes import hosts as processes
-from windlass.program.length import fate
+from windlass.program.length import schedule_change
 from windlass.program.step import Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.plan_file import Forecast
-from windlass.run_folder.relocation import moved
+from windlass.run_folder.relocation import relocation
 from windlass.telemetry import about
 from windlass.telemetry.about import About
 from windlass.telemetry.compiles import Watch
-from windlass.telemetry.console import Report
+from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import device_peak, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
 from windlass.training.banner import banner
@@ -32,14 +32,14 @@ from windlass.units import counted, duration
 
 
 class RunReport:
-    """What a run reports, on the terminal and in the files of its folder."""
+    """Report of a run, on the terminal and in the files of its folder."""
 
     def __init__(
         self,
         session: Session,
         loader: Loader,
         folder: Path,
-        terminal: Report,
+        terminal: ConsoleReport,
         watch: Watch,
         plans: bool,
         abstract: tuple[State, Frozen],
@@ -54,7 +54,7 @@ class RunReport:
 
     @cached_property
     def meter(self) -> Meter:
-        """Throughput and MFU, from when it is first asked for: the first step."""
+        """Throughput and MFU, from its first use on: the first step."""
         session, rows, described = self.session, self.loader.rows, self.described
         peak = described.chip and described.chip.peak.get(described.compute)
         flops = None if peak is None else step_flops(session.programs, *self._abstract)
@@ -80,11 +80,12 @@ class RunReport:
         self.terminal.note(f"resuming from step {step} of {self.steps} in {self.folder}")
         starts = about.read(self.about.path) if processes.is_first() else []
         here = self.described.facts["chose"]
-        if starts and (told := moved(starts[-1]["chose"], here)) is not None:
-            self.terminal.note(told)
+        if starts and (note := relocation(starts[-1]["chose"], here)) is not None:
+            self.terminal.note(note)
         before = runs.steps_of(self.folder)
         if step and before is not None and before != self.steps:
-            self.terminal.note(fate(self.session.run.optim.rate, before, self.steps, step))
+            rate = self.session.run.optim.rate
+            self.terminal.note(schedule_change(rate, before, self.steps, step))
 
     def plan(self) -> None:
         rows, chose = len(self.loader.rows), self.described.facts["chose"]
@@ -92,8 +93,8 @@ class RunReport:
         why = plan(self.described.run, chose, lambda: planner.plan(self.described, rows))
         if why is not None:
             self.terminal.note(why)
-        if (told := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
-            self.terminal.fact("plan", told)
+        if (line := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
+            self.terminal.fact("plan", line)
 
     def compiled(self, program: Any) -> None:
         """The compiled step: its memory, beside the plan."""
@@ -115,20 +116,20 @@ class RunReport:
     def step(self, done: int, state: State, metrics: dict[str, Array]) -> dict[str, float]:
         """The metrics of a step; a loss that is not finite ends the run, if none may be skipped."""
         # Not all as floats: a hash is written as the whole number that it is.
-        found = {name: value.item() for name, value in metrics.items()}
+        values = {name: value.item() for name, value in metrics.items()}
         self._check_finite(state)
-        found["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
+        values["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
         if (tokens := self.meter.tokens(done)) is not None:
-            found["tokens"] = tokens
-        found |= self.meter.read() | memory(self.described.devices)
-        self.records.write(done, found)
-        self.terminal.step(done, found)
+            values["tokens"] = tokens
+        values |= self.meter.read() | memory(self.described.devices)
+        self.records.write(done, values)
+        self.terminal.step(done, values)
         self.watch.flush()
-        return found
+        return values
 
-    def evaluation(self, done: int, found: dict[str, float]) -> None:
-        self.records.write(done, found)
-        self.terminal.evaluation(done, found)
+    def evaluation(self, done: int, metrics: dict[str, float]) -> None:
+        self.records.write(done, metrics)
+        self.terminal.evaluation(done, metrics)
 
     def sample(self, done: int, text: str) -> None:
         self.records.text(done, "sample", text)
@@ -205,9 +206,9 @@ class RunReport:
         bad = int(state.step)
         rows = ", ".join(str(row) for row in self.loader.row_numbers(bad - 1))
         saved = steps_in(folder_of(self.folder))
-        told = self.records.last("gradient_norm")
+        last = self.records.last("gradient_norm")
         norm = (
-            f" (gradient_norm {told['gradient_norm']:.2g} at step {told['step']})" if told else ""
+            f" (gradient_norm {last['gradient_norm']:.2g} at step {last['step']})" if last else ""
         )
         others = int(progress.not_finite) - 1
         more = f", as were the {others} before it" if others else ""
@@ -225,7 +226,7 @@ class RunReport:
 
 
 def _early(state: State) -> str:
-    """Why a run has stopped before its last step."""
+    """Reason of early stopping."""
     so_far = state.progress
     since = counted(int(so_far.since), "evaluation")
     return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"

@@ -1,4 +1,4 @@
-"""What the model writes at each evaluation, in a file beside the run."""
+"""Samples: text that the model generates at each evaluation, in a file beside the run."""
 
 import re
 from pathlib import Path
@@ -13,7 +13,7 @@ from windlass.training.session import Session
 
 
 class Writer:
-    """A sample of what the model writes, kept beside the run."""
+    """Writer of samples, generated from the prompt `train.sample`."""
 
     TITLE = "--- step "
 

@@ -23,8 +23,8 @@ from windlass.run_folder import folder as folders
 from windlass.starting import helpers
 from windlass.telemetry.compiles import Program
 
-# What decides, of given documents, which rows a step has.
 NO_TEXT = "the data has blocks without a vocabulary, so that there is no text"
+# What decides, of given documents, which rows a step has.
 ROWS = ("stride", "packing", "shuffle", "validation", "test", "split_seed")
 
 
@@ -62,7 +62,7 @@ class Session:
 
     @cached_property
     def identity(self) -> dict[str, str | int | float]:
-        """What a checkpoint must agree on with the run that goes on from it."""
+        """Identity for checkpoints: what the run that resumes from one must agree on."""
         return self.built.identity | {
             "tokenizer": _described(self.prepared.vocabulary),
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
@@ -88,11 +88,11 @@ def open_session(described: Described, console: Console) -> Session:
 
 
 def check_same(prepared: Prepared) -> None:
-    """Each process reads its own rows of what must be the same data on all of them."""
+    """Check that all processes have the same data, of which each reads its own rows."""
     vocabulary = prepared.vocabulary
-    own = f"documents {prepared.fingerprint[:12]}"
-    own += "" if vocabulary is None else f", tokenizer {vocabulary.fingerprint[:12]}"
-    every = hosts.each("data", own)
+    fingerprints = f"documents {prepared.fingerprint[:12]}"
+    fingerprints += "" if vocabulary is None else f", tokenizer {vocabulary.fingerprint[:12]}"
+    every = hosts.each("data", fingerprints)
     others = [number for number, theirs in enumerate(every) if theirs != every[0]]
     if others:
         raise UserError(

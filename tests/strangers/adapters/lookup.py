@@ -11,7 +11,7 @@ import equinox as eqx
 import jax.numpy as jnp
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
-from windlass.adapters import Adapted, Contract, replaced
+from windlass.adapters import Adapted, BaseAdapter, replaced
 from windlass.config import section
 from windlass.devices.axes import gathered
 from windlass.layers.linear import Linear, LinearMap
@@ -21,7 +21,7 @@ LEVELS = 16
 
 
 @section
-class Adapter(Contract):
+class Adapter(BaseAdapter):
     """Codes of four bits and a table for each group of outputs, in place of a matrix."""
 
     group: int = 4  # outputs that share a table

@@ -13,7 +13,7 @@ from windlass.devices.axes import Placed, gathered
 from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
-from windlass.layers.initializers import Draw, host
+from windlass.layers.initializers import Initializer, host
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Connection, Plain
@@ -58,7 +58,7 @@ class Reservoir(Placed):
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
     fixed: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, sizes: dict[str, int], *, draw: Draw, key: PRNGKeyArray):
+    def __init__(self, sizes: dict[str, int], *, draw: Initializer, key: PRNGKeyArray):
         self.weight = draw(key, (sizes["units"], sizes["units"]), sizes["units"])
 
     @property
@@ -98,7 +98,7 @@ class Block(eqx.Module):
         return self.reservoir_residual(x, branch, context)
 
 
-def of_radius(radius: float) -> Draw:
+def of_radius(radius: float) -> Initializer:
     """Normal, scaled to a spectral radius: W ρ / max |λ(W)|."""
 
     def draw(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:

@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from windlass.config import section
 from windlass.config.start import Start
-from windlass.objectives import Contract, Tally
+from windlass.objectives import BaseObjective, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Cross-entropy of the next token, and the divergence from a teacher's distribution.
 
     ℓ = (1 - a) CE + a T² KL(softmax(z_teacher / T) ‖ softmax(z / T)), a = share (1 - step / steps).
@@ -32,8 +32,8 @@ class Objective(Contract):
 
     def evaluate(self, model, batch, *, carry, helpers, step, steps):
         # As at step 0, whenever it is: what is annealed could not be compared.
-        given = dict(carry=carry, helpers=helpers, step=jnp.int32(0), steps=steps)
-        return super().evaluate(model, batch, **given)
+        start = jnp.int32(0)
+        return super().evaluate(model, batch, carry=carry, helpers=helpers, step=start, steps=steps)
 
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)

@@ -7,11 +7,11 @@ from jaxtyping import Array, Bool, Int
 
 from windlass.config import section
 from windlass.layers.head import log_z, pick
-from windlass.objectives import Contract, Tally
+from windlass.objectives import BaseObjective, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Cross-entropy of masked tokens."""
 
     mask: int = 0  # the token in place of those that are hidden

@@ -8,11 +8,11 @@ import jax.numpy as jnp
 
 from windlass.config import section
 from windlass.devices.axes import layout
-from windlass.objectives import Carry, Contract, Tally
+from windlass.objectives import BaseObjective, Carry, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Squared error of the next token as a one-hot vector; the head is solved for.
 
     W = (XᵀX + λI)⁻¹ XᵀY of hidden states X and targets Y. The gradient of ½|xW - y|² trains what

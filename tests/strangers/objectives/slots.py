@@ -7,11 +7,11 @@ import jax.numpy as jnp
 
 from windlass.config import section
 from windlass.layers.head import log_z, pick
-from windlass.objectives import Carry, Contract, Tally
+from windlass.objectives import BaseObjective, Carry, Tally
 
 
 @section
-class Objective(Contract):
+class Objective(BaseObjective):
     """Cross-entropy, and a pull of each row's mean hidden state to that of the rows before it."""
 
     pull: float = 0.1

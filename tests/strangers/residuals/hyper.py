@@ -14,13 +14,13 @@ from windlass.layers.initializers import zeros
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Branch, Connection, Plain
-from windlass.residuals import Contract
+from windlass.residuals import BaseResidual
 
 Streams = Float[Array, "batch seq streams embed"]
 
 
 @section
-class Residual(Contract):
+class Residual(BaseResidual):
     """Hyper-connections: streams that are read, mixed and written by learned weights."""
 
     streams: int = 4
@@ -63,7 +63,7 @@ class Hyper(Connection, Placed):
         self.mix, self.write = jnp.eye(n), jnp.ones(n)
         self.read = jax.nn.one_hot(layer % n, n)
         self.norm = RMSNorm("embed", sizes, eps=1e-6)
-        self.moved = Linear("embed", "weights streams", sizes, draw=zeros, key=key)
+        self.moved = Linear("embed", "weights streams", sizes, initializer=zeros, key=key)
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
