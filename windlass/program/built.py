@@ -136,7 +136,8 @@ class Built:
             identity["residual"] = _summary(self.run.residual)
         if self.run.adapter:
             identity["adapter"] = ", then ".join(map(_summary, self.run.adapter))
-        trained = "the adapter" if self.run.adapter else "*"
+        added = "the adapter" if self.run.residual.is_plain else "the adapter and the residual"
+        trained = added if self.run.adapter else "*"
         return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
 
 

@@ -9,6 +9,7 @@ from windlass.adapters import is_adapted, trained
 from windlass.devices.axes import annotate, is_trainable
 from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
+from windlass.layers.residual import Connection
 
 
 class TrainableMask(NamedTuple):
@@ -23,13 +24,14 @@ class TrainableMask(NamedTuple):
 def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:
     """The arrays whose name matches a pattern, as `blocks.mlp.*` does `blocks.mlp.gate.weight`.
 
-    Without patterns those that adapters declare, and where there are none, all. Fixed arrays are
-    left out, and a pattern that matches nothing else is refused.
+    Without patterns those that adapters declare and those of residual connections, which no
+    checkpoint has trained; without adapters, all. Fixed arrays are left out, and a pattern that
+    matches nothing else is refused.
     """
     names, sizes = zip(*((one, x.size) for one, x in named(arrays)), strict=True)
     allowed = jax.tree.leaves(annotate(arrays, is_trainable))
     if patterns is None:
-        chosen = jax.tree.leaves(trained(arrays)) if is_adapted(arrays) else [True] * len(names)
+        chosen = _added(arrays) if is_adapted(arrays) else [True] * len(names)
     else:
         refuse_idle("train.trainable", patterns, names, "weight")
         _refuse_fixed(patterns, dict(zip(names, allowed, strict=True)))
@@ -42,6 +44,19 @@ def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:
         )
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
     return TrainableMask(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, allowed))
+
+
+def _added(arrays: PyTree) -> list[bool]:
+    """Presence of each array in an adapter or a residual connection, where it is to be trained."""
+
+    def is_connection(node: PyTree) -> bool:
+        return isinstance(node, Connection)
+
+    def connected(node: PyTree) -> PyTree:
+        return jax.tree.map(lambda _: is_connection(node), node)
+
+    masks = trained(arrays), jax.tree.map(connected, arrays, is_leaf=is_connection)
+    return [a or b for a, b in zip(*map(jax.tree.leaves, masks), strict=True)]
 
 
 def _refuse_fixed(patterns: tuple[str, ...], allowed: dict[str, bool]) -> None:
