@@ -31,6 +31,10 @@ def initialisation(config) -> str:
     return arrays.lower(jax.random.key(0)).as_text()
 
 
+def shapes(config) -> list[tuple[int, ...]]:
+    return [x.shape for x in jax.tree.leaves(tiny.abstract(config)) if hasattr(x, "shape")]
+
+
 @functools.cache
 def training_loss(config) -> str:
     model = tiny.abstract(config)
@@ -62,7 +66,7 @@ def others(config, field: str) -> list:
 def is_read(config, field: str) -> bool:
     changed = [dataclasses.replace(config, **{field: value}) for value in others(config, field)]
     return all(
-        any(text(config) != text(other) for text in (initialisation, training_loss, numbers))
+        any(of(config) != of(other) for of in (shapes, training_loss, initialisation, numbers))
         for other in changed
     )
 

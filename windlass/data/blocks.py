@@ -1,13 +1,12 @@
 """Blocks: rows that a source has ready as arrays, by number."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from functools import cached_property
 
 import numpy as np
 
 from windlass.columns import Column, length_of, listed
-from windlass.data.split import split
+from windlass.data.split import Arrays, Numbers, split
 from windlass.errors import UserError
 from windlass.sources import Blocks
 
@@ -46,12 +45,7 @@ class BlockRows:
 
     targets_per_row = tokens_per_row
 
-    def batch(
-        self,
-        numbers: np.ndarray | Sequence[int],
-        epochs: np.ndarray | None = None,
-        seed: int = 0,
-    ) -> dict[str, np.ndarray]:
+    def batch(self, numbers: Numbers, epochs: np.ndarray | None = None, seed: int = 0) -> Arrays:
         """Several rows at once; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         is_row = numbers >= 0

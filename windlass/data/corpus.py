@@ -28,7 +28,7 @@ from windlass.data.progress import progress
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import SAMPLE_CHARACTERS, SAMPLE_CHARACTERS_PER_TOKEN, Vocabulary
 from windlass.errors import UserError
-from windlass.formats import Format
+from windlass.formats import BaseFormat
 from windlass.formats.text import Format as Plain
 from windlass.hub.fetch import TOKENIZER, fetch
 from windlass.sources import Source
@@ -94,7 +94,7 @@ def vocabulary_of(
     tokenizer: Tokenizer,
     cache: Path,
     console: Console,
-    format: Format = PLAIN,
+    format: BaseFormat = PLAIN,
 ) -> Vocabulary:
     """The vocabulary of a recipe; one to be learned is trained on each source by its share."""
     if (vocabulary := given_vocabulary(tokenizer)) is not None:
@@ -134,7 +134,9 @@ def given_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
     return None
 
 
-def is_learned(parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: Format) -> bool:
+def is_learned(
+    parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: BaseFormat
+) -> bool:
     """Presence of a vocabulary: True where none has to be learned from documents."""
     if tokenizer.kind != "bpe":
         return True
@@ -145,7 +147,7 @@ def cached_corpus(
     source: Source,
     vocabulary: Vocabulary,
     cache: Path,
-    format: Format = PLAIN,
+    format: BaseFormat = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus | None:
     """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
@@ -159,7 +161,7 @@ def corpus_of(
     vocabulary: Vocabulary,
     cache: Path,
     console: Console,
-    format: Format = PLAIN,
+    format: BaseFormat = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus:
     """The tokens of a source: those in the cache, where source and vocabulary are as they were."""
@@ -252,7 +254,7 @@ def room(place: Path, needed: int | Callable[[], int]) -> AbstractContextManager
 
 
 def _vocabulary_file(
-    parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: Format, stamps: list[str]
+    parts: Sequence[Part], tokenizer: Tokenizer, cache: Path, format: BaseFormat, stamps: list[str]
 ) -> Path:
     """Cache file of a vocabulary that was learned from sources as they stand."""
     of_rows = [] if format.reads == "text" else ["rows"]
@@ -265,7 +267,7 @@ def _known_file(cache: Path, stamp: str, vocabulary: Vocabulary, key: list[Any])
     return cache / "known" / f"{_key(FORMAT, stamp, vocabulary.fingerprint, *key)}.json"
 
 
-def _checks(format: Format, checks: Checks | None) -> Checks | None:
+def _checks(format: BaseFormat, checks: Checks | None) -> Checks | None:
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
@@ -324,7 +326,7 @@ def _tokenize(
     vocabulary: Vocabulary,
     folder: Path,
     console: Console,
-    format: Format,
+    format: BaseFormat,
     checks: Checks | None,
 ) -> str:
     """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
@@ -394,7 +396,7 @@ def _place(source: Any) -> str:
     return "data.source"
 
 
-def _cache_key(format: Format, vocabulary: Vocabulary, checks: Checks | None) -> list[Any]:
+def _cache_key(format: BaseFormat, vocabulary: Vocabulary, checks: Checks | None) -> list[Any]:
     """Cache key of the tokens of rows, beside the rows and the vocabulary."""
     if format.reads == "text":
         return [] if checks is None else [tree(checks)]

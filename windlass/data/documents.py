@@ -10,7 +10,7 @@ from rich.console import Console
 from windlass.data.checks import Checker
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
-from windlass.formats import Format, Rendered
+from windlass.formats import BaseFormat, Rendered
 from windlass.sources import Source
 
 BATCH_CHARACTERS = 2**20  # or ids
@@ -45,7 +45,11 @@ class Some(NamedTuple):
 
 
 def tokenized_batches(
-    source: Source, vocabulary: Vocabulary, format: Format, notes: Notes, checker: Checker | None
+    source: Source,
+    vocabulary: Vocabulary,
+    format: BaseFormat,
+    notes: Notes,
+    checker: Checker | None,
 ) -> Iterator[Some]:
     """All documents of a source, in their order; without those that the checks leave out."""
     if format.reads == "rows":
@@ -57,7 +61,7 @@ def tokenized_batches(
 
 
 def _rendered(
-    source: Source, vocabulary: Vocabulary, format: Format, notes: Notes, checker: Checker
+    source: Source, vocabulary: Vocabulary, format: BaseFormat, notes: Notes, checker: Checker
 ) -> Iterator[Some]:
     if not source.has_rows:
         raise UserError(

@@ -9,7 +9,7 @@ from windlass.chance import mix
 from windlass.columns import Column
 from windlass.data.pack import Piece
 from windlass.data.shuffle import permuted
-from windlass.data.split import Drawn
+from windlass.data.split import Arrays, Drawn, Numbers
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE
 
@@ -82,12 +82,7 @@ class Mixture:
         part = self.parts[which]
         return part.pieces(number - int(self._ends[which]) + len(part))
 
-    def batch(
-        self,
-        numbers: np.ndarray | Sequence[int],
-        epochs: np.ndarray | None = None,
-        seed: int = 0,
-    ) -> dict[str, np.ndarray]:
+    def batch(self, numbers: Numbers, epochs: np.ndarray | None = None, seed: int = 0) -> Arrays:
         """Several rows at once; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         whose = np.searchsorted(self._ends, numbers, side="right")

@@ -2,7 +2,7 @@
 
 import hashlib
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Literal, NamedTuple
@@ -13,6 +13,7 @@ from rich.console import Console
 from windlass import files
 from windlass.columns import LENGTH, Column, sized
 from windlass.data.corpus import Corpus, claimed, opened, room, save
+from windlass.data.split import Arrays, Numbers
 from windlass.formats import Longer
 
 FORMAT = 3  # raised whenever the same documents would be packed differently
@@ -155,12 +156,7 @@ class Sequences:
         parts = zip(document.tolist(), start.tolist(), stop.tolist(), strict=True)
         return [Piece(*part) for part in parts]
 
-    def batch(
-        self,
-        numbers: np.ndarray | Sequence[int],
-        epochs: np.ndarray | None = None,
-        seed: int = 0,
-    ) -> dict[str, np.ndarray]:
+    def batch(self, numbers: Numbers, epochs: np.ndarray | None = None, seed: int = 0) -> Arrays:
         """Several rows at once, the same in every epoch; the number -1 is a row of padding."""
         numbers = np.asarray(numbers, np.int64)
         first = self.index.first

@@ -9,6 +9,8 @@ from windlass.chance import mix
 from windlass.columns import Column
 
 SPLITS = ("train", "validation", "test")
+Arrays = dict[str, np.ndarray]  # the columns of some rows
+Numbers = np.ndarray | Sequence[int]  # of rows
 
 
 class Drawn(NamedTuple):
@@ -38,11 +40,8 @@ class Split(Protocol):
     def __len__(self) -> int: ...
 
     def batch(
-        self,
-        numbers: np.ndarray | Sequence[int],
-        epochs: np.ndarray | None = None,
-        seed: int = 0,
-    ) -> dict[str, np.ndarray]: ...
+        self, numbers: Numbers, epochs: np.ndarray | None = None, seed: int = 0
+    ) -> Arrays: ...
 
 
 def split(

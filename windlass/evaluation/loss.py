@@ -7,12 +7,12 @@ from typing import Any
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from windlass.objectives import Carry, Objective, Tally, settled
+from windlass.objectives import BaseObjective, Carry, Tally, settled
 
 
 def make_evaluation(
     model: Callable[..., Any],
-    objective: Objective,
+    objective: BaseObjective,
     *,
     steps: int,
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,

@@ -1,7 +1,8 @@
 """Formats: from examples to text, and the loss mask over it. A file here is a `data.format`."""
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping
-from typing import Any, ClassVar, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, ClassVar, Literal, NamedTuple
 
 from windlass.columns import Column
 from windlass.hub.chat_template import Template
@@ -32,37 +33,22 @@ class Rendered(NamedTuple):
     spelled: str | None = None  # a special token that the example's own words spell out
 
 
-@runtime_checkable
-class Format(Protocol):
-    """Format: from an example to documents.
+class BaseFormat(ABC):
+    """A format: from an example to documents, with defaults that most keep."""
 
-    `reads` is `text` where documents are trained on as a source has them, and `rows` where
-    `render` makes them of whole rows. `settled` is called once, with the first row: it returns
-    the format that fits the rows, and a note about that.
-    """
-
-    reads: ClassVar[str]
-    speaks: ClassVar[bool]
-    longer: ClassVar[Longer]  # what is usual
-    together: ClassVar[int]  # documents of an example that stay in one sequence
-    columns: ClassVar[Mapping[str, Column]]  # of a batch, beside those of every packed sequence
-
-    def settled(self, row: dict[str, Any], where: str) -> "tuple[Format, str | None]": ...
-
-    def render(
-        self, row: dict[str, Any], where: str, template: Template | None
-    ) -> list[Rendered]: ...
-
-
-class BaseFormat:
-    """Defaults of a format, which most keep."""
-
+    # `text`: documents are trained on as a source has them; `rows`: `render` makes them of rows
     reads: ClassVar[str] = "rows"
-    longer: ClassVar[Longer] = "drop"
-    together: ClassVar[int] = 1
-    columns: ClassVar[Mapping[str, Column]] = {}
+    longer: ClassVar[Longer] = "drop"  # what is usual
+    together: ClassVar[int] = 1  # documents of an example that stay in one sequence
+    columns: ClassVar[Mapping[str, Column]] = {}  # of a batch, beside those of packed sequences
     speaks: ClassVar[bool] = False  # with a template, its model can chat
     template: str | None = None  # in place of the tokenizer's own
 
-    def settled(self, row: dict[str, Any], where: str) -> tuple[Any, str | None]:
+    def settled(self, row: dict[str, Any], where: str) -> "tuple[BaseFormat, str | None]":
+        """The format that fits the rows, by the first of them, and a note about that."""
         return self, None
+
+    @abstractmethod
+    def render(
+        self, row: dict[str, Any], where: str, template: Template | None
+    ) -> list[Rendered]: ...

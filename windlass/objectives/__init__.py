@@ -11,7 +11,8 @@ model to use: it is called before every evaluation, sample and export, and never
 trained further.
 """
 
-from typing import Any, ClassVar, NamedTuple, Protocol, runtime_checkable
+from abc import ABC, abstractmethod
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -77,11 +78,24 @@ class Carry(NamedTuple):
     sums: PyTree = None  # threaded through the microbatches
 
 
-class BaseObjective:
-    """The parts of an objective that most leave as they are."""
+class BaseObjective(ABC):
+    """An objective: its call, and the parts that most leave as they are."""
 
     columns: ClassVar[tuple[str, ...]]  # what a batch must hold
     unit: ClassVar[str] = "token"  # what its loss is an average over
+
+    @abstractmethod
+    def __call__(
+        self,
+        model: Any,
+        batch: dict[str, Array],
+        *,
+        key: PRNGKeyArray | None,  # None: nothing random, as in evaluation
+        carry: Carry,
+        helpers: dict[str, Any],  # the modules of those it names
+        step: Int[Array, ""],  # how many were done before this one
+        steps: int,  # of the whole run: another number is another program where it is used
+    ) -> tuple[Tally, Carry]: ...
 
     @property
     def helpers(self) -> dict[str, Start]:
@@ -112,42 +126,4 @@ class BaseObjective:
     ) -> Tally:
         """The tally of held-out rows: the call with the run's sums, and rows that start anew."""
         carry = Carry(self.start(model, batch).rows, carry.sums)
-        settings = dict(carry=carry, helpers=helpers, step=step, steps=steps)
-        return self(model, batch, key=None, **settings)[0]  # pyright: ignore
-
-
-@runtime_checkable
-class Objective(Protocol):
-    columns: ClassVar[tuple[str, ...]]
-
-    def __call__(
-        self,
-        model: Any,
-        batch: dict[str, Array],
-        *,
-        key: PRNGKeyArray | None,  # None: nothing random, as in evaluation
-        carry: Carry,
-        helpers: dict[str, Any],  # the modules of those it names
-        step: Int[Array, ""],  # how many were done before this one
-        steps: int,  # of the whole run: another number is another program where it is used
-    ) -> tuple[Tally, Carry]: ...
-
-    @property
-    def helpers(self) -> dict[str, Start]: ...
-
-    def problems(self, model: Any) -> list[str]: ...
-
-    def start(self, model: Any, batch: dict[str, Array]) -> Carry: ...
-
-    def finish(self, model: Any, carry: Carry) -> Any: ...
-
-    def evaluate(
-        self,
-        model: Any,
-        batch: dict[str, Array],
-        *,
-        carry: Carry,
-        helpers: dict[str, Any],
-        step: Int[Array, ""],
-        steps: int,
-    ) -> Tally: ...
+        return self(model, batch, key=None, carry=carry, helpers=helpers, step=step, steps=steps)[0]

@@ -12,7 +12,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
-from windlass.objectives import BaseObjective, Carry, Objective
+from windlass.objectives import BaseObjective, Carry
 from windlass.program.built import Built, InitialArrays
 from windlass.program.step import (
     Batch,
@@ -207,6 +207,6 @@ class Programs:
         return self.run.objective.start(self.built.model(weights, frozen), batch)
 
 
-def solves(objective: Objective) -> bool:
+def solves(objective: BaseObjective) -> bool:
     """Return True if an objective solves for weights: the model to use is not the trained one."""
     return type(objective).finish is not BaseObjective.finish

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
-from windlass.objectives import Carry, Objective, Tally, settled
+from windlass.objectives import BaseObjective, Carry, Tally, settled
 from windlass.program import token_hash
 from windlass.program.loss_scale import LossScale
 
@@ -93,7 +93,7 @@ def start(
 
 def make_training_call(
     model: Callable[[PyTree, PyTree], Any],
-    objective: Objective,
+    objective: BaseObjective,
     steps: int,
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
 ) -> TrainingCall:
@@ -115,7 +115,7 @@ def make_training_call(
 
 def make_step(
     model: Callable[[PyTree, PyTree], Any],
-    objective: Objective,
+    objective: BaseObjective,
     optimizer: optax.GradientTransformationExtraArgs,
     *,
     steps: int,
