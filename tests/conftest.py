@@ -52,15 +52,17 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
     `bidirectional` is each of the others.
-    `unlike` is, for what takes long, each that ships and is not of llama's blocks, and a recurrent
-    one: other tests train llama's, and every stranger.
+    For what takes long, `shipped` is each that ships and is not of llama's blocks, and `unlike` a
+    recurrent one as well: other tests train llama's, and every stranger.
     """
+    shipped = {module.name for module in pkgutil.iter_modules(windlass.models.__path__[:1])}
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", found)
     if "unlike" in metafunc.fixturenames:
-        ship = {module.name for module in pkgutil.iter_modules(windlass.models.__path__[:1])}
-        metafunc.parametrize("unlike", sorted(ship - {*LIKE_LLAMA} | {"gru"}))
+        metafunc.parametrize("unlike", sorted(shipped - {*LIKE_LLAMA} | {"gru"}))
+    if "shipped" in metafunc.fixturenames:
+        metafunc.parametrize("shipped", sorted(shipped - {*LIKE_LLAMA}))
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
         metafunc.parametrize("causal", declared)

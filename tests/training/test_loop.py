@@ -249,9 +249,9 @@ def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(he
     assert "steps an epoch\n" in whole.text  # no row of a mixture is left out
 
 
-def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, unlike):
-    config = dataclasses.replace(tiny.config(unlike), vocab=257)
-    recipe = RECIPE | {"model": {"family": unlike, **tree(config)}}
+def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, shipped):
+    config = dataclasses.replace(tiny.config(shipped), vocab=257)
+    recipe = RECIPE | {"model": {"family": shipped, **tree(config)}}
     keys = ["train.steps=4", *UNMEASURED, "mesh.fsdp=4", "mesh.tensor=2"]
     told = Told("run.dir=whole", "train.sample=Once", *keys, recipe=recipe)
     assert any(line.startswith("  Once") for line in told.text.splitlines())
