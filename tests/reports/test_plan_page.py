@@ -3,12 +3,15 @@
 import dataclasses
 import re
 from html.parser import HTMLParser
+from pathlib import Path
 
 import pytest
 
 from tests.planning.plans import made, without_time
+from windlass.planning import memory, time
 from windlass.planning.plan import Plan, Refused
 from windlass.planning.targets import find
+from windlass.reports import charts, plan_page
 from windlass.reports.plan_page import page
 
 VOID = {"meta", "line", "rect", "circle", "br"}
@@ -64,6 +67,12 @@ def test_the_pieces_of_a_bar_are_as_long_as_the_parts_of_the_memory_beside_its_l
     assert shares == pytest.approx([2 / 15.75, 4 / 15.75, 2 / 15.75], rel=1e-3)
     ends = [percent(one["x"]) + percent(one["width"]) for one in parts]
     assert [percent(one["x"]) for one in parts] == pytest.approx([0, *ends[:-1]], abs=1e-2)
+
+
+@pytest.mark.parametrize("part", sorted({*memory.PARTS, *time.PARTS}))
+def test_every_part_of_memory_and_of_a_step_has_a_colour(part):
+    sheet = (Path(plan_page.__file__).parent / "page.css").read_text()
+    assert re.search(rf"\.{charts.style(part)}[ ,].*background", sheet)
 
 
 def test_points_stand_in_the_order_of_hours_and_of_money_and_inside_the_picture():
