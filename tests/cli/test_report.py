@@ -108,6 +108,9 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
         ("planned", "optimiser", "50.0 ms"),
         ("measured", "step time", "100 ms"),
     ]
+    bars = re.findall(r'<rect class="part ([\w-]+)"', page)
+    assert len(bars) == len(told)
+    assert [name for name in bars if not re.search(rf"\.{name}[ ,].*background", page)] == []
 
 
 def test_runs_are_put_side_by_side_with_what_differs(program, copies):
