@@ -110,8 +110,8 @@ def rows(vocab: int, seed: int = 0) -> dict[str, jax.Array]:
 def tally(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> Tally:
     """What an objective, next_token unless told otherwise, returns for a batch."""
     objective = objective or Objective()
-    given = dict(carry=Carry(), helpers={}, step=jnp.int32(0), steps=1)
-    return objective(model, batch, key=None, **given)[0]
+    zero = jnp.int32(0)
+    return objective(model, batch, key=None, carry=Carry(), helpers={}, step=zero, steps=1)[0]
 
 
 def loss(model, batch: dict[str, jax.Array], objective: Objective | None = None) -> jax.Array:
