@@ -50,7 +50,7 @@ from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
-from windlass.starting import helpers, origin, tuning
+from windlass.starting import frozen_models, origin, tuning
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import ConsoleReport
@@ -267,11 +267,11 @@ def evaluate(
         reference.check(prepared, folder, splits)
         evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
         # Other rows in other batches are no other model; other tokens are.
-        agreed = ("tokenizer", *map(helpers.key, described.helpers))
+        agreed = ("tokenizer", *map(frozen_models.key, described.helpers))
         identity = {name: session.identity[name] for name in agreed}
         say = partial(_say, console)
         loaded = opened.load(say, identity=identity)
-        loaded = loaded.with_helpers(helpers.take(built, prepared.vocabulary, say)[0])
+        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary, say)[0])
         reached = loaded.step
         _warn_of_changed_documents(folder, described, prepared, reached, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}

@@ -13,7 +13,7 @@ from windlass.hub import fetch
 from windlass.processes import shared_folders
 from windlass.program.built import InitialArrays
 from windlass.run import Run
-from windlass.starting import adapter, helpers, hugging_face, other_run
+from windlass.starting import adapter, frozen_models, hugging_face, other_run
 
 ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
@@ -27,7 +27,7 @@ def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
     for the models that the objective names.
     """
     layers = adapter.written_out(_with_model(config.load(recipe, overrides)))
-    return helpers.written_out(layers)
+    return frozen_models.written_out(layers)
 
 
 def _with_model(layers: Layers) -> Layers:

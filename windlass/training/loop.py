@@ -25,7 +25,7 @@ from windlass.program.built import InitialArrays
 from windlass.program.described import Described, Divided
 from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
-from windlass.starting import helpers, origin
+from windlass.starting import frozen_models, origin
 from windlass.starting.describe import describe
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
@@ -117,7 +117,7 @@ def _train(
         with signals.phase("looking for the weights to start from"):
             if described.run.start is not None and is_new:
                 origin.check(described.run.start)
-            helpers.check(described.run)
+            frozen_models.check(described.run)
         with signals.phase("preparing the data"):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch, plans).run()
@@ -318,7 +318,7 @@ class Loop:
     def with_helpers(self, frozen: Frozen) -> Frozen:
         session = self.session
         vocabulary = session.prepared.vocabulary
-        loaded, facts = helpers.take(session.built, vocabulary, self.terminal.warning)
+        loaded, facts = frozen_models.take(session.built, vocabulary, self.terminal.warning)
         self.terminal.banner(facts)
         return frozen._replace(helpers=loaded)
 

@@ -20,7 +20,7 @@ from windlass.program.length import Length
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen
 from windlass.run_folder import folder as folders
-from windlass.starting import helpers
+from windlass.starting import frozen_models
 from windlass.telemetry.compiles import Program
 
 NO_TEXT = "the data has blocks without a vocabulary, so that there is no text"
@@ -73,7 +73,7 @@ class Session:
             "loss scale": "of float16" if self.programs.scales_loss else "none",
             "data.longer": self.run.data.lengthy,
             "seed": self.run.train.seed,
-            **helpers.identity(self.run),
+            **frozen_models.identity(self.run),
         }
 
 

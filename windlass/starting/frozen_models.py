@@ -1,4 +1,4 @@
-"""Helpers: frozen models that an objective names, such as a teacher; resolved, checked, loaded.
+"""Frozen models that an objective names, its helpers, such as a teacher: found, checked, loaded.
 
 A run stores none of their weights. It stores which they are, and reads them again at each start.
 """
@@ -200,10 +200,10 @@ def _tokenizer(start: Start, key: str) -> Path:
     return hugging_face.weights(start, key)
 
 
-def _check_vocabulary(folder: Path, key: str, ours: Vocabulary | None) -> None:
+def _check_vocabulary(folder: Path, key: str, ours: Vocabulary) -> None:
     """Refuse a helper to which the numbers of this run are other tokens."""
-    if ours is None or not (folder / hugging_face.TOKENIZER).is_file():
-        return  # of blocks nothing is known but their numbers
+    if not (folder / hugging_face.TOKENIZER).is_file():
+        return
     theirs = vocabularies.load(str(folder))
     for number in range(ours.size):
         if theirs.name(number) != ours.name(number):
