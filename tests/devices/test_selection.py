@@ -30,7 +30,7 @@ def refused(*args) -> str:
 )
 def test_auto_takes_the_best_that_is_present_and_says_so(inventory, kind, count, note):
     chosen = choose(Device(), inventory, {})
-    assert (chosen.kind, chosen.count, chosen.asked) == (kind, count, "auto")
+    assert (chosen.kind, chosen.count, chosen.requested) == (kind, count, "auto")
     assert (chosen.notes, chosen.warnings) == ([note], [])
 
 
@@ -49,7 +49,7 @@ def test_a_device_that_is_absent_is_refused():
 
 def test_fallback_warns_and_goes_on():
     chosen = choose(Device(kind="tpu", fallback=True), GPU, {})
-    assert (chosen.kind, chosen.count, chosen.asked) == ("gpu", 2, "tpu")
+    assert (chosen.kind, chosen.count, chosen.requested) == ("gpu", 2, "tpu")
     assert chosen.warnings == [
         "device.kind is tpu, and no TPU is present: going on with 2 GPUs (NVIDIA H200), "
         "because device.fallback is true"

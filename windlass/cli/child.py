@@ -11,12 +11,12 @@ from windlass.processes.signals import Signals
 
 def main() -> None:
     """Run the program with the words that its parent was started with."""
-    heard, told, log, *words = sys.argv[1:]
-    line = Pipe(int(heard), int(told), log)
-    for descriptor in (line.signals, line.facts):
+    reads, writes, log, *words = sys.argv[1:]
+    pipe = Pipe(int(reads), int(writes), log)
+    for descriptor in (pipe.signals, pipe.facts):
         os.set_inheritable(descriptor, False)
     sys.stdout, sys.stderr = _apart(sys.stdout, log), _apart(sys.stderr, log)
-    with Signals(line).listening() as signals:
+    with Signals(pipe).listening() as signals:
         sys.excepthook = partial(_fail, signals)
         from windlass.cli.commands import run
 

@@ -29,7 +29,7 @@ class DeviceChoice(NamedTuple):
 
     kind: str
     count: int
-    asked: str  # the kind requested, as the recipe spells it
+    requested: str  # the kind, as the recipe spells it
     notes: list[str]
     warnings: list[str]
 

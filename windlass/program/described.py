@@ -103,7 +103,7 @@ class Described:
     def facts(self) -> dict[str, Any]:
         """Requests of the command line, and the choices made where it left them open."""
         kind = self.devices[0].device_kind
-        device = {"asked": self.chosen.asked, "kind": kind, "count": len(self.devices)}
+        device = {"asked": self.chosen.requested, "kind": kind, "count": len(self.devices)}
         device |= {"cores": about.cores()} if self.chosen.kind == "cpu" else {}
         chose = {"device": device, "mesh": dict(self.mesh.shape)}
         chose |= {"batch": self.batches._asdict(), "compute": self.compute}

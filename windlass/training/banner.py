@@ -20,7 +20,7 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     batches, chosen = session.batches, built.trainable
     used = f"{len(described.devices)} × {described.devices[0].device_kind}"
     memory = described.chip and f" of {gib(described.chip.memory_bytes)} GiB"
-    yield "device", f"{used}{memory or ''} (requested: {described.chosen.asked})"
+    yield "device", f"{used}{memory or ''} (requested: {described.chosen.requested})"
     if (joined := hosts.joined()) is not None:
         here = sum(device.process_index == joined.process for device in described.devices)
         share = f"{joined.processes} processes × {here} device{'s' if here > 1 else ''}"
