@@ -16,7 +16,10 @@ import time
 from pathlib import Path
 
 HERE = Path(__file__).parent
-ALL = ("quickstart", "finetune", "meshes", "hosts", "huggingface", "kill", "launch", "plan")
+ALL = (
+    *("quickstart", "finetune", "meshes", "hosts", "huggingface", "kill", "launch", "plan"),
+    "long_tests",
+)
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.
 if not {"gpu", "gpu_bits"} & {*sys.argv}:

@@ -52,20 +52,27 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
     `bidirectional` is each of the others.
-    For what takes long, `shipped` is each that ships and is not of llama's blocks, and `unlike` a
+    Of the strangers the recurrent one is among the quick tests, the others are long.
+    For what takes longer, `shipped` is each that ships and is not of llama's blocks, and `unlike` a
     recurrent one as well: other tests train llama's, and every stranger.
     """
     shipped = {module.name for module in pkgutil.iter_modules(windlass.models.__path__[:1])}
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
+
+    def tiered(names: list[str]) -> list:
+        quick = {*shipped, "gru"}
+        long = pytest.mark.long
+        return [name if name in quick else pytest.param(name, marks=long) for name in names]
+
     if "family" in metafunc.fixturenames:
-        metafunc.parametrize("family", found)
+        metafunc.parametrize("family", tiered(found))
     if "unlike" in metafunc.fixturenames:
         metafunc.parametrize("unlike", sorted(shipped - {*LIKE_LLAMA} | {"gru"}))
     if "shipped" in metafunc.fixturenames:
         metafunc.parametrize("shipped", sorted(shipped - {*LIKE_LLAMA}))
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
-        metafunc.parametrize("causal", declared)
+        metafunc.parametrize("causal", tiered(declared))
     if "bidirectional" in metafunc.fixturenames:
         others = [name for name in found if not tiny.config(name).causal]
         metafunc.parametrize("bidirectional", others)

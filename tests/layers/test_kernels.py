@@ -81,8 +81,8 @@ def by_hand(seen: np.ndarray):
 
 
 @pytest.mark.parametrize("kernel", KERNELS)
-@pytest.mark.parametrize("stride", [1, 3, 8])
-@pytest.mark.parametrize("window", [None, 37, 2])
+@pytest.mark.parametrize("stride", [1, 3, pytest.param(8, marks=pytest.mark.long)])
+@pytest.mark.parametrize("window", [None, 37, pytest.param(2, marks=pytest.mark.long)])
 @pytest.mark.parametrize("both_ways", [False, True])
 def test_a_kernel_mixes_the_values_that_are_seen_and_no_others(
     kernel, stride, window, both_ways, monkeypatch

@@ -44,6 +44,7 @@ def numbers(run: Path) -> list[dict]:
     return [{name: record[name] for name in names} for record in records]
 
 
+@pytest.mark.long
 def test_a_run_that_lost_a_process_and_then_was_stopped_has_the_same_bits(start, tmp_path):
     disturbed = tmp_path / "disturbed"
     with start("disturbed") as first:

@@ -25,10 +25,9 @@ def on_one_device() -> np.ndarray:
     return Bench("qwen3", (1, 1, 1), 1).curve()
 
 
-# Every mesh in one microbatch, and the plainest and the fullest in two: `make proof` has them all.
+# Each axis alone, and all three at once in microbatches: `make proof` has all of every family.
 @pytest.mark.parametrize(
-    ("sizes", "microbatches"),
-    [*((sizes, 1) for sizes in MESHES[1:]), ((1, 1, 1), 2), ((2, 2, 2), 2)],
+    ("sizes", "microbatches"), [*((sizes, 1) for sizes in MESHES[1:4]), (MESHES[4], 2)]
 )
 def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     sizes, microbatches, on_one_device, capfd

@@ -66,6 +66,7 @@ def test_evaluation_is_the_same_each_time(finished):
     assert api.evaluate(run) == api.evaluate(run)
 
 
+@pytest.mark.long
 def test_two_processes_consume_the_same_rows_with_workers_too(finished, tmp_path):
     (tmp_path / "grid.yaml").write_text(yaml.safe_dump(RECIPE))
     words = ["grid.yaml", *KEYS, "data.workers=1", f"run.dir={tmp_path / 'run'}"]

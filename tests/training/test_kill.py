@@ -10,6 +10,8 @@ import pytest
 from tests.flags import quick
 from tests.training.campaign import RECIPE, Ended, Program, killed, weights
 
+pytestmark = pytest.mark.long  # five starts of a program
+
 # With all that a state can hold: the average of the weights, and how long there was no new best.
 TRAIN = {"steps": 24, "accumulation": 1, "evaluate_every": 5, "ema": 0.99, "patience": 9}
 WHOLE = RECIPE | {"train": RECIPE["train"] | TRAIN, "checkpoint": {"every": 4}}

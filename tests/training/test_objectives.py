@@ -159,6 +159,7 @@ def test_a_head_that_is_the_embedding_is_refused_by_what_solves_for_it(tmp_path)
 # A carry
 
 
+@pytest.mark.long
 def test_rows_and_sums_are_carried_the_same_on_any_mesh_and_through_a_stop(tmp_path):
     written, runs = recipe("slots"), {}
     for name, keys in {"one": [], "parts": ["train.accumulation=4"], "mesh": MESH}.items():
