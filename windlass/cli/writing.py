@@ -77,19 +77,8 @@ def generate(
     chosen = options(CheckpointOptions, weights=weights, step=step)
     with ctx.obj.phase("generating"):
         from windlass import api
-        from windlass.evaluation.sampling import Sampling
 
-        sampling = options(
-            Sampling,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            tokens=tokens,
-            stop=stop or [],
-            seed=seed,
-        )
-        how: dict[str, Any] = {**vars(chosen), **vars(sampling)}
+        how: dict[str, Any] = {**vars(chosen), **_sampling(ctx)}
         if file is None:
             if out is not None:
                 raise UserError(f"--out is {out}; it needs --file, and > is for one prompt")
@@ -140,21 +129,10 @@ def chat(
     with ctx.obj.phase("loading the model"):
         from windlass import api
         from windlass.cli.talk import Talk
-        from windlass.evaluation.sampling import Sampling
 
-        sampling = options(
-            Sampling,
-            temperature=temperature,
-            top_k=top_k,
-            top_p=top_p,
-            repetition_penalty=repetition_penalty,
-            tokens=tokens,
-            stop=stop or [],
-            seed=seed,
-        )
         mode = vars(options(Thought, thinking=thinking))
         with waiting("loading the model"):
-            talk = api.chat(run, ctx.args, system=system, **mode, **vars(chosen), **vars(sampling))
+            talk = api.chat(run, ctx.args, system=system, **mode, **vars(chosen), **_sampling(ctx))
     Talk(talk, ctx.obj).run()
 
 
@@ -188,6 +166,15 @@ def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str 
             file.write(json.dumps(example | {"text": text}, ensure_ascii=False) + "\n")
             file.flush()
             tell(number, "")
+
+
+def _sampling(ctx: typer.Context) -> dict[str, Any]:
+    """The options of sampling, by the names that they have in the signatures above."""
+    from windlass.evaluation.sampling import Sampling
+
+    names = Sampling.__dataclass_fields__.keys() & ctx.params.keys()
+    given = {name: ctx.params[name] for name in names if ctx.params[name] is not None}
+    return vars(options(Sampling, **given))
 
 
 @contextmanager

@@ -111,6 +111,25 @@ class Documents(Numbered):
 
 
 @section
+class Rows(Documents):
+    """The keys of every source of rows with named columns, one of which is the text."""
+
+    yields: ClassVar[str] = "text"
+    has_rows: ClassVar[bool] = True
+
+    column: str = "text"  # for data.format text: the one that is read
+
+    def __getitem__(self, index: int) -> dict[str, Any]:
+        row, where = self.row(index), self.where(index)
+        if self.column not in row:
+            raise without(where, self.column, list(row))
+        text = row[self.column]
+        if not isinstance(text, str):
+            raise UserError(f"{where} has {kind(text)} in column {self.column}; text is expected")
+        return {"text": text}
+
+
+@section
 class Blocks(Numbered):
     """Rows of arrays by number, past tokenizer, format, checks and packing.
 
@@ -279,6 +298,12 @@ def without(where: str, column: str, has: Iterable[str]) -> UserError:
         f"{where} has no column {column}; {hint}"
         f"data.source.column can be one it has: {', '.join(has) or 'none'}"
     )
+
+
+def kind(value: Any) -> str:
+    """A value of JSON by what it is."""
+    kinds = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}
+    return "null" if value is None else kinds.get(type(value), "a number")
 
 
 def _is_url(path: str) -> bool:

@@ -7,31 +7,22 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import Files, SourceFile, without
+from windlass.sources import Files, Rows, SourceFile
 
 LARGEST_ROW_BYTES = 64 * 2**20  # what is parsed at a time, which holds a row at least
 
 
 @section
-class Source(Files):
+class Source(Files, Rows):
     """The rows of a .csv file, of every one in a folder, or of the files a pattern matches."""
 
-    yields: ClassVar[str] = "text"
-    has_rows: ClassVar[bool] = True
     suffix: ClassVar[str] = ".csv"
 
     path: str  # a file, a folder or a pattern such as data/*.csv, or a URL of these
-    column: str = "text"  # the one that holds the text
 
     @property
     def total(self) -> int:
         return int(self._ends[-1])
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.row(index)
-        if self.column not in row:
-            raise without(self.where(index), self.column, list(row))
-        return {"text": row[self.column]}
 
     def row(self, index: int) -> dict[str, Any]:
         which, row = self._place(index)

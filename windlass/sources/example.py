@@ -4,34 +4,23 @@ import hashlib
 import json
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Any, Literal
 
 from windlass.config import section
-from windlass.sources import Documents, without
+from windlass.sources import Rows
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
 
 @section
-class Source(Documents):
+class Source(Rows):
     """Questions of an invented law, chats, or pairs of answers: all of it fiction."""
 
-    yields: ClassVar[str] = "text"
-    has_rows: ClassVar[bool] = True
-
     name: Literal["legal", "chats", "pairs"]  # which of them
-    column: str = "text"  # for data.format text: the one that is read
 
     @property
     def total(self) -> int:
         return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.row(index)
-        if not isinstance(row.get(self.column), str):
-            texts = [name for name, value in row.items() if isinstance(value, str)]
-            raise without(self.where(index), self.column, texts)
-        return {"text": row[self.column]}
 
     def row(self, index: int) -> dict[str, Any]:
         return self._rows[index]

@@ -5,23 +5,20 @@ import json
 import re
 from functools import cached_property
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 from windlass.config import listing, section
 from windlass.config.reading import closest
 from windlass.errors import UserError
 from windlass.hub.fetch import fetch
-from windlass.sources import Documents, without
+from windlass.sources import Rows
 
 PARTS = "a part of one is written train[:10%] or train[100:200]"
 
 
 @section
-class Source(Documents):
+class Source(Rows):
     """Rows of one split, in the cache of the `datasets` library."""
-
-    yields: ClassVar[str] = "text"
-    has_rows: ClassVar[bool] = True
 
     name: str  # OWNER/NAME, or a folder of Parquet, JSON Lines or CSV files
     configuration: str | None = None  # name of the data set's configuration; null: its only one
@@ -29,23 +26,10 @@ class Source(Documents):
     revision: str | None = None  # a branch, a tag or a commit; null: the newest
     # columns to keep, each under the name it is to have: {question: prompt}; null: all
     columns: dict[str, str] | None = None
-    column: str = "text"  # for data.format text: the one that is read
 
     @property
     def total(self) -> int:
         return len(self._rows)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row = self.row(index)
-        if self.column not in row:
-            raise without(self.name, self.column, list(row))
-        text = row[self.column]
-        if not isinstance(text, str):
-            kind = "null" if text is None else f"{type(text).__name__} {text!s:.40}"
-            raise UserError(
-                f"{self.where(index)} has {kind} in column {self.column}; text is expected"
-            )
-        return {"text": text}
 
     def row(self, index: int) -> dict[str, Any]:
         return self._rows[index]
@@ -55,7 +39,7 @@ class Source(Documents):
 
     def described(self) -> dict[str, Any]:
         place = self._folder
-        return Documents.described(self) | ({"name": str(place.resolve())} if place else {})
+        return Rows.described(self) | ({"name": str(place.resolve())} if place else {})
 
     def fingerprint(self) -> str:
         values: list[Any] = [self.described()]

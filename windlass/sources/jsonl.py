@@ -9,32 +9,20 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import Files, decode, without
+from windlass.sources import Files, Rows, decode, kind
 
 
 @section
-class Source(Files):
+class Source(Files, Rows):
     """The rows of a .jsonl file, of every one in a folder, or of the files a pattern matches."""
 
-    yields: ClassVar[str] = "text"
-    has_rows: ClassVar[bool] = True
     suffix: ClassVar[str] = ".jsonl"
 
     path: str  # a file, a folder or a pattern such as data/*.jsonl, or a URL of these
-    column: str = "text"  # the key of each object that holds its text
 
     @property
     def total(self) -> int:
         return len(self._lines)
-
-    def __getitem__(self, index: int) -> dict[str, Any]:
-        row, where = self.row(index), self.where(index)
-        if self.column not in row:
-            raise without(where, self.column, list(row))
-        text = row[self.column]
-        if not isinstance(text, str):
-            raise UserError(f"{where} has {_kind(text)} in column {self.column}; text is expected")
-        return {"text": text}
 
     def where(self, index: int) -> str:
         number, line, _, _ = self._lines[index].tolist()
@@ -54,7 +42,7 @@ class Source(Files):
                 f"{where} is not JSON ({wrong.msg} at column {wrong.colno}); {hint}"
             ) from None
         if not isinstance(row, dict):
-            raise UserError(f"{where} is {_kind(row)}; one JSON object to a line is expected")
+            raise UserError(f"{where} is {kind(row)}; one JSON object to a line is expected")
         return _mended(row) if "\\u" in raw else row
 
     @cached_property
@@ -81,8 +69,3 @@ def _mended(value: Any) -> Any:
     if isinstance(value, dict):
         return {_mended(name): _mended(item) for name, item in value.items()}
     return value
-
-
-def _kind(value: Any) -> str:
-    kinds = {dict: "an object", list: "an array", str: "text", bool: "a truth value"}
-    return "null" if value is None else kinds.get(type(value), "a number")

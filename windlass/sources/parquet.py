@@ -9,21 +9,18 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import MANY, Files, SourceFile, without
+from windlass.sources import MANY, Files, Rows, SourceFile, without
 
 ROWS_AT_ONCE = 256  # in memory
 
 
 @section
-class Source(Files):
+class Source(Files, Rows):
     """The rows of a .parquet file, of every one in a folder, or of the files a pattern matches."""
 
-    yields: ClassVar[str] = "text"
-    has_rows: ClassVar[bool] = True
     suffix: ClassVar[str] = ".parquet"
 
     path: str  # a file, a folder or a pattern such as data/*.parquet, or a URL of these
-    column: str = "text"  # the one that holds the text
 
     @property
     def total(self) -> int:
