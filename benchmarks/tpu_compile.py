@@ -1,6 +1,6 @@
 """What the TPU compiler makes of training steps, without a TPU: memory a chip, time to compile.
 
-It needs libtpu, which there is for x86-64 hosts: `pip install 'windlass[tpu]'`. Then
+It needs libtpu, which there is for x86-64 hosts: `pip install 'windlass-lm[tpu]'`. Then
 
 TPU_SKIP_MDS_QUERY=1 python benchmarks/tpu_compile.py
 

@@ -1,7 +1,7 @@
 """The TPU compiler, without a TPU, takes whole training steps with the Pallas kernel in them, and
 lets chips say to each other only what the design names.
 
-It needs libtpu, which there is for x86-64 hosts: `pip install 'windlass[tpu]'`.
+It needs libtpu, which there is for x86-64 hosts: `pip install 'windlass-lm[tpu]'`.
 """
 
 from collections import Counter

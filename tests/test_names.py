@@ -22,6 +22,24 @@ OURS = re.compile(
 )
 
 
+# Everything that can tell somebody what to install; `windlass` in the index is another project.
+SAID = ("*.py", "*.md", "*.yaml", "*.toml", "*.html", "*.sh", "Makefile")
+FOREIGN = re.compile(r"""pip install [^\n`]*?(?<![\w/.-])windlass(?!-lm)(?=[\s`'"\[=@]|$)""")
+
+
+def test_nobody_is_told_to_install_the_package_of_another_project():
+    places = [ROOT, *(ROOT.parent / name for name in ("docs", "benchmarks", "proofs"))]
+    said = [file for place in places for kind in SAID for file in place.rglob(kind)]
+    said += [file for kind in SAID for file in ROOT.parent.glob(kind)]
+    assert len(said) > 200
+    assert [str(file) for file in said if FOREIGN.search(file.read_text())] == []
+
+
+@pytest.mark.parametrize("text", ["pip install windlass", "uv pip install -q 'windlass[tpu]'"])
+def test_the_name_of_another_project_is_noticed(text):
+    assert FOREIGN.search(text) and not FOREIGN.search(text.replace("windlass", "windlass-lm"))
+
+
 def defined(file: Path, *kinds: type) -> Iterator:
     """Definitions of some kinds in a file, at any depth."""
     for node in ast.walk(ast.parse(file.read_text())):

@@ -205,7 +205,7 @@ def test_a_file_is_saved_and_one_that_holds_something_else_left_alone(program, p
 @pytest.mark.parametrize(
     ("to", "program_name", "how"),
     [
-        ("skypilot", "sky", "pip install 'windlass[cloud]', then `sky check gcp`"),
+        ("skypilot", "sky", "pip install 'windlass-lm[cloud]', then `sky check gcp`"),
         (
             "gke",
             "kubectl",
@@ -325,7 +325,7 @@ def test_a_folder_of_this_computer_is_not_what_machines_install(program, program
     words = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine")
     done = program(*words, "--dry-run")
     assert done.code == 0
-    assert "'windlass[tpu] @ https://windlass.invalid/say-what-with--install'" in done.out
+    assert "'windlass-lm[tpu] @ https://windlass.invalid/say-what-with--install'" in done.out
     assert done.err.endswith(f"\nNOT TO BE RUN AS IT IS: {FOLDER}")
     refused = program(*words, "--yes")
     assert (refused.code, refused.out) == (2, "")

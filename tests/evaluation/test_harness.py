@@ -163,5 +163,6 @@ def test_without_the_harness_it_says_what_to_install(ours, monkeypatch: pytest.M
     with pytest.raises(UserError) as refused:
         harness.measure(ours[0], ours[1], ["hellaswag"])
     assert str(refused.value) == (
-        "tasks need lm-evaluation-harness, which is not installed: pip install 'windlass[harness]'"
+        "tasks need lm-evaluation-harness, which is not installed: "
+        "pip install 'windlass-lm[harness]'"
     )

@@ -123,7 +123,7 @@ def test_every_host_runs_the_same_command_which_names_the_folder_in_the_bucket(n
     one = launches[name]
     text = find(to).write(one)
     command = shlex.join(one.train)
-    assert one.packages == (f"windlass[tpu] @ {INSTALL}",)
+    assert one.packages == (f"windlass-lm[tpu] @ {INSTALL}",)
     assert text.count(command) == 1
     assert f"run.dir=/bucket/runs/{one.name}" in one.keys
     # The tokens are prepared once, and all hosts find them.

@@ -35,18 +35,18 @@ GIT = {"vcs": "git", "commit_id": COMMIT, "requested_revision": "main"}
 @pytest.mark.parametrize(
     ("origin", "found"),
     [
-        (None, "windlass[tpu]==0.1.0"),
+        (None, "windlass-lm[tpu]==0.1.0"),
         (
             {"url": "https://github.com/me/windlass.git", "vcs_info": GIT},
-            f"windlass[tpu] @ git+https://github.com/me/windlass.git@{COMMIT}",
+            f"windlass-lm[tpu] @ git+https://github.com/me/windlass.git@{COMMIT}",
         ),
         (
             {"url": "https://github.com/me/all", "vcs_info": GIT, "subdirectory": "windlass"},
-            f"windlass[tpu] @ git+https://github.com/me/all@{COMMIT}#subdirectory=windlass",
+            f"windlass-lm[tpu] @ git+https://github.com/me/all@{COMMIT}#subdirectory=windlass",
         ),
         (
             {"url": "https://mine.com/windlass-0.1.0-py3-none-any.whl", "archive_info": {}},
-            "windlass[tpu] @ https://mine.com/windlass-0.1.0-py3-none-any.whl",
+            "windlass-lm[tpu] @ https://mine.com/windlass-0.1.0-py3-none-any.whl",
         ),
         ({"url": "file:///home/me/windlass", "dir_info": {"editable": True}}, None),
         ({"url": "file:///home/me/windlass", "vcs_info": GIT}, None),
@@ -60,15 +60,27 @@ def test_a_package_is_installed_from_where_this_one_came(origin, found, tmp_path
 @pytest.mark.parametrize(
     ("asked", "found"),
     [
-        ("git+https://github.com/me/it@main", "windlass[tpu] @ git+https://github.com/me/it@main"),
-        ("windlass @ https://me.com/a.whl", "windlass[tpu] @ https://me.com/a.whl"),
-        ("windlass[tpu,hub]==0.2", "windlass[tpu,hub]==0.2"),
-        ("windlass", "windlass[tpu]"),
-        ("/bucket/it/windlass.whl", "windlass[tpu] @ file:///bucket/it/windlass.whl"),
+        (
+            "git+https://github.com/me/it@main",
+            "windlass-lm[tpu] @ git+https://github.com/me/it@main",
+        ),
+        ("windlass @ https://me.com/a.whl", "windlass-lm[tpu] @ https://me.com/a.whl"),
+        ("windlass-lm[tpu,hub]==0.2", "windlass-lm[tpu,hub]==0.2"),
+        ("windlass-lm", "windlass-lm[tpu]"),
+        ("windlass-lm >= 0.2", "windlass-lm[tpu]>= 0.2"),
+        ("/bucket/it/windlass.whl", "windlass-lm[tpu] @ file:///bucket/it/windlass.whl"),
     ],
 )
 def test_what_is_asked_for_is_installed_with_what_a_tpu_needs(asked, found):
     assert installing.package(asked, Bucket("mine", "")) == found
+
+
+@pytest.mark.parametrize("asked", ["windlass", "windlass[tpu]==0.1.1"])
+def test_another_project_of_that_name_is_refused(asked):
+    with pytest.raises(
+        UserError, match="another project in the package index; this one is windlass-lm"
+    ):
+        installing.package(asked, None)
 
 
 @pytest.mark.parametrize("asked", [".", "dist/windlass.whl", "-r more.txt", "torch", "http://a/b"])
@@ -106,4 +118,4 @@ def test_words_for_a_shell_reach_pip_as_they_are(to):
     line = line.replace("$$", "$") if to == "gke" else line  # as Kubernetes does
     words = f'pip() {{ printf \'%s\\n\' "$@"; }}; uv() {{ pip "$@"; }}\n{line}'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
-    assert done.stdout.splitlines()[-1] == f"windlass[tpu] @ {asked}"
+    assert done.stdout.splitlines()[-1] == f"windlass-lm[tpu] @ {asked}"

@@ -102,13 +102,13 @@ def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
     model = {"path": "/bucket/models/mine"}
     launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass")
-    assert launch.packages == ("windlass[tpu]", "gcsfs")
+    assert launch.packages == ("windlass-lm[tpu]", "gcsfs")
     objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
     assert prepare(
         recipe(objective=objective), on="v6e-8", bucket=BUCKET, install="windlass"
     ).packages
     launch = prepare(recipe(), on="v6e-8", bucket=BUCKET, install="windlass")
-    assert launch.packages == ("windlass[tpu]",)
+    assert launch.packages == ("windlass-lm[tpu]",)
     assert refusal(of=recipe(model=model)) == (
         "1 problem in the recipe:\n"
         "  model.path  is /bucket/models/mine, and there is no --bucket that would be mounted there"

@@ -77,7 +77,7 @@ def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_pa
         (
             "h100",
             "no H100 is here, and JAX's plugin for CUDA is missing, which cross-compiles for "
-            "one; `pip install 'windlass[cuda]'` has it",
+            "one; `pip install 'windlass-lm[cuda]'` has it",
         ),
     ],
 )
@@ -94,5 +94,5 @@ def test_where_there_is_no_compiler_for_tpus_it_is_said_how_to_get_it():
         compiler.topology("v5e:2x4")
     assert str(refusal.value) == (
         "libtpu is missing, the compiler for TPUs; on an x86-64 host "
-        "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
+        "`pip install 'windlass-lm[tpu]'` has it, and no TPU is needed"
     )

@@ -130,7 +130,7 @@ def test_google_storage_without_its_package_says_what_to_install(monkeypatch: py
         len(jsonl.Source(path="gs://bucket/a.jsonl"))
     assert str(refused.value) == (
         "data.source.path is gs://bucket/a.jsonl; gs:// needs a package that is not here: "
-        "pip install 'windlass[cloud]'"
+        "pip install 'windlass-lm[cloud]'"
     )
 
 

@@ -150,10 +150,11 @@ def test_what_cannot_be_read_is_refused_with_what_there_is(folder: Path, tmp_pat
         f"{place} has prompt, answer and score"
     )
     assert refusal(Source(name=place)) == (
-        f"{place} has no column text; data.source.column can be one it has: prompt, answer, score"
+        f"{place} train row 1 has no column text; "
+        "data.source.column can be one it has: prompt, answer, score"
     )
     assert refusal(Source(name=place, column="score"), 5) == (
-        f"{place} train row 6 has int 5 in column score; text is expected"
+        f"{place} train row 6 has a number in column score; text is expected"
     )
     (tmp_path / "empty").mkdir()
     empty = tmp_path / "empty"
@@ -169,7 +170,7 @@ def test_without_the_library_it_says_what_to_install(monkeypatch: pytest.MonkeyP
     monkeypatch.setitem(sys.modules, "datasets", None)
     assert refusal(Source(name="some/data")) == (
         "data.source.kind is hub, which reads with the datasets library, and that is not here: "
-        "pip install 'windlass[hub]'"
+        "pip install 'windlass-lm[hub]'"
     )
 
 

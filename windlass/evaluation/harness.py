@@ -72,7 +72,7 @@ def _library() -> Any:
     except ImportError:
         raise UserError(
             "tasks need lm-evaluation-harness, which is not installed: "
-            "pip install 'windlass[harness]'"
+            "pip install 'windlass-lm[harness]'"
         ) from None
     return evaluator
 

@@ -11,7 +11,8 @@ import windlass
 from windlass.errors import UserError
 from windlass.launch.description import MOUNT, Bucket, Launch
 
-PACKAGE = "windlass[tpu]"
+DISTRIBUTION = "windlass-lm"
+PACKAGE = f"{DISTRIBUTION}[tpu]"
 # Nothing is ever found under `.invalid`: a file with this in it installs nothing, rather than
 # whatever somebody else has given our name.
 UNKNOWN = f"{PACKAGE} @ https://windlass.invalid/say-what-with--install"
@@ -27,11 +28,16 @@ def package(requested: str | None, bucket: Bucket | None) -> str:
     if requested is None:
         return came_from(_distribution()) or UNKNOWN
     # The extra that a TPU needs is added where it was left out.
-    match = re.fullmatch(r"\s*windlass\s*(\[[\w\s,-]+\])?\s*(|@.*|[=<>!~].*)", requested)
-    extra, which = match.groups() if match else ("", f"@ {requested.strip()}")
+    match = re.fullmatch(r"\s*windlass(-lm)?\s*(\[[\w\s,-]+\])?\s*(|@.*|[=<>!~].*)", requested)
+    ours, extra, which = match.groups() if match else ("", "", f"@ {requested.strip()}")
     extra = extra or "[tpu]"
     if not which.startswith("@"):
-        return f"windlass{extra}{which}"
+        if not ours:
+            raise UserError(
+                f"--install is {requested}, which is another project in the package index; "
+                f"this one is {DISTRIBUTION}{which}"
+            )
+        return f"{DISTRIBUTION}{extra}{which}"
     where = which[1:].strip()
     if where.startswith(f"{MOUNT}/"):
         if bucket is None:
@@ -46,7 +52,7 @@ def package(requested: str | None, bucket: Bucket | None) -> str:
             "--install has a user or a token in its URL, which would be in files and logs; a wheel "
             f"in the bucket needs none: --install {MOUNT}/FILE.whl"
         )
-    return f"windlass{extra} @ {where}"
+    return f"{DISTRIBUTION}{extra} @ {where}"
 
 
 def came_from(distribution: Distribution | None) -> str | None:
@@ -73,7 +79,7 @@ def obstacle(launch: Launch) -> str | None:
 def _distribution() -> Distribution | None:
     """Distribution that is installed, if it is also the one that runs."""
     try:
-        dist = Distribution.from_name("windlass")
+        dist = Distribution.from_name(DISTRIBUTION)
     except PackageNotFoundError:
         return None
     here = Path(windlass.__file__).resolve()

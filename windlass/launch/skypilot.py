@@ -11,7 +11,7 @@ from windlass.launch.description import MOUNT, Launch, Rented
 from windlass.launch.text import as_yaml
 
 PROGRAM = "sky"
-HOW = "pip install 'windlass[cloud]', then `sky check gcp`"
+HOW = "pip install 'windlass-lm[cloud]', then `sky check gcp`"
 SUFFIX = ".yaml"
 RESTARTS = 3  # when the training itself fails; after a preemption there is no limit
 

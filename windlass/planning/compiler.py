@@ -35,7 +35,7 @@ from windlass.telemetry.memory import program_parts
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
 NO_LIBTPU = (
     "libtpu is missing, the compiler for TPUs; on an x86-64 host "
-    "`pip install 'windlass[tpu]'` has it, and no TPU is needed"
+    "`pip install 'windlass-lm[tpu]'` has it, and no TPU is needed"
 )
 
 

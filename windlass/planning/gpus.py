@@ -52,7 +52,7 @@ def why_not(chip: Chip) -> str:
     if not any(find_spec(name.replace("-", "_")) for name in PLUGINS):
         return (
             f"no {chip.name} is here, and JAX's plugin for CUDA is missing, which cross-compiles "
-            "for one; `pip install 'windlass[cuda]'` has it"
+            "for one; `pip install 'windlass-lm[cuda]'` has it"
         )
     if chip.slug not in CORES:
         return f"no {chip.name} is here, and its cores are not in the catalogue"

@@ -26,7 +26,7 @@ from windlass.errors import UserError
 VERSION_KEYS = (
     "size mtime created updated lastmodified last_modified etag generation md5hash version_id"
 ).split()
-PROTOCOLS = {"gs": "pip install 'windlass[cloud]'", "gcs": "pip install 'windlass[cloud]'"}
+PROTOCOLS = {"gs": "pip install 'windlass-lm[cloud]'", "gcs": "pip install 'windlass-lm[cloud]'"}
 FEW, MANY = 1, 64  # documents that are as cheap to read as one, at hand and far away
 
 
@@ -111,8 +111,8 @@ class Documents(Numbered):
 
 
 @section
-class Rows(Documents):
-    """The keys of every source of rows with named columns, one of which is the text."""
+class Records(Documents):
+    """The keys of every source of rows that have named columns, one of them the text."""
 
     yields: ClassVar[str] = "text"
     has_rows: ClassVar[bool] = True

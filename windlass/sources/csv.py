@@ -7,13 +7,13 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import Files, Rows, SourceFile
+from windlass.sources import Files, Records, SourceFile
 
 LARGEST_ROW_BYTES = 64 * 2**20  # what is parsed at a time, which holds a row at least
 
 
 @section
-class Source(Files, Rows):
+class Source(Files, Records):
     """The rows of a .csv file, of every one in a folder, or of the files a pattern matches."""
 
     suffix: ClassVar[str] = ".csv"

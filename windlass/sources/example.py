@@ -7,13 +7,13 @@ from pathlib import Path
 from typing import Any, Literal
 
 from windlass.config import section
-from windlass.sources import Rows
+from windlass.sources import Records
 
 FOLDER = Path(__file__).parents[1] / "examples"
 
 
 @section
-class Source(Rows):
+class Source(Records):
     """Questions of an invented law, chats, or pairs of answers: all of it fiction."""
 
     name: Literal["legal", "chats", "pairs"]  # which of them

@@ -11,13 +11,13 @@ from windlass.config import listing, section
 from windlass.config.reading import closest
 from windlass.errors import UserError
 from windlass.hub.fetch import fetch
-from windlass.sources import Rows
+from windlass.sources import Records
 
 PARTS = "a part of one is written train[:10%] or train[100:200]"
 
 
 @section
-class Source(Rows):
+class Source(Records):
     """Rows of one split, in the cache of the `datasets` library."""
 
     name: str  # OWNER/NAME, or a folder of Parquet, JSON Lines or CSV files
@@ -39,7 +39,7 @@ class Source(Rows):
 
     def described(self) -> dict[str, Any]:
         place = self._folder
-        return Rows.described(self) | ({"name": str(place.resolve())} if place else {})
+        return Records.described(self) | ({"name": str(place.resolve())} if place else {})
 
     def fingerprint(self) -> str:
         values: list[Any] = [self.described()]
@@ -137,6 +137,6 @@ def _library() -> Any:
     except ImportError:
         raise UserError(
             "data.source.kind is hub, which reads with the datasets library, and that is not here: "
-            "pip install 'windlass[hub]'"
+            "pip install 'windlass-lm[hub]'"
         ) from None
     return datasets

@@ -9,11 +9,11 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import Files, Rows, decode, kind
+from windlass.sources import Files, Records, decode, kind
 
 
 @section
-class Source(Files, Rows):
+class Source(Files, Records):
     """The rows of a .jsonl file, of every one in a folder, or of the files a pattern matches."""
 
     suffix: ClassVar[str] = ".jsonl"

@@ -9,13 +9,13 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
-from windlass.sources import MANY, Files, Rows, SourceFile, without
+from windlass.sources import MANY, Files, Records, SourceFile, without
 
 ROWS_AT_ONCE = 256  # in memory
 
 
 @section
-class Source(Files, Rows):
+class Source(Files, Records):
     """The rows of a .parquet file, of every one in a folder, or of the files a pattern matches."""
 
     suffix: ClassVar[str] = ".parquet"
