@@ -32,9 +32,10 @@ def prove() -> dict:
 def gaps(family: str, is_adapted: bool) -> dict[str, dict[str, float]]:
     """How far a family's losses and gradient norms on each mesh are from those on one device."""
     import tests.conftest  # noqa: F401  the settings under which the numbers are compared
-    from tests.program.test_step import LORA, MESHES, Bench
+    from tests.program.test_step import MESHES, Bench
+    from windlass.adapters.lora import Adapter
 
-    adapter = LORA if is_adapted else None
+    adapter = Adapter(rank=4) if is_adapted else None
     expected, found = None, {}
     for sizes, microbatches in product(MESHES, (1, 2)):
         curve = Bench(family, sizes, microbatches, adapter=adapter).curve()

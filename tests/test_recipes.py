@@ -78,7 +78,12 @@ def test_a_recipe_is_in_order_as_it_is_written(name):
     assert describe(name, ["device=cpu"]).name == name
 
 
-@pytest.mark.parametrize("name", shipped())
+# The others train as tests/cli/test_tuned.py and tests/training/test_reference.py do.
+QUICK = {"quickstart", "legal-cot-sft"}
+TIERED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in shipped()]
+
+
+@pytest.mark.parametrize("name", TIERED)
 def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
     keys = SMALL
     if on_hub(name):

@@ -206,6 +206,7 @@ def test_the_gradient_is_that_of_the_objective_and_of_the_balance_loss_by_its_co
     assert tiny.apart(parts[0], expected) > 1e-3
 
 
+@pytest.mark.long
 def test_the_balance_loss_is_the_same_on_a_mesh():
     found, expected = (Bench("router", sizes, 2).curve(4) for sizes in ((2, 2, 2), (1, 1, 1)))
     np.testing.assert_allclose(found, expected, rtol=1e-5)

@@ -249,6 +249,7 @@ def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(he
     assert "steps an epoch\n" in whole.text  # no row of a mixture is left out
 
 
+@pytest.mark.long
 def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(here, shipped):
     config = dataclasses.replace(tiny.config(shipped), vocab=257)
     recipe = RECIPE | {"model": {"family": shipped, **tree(config)}}
@@ -260,6 +261,7 @@ def test_a_family_trains_writes_and_resumes_with_the_same_bits_by_being_there(he
     assert weights(run) == weights(Path("whole"))
 
 
+@pytest.mark.long
 def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resumed(here):
     keys = ["optim.kind=muon", "optim.moment=bfloat16", "train.steps=4"]
     keys += ["optim.groups=[{match: 'embedding.*', learning_rate: 1e-4, weight_decay: 0}]"]
@@ -277,6 +279,7 @@ def test_two_optimisers_in_one_with_groups_and_a_short_moment_are_told_and_resum
     assert weights(run) == weights(Path("whole"))
 
 
+@pytest.mark.long
 def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bits(
     here, monkeypatch
 ):

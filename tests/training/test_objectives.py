@@ -107,6 +107,7 @@ def _batches(opened, steps: int):
     return [next(batches) for _ in range(steps)]
 
 
+@pytest.mark.long
 def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_path):
     written = recipe({"kind": "ridge"}, tied=False)
     whole, half = tmp_path / "whole", tmp_path / "half"
