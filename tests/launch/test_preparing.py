@@ -101,13 +101,13 @@ def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
 def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
     model = {"path": "/bucket/models/mine"}
-    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass")
+    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass-lm")
     assert launch.packages == ("windlass-lm[tpu]", "gcsfs")
     objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
     assert prepare(
-        recipe(objective=objective), on="v6e-8", bucket=BUCKET, install="windlass"
+        recipe(objective=objective), on="v6e-8", bucket=BUCKET, install="windlass-lm"
     ).packages
-    launch = prepare(recipe(), on="v6e-8", bucket=BUCKET, install="windlass")
+    launch = prepare(recipe(), on="v6e-8", bucket=BUCKET, install="windlass-lm")
     assert launch.packages == ("windlass-lm[tpu]",)
     assert refusal(of=recipe(model=model)) == (
         "1 problem in the recipe:\n"

@@ -18,7 +18,7 @@ LATER = 60  # seconds after which something that is waited for does not come any
 def script(folder: Path, name: str = "v6e-1", **how) -> Path:
     folder.mkdir(exist_ok=True)
     file = folder / "launch.sh"
-    how = {"spot": True, "bucket": "gs://mine", "name": "mine", "install": "windlass"} | how
+    how = {"spot": True, "bucket": "gs://mine", "name": "mine", "install": "windlass-lm"} | how
     file.write_text(find("tpu-vm").write(prepare("quickstart", ["train.batch=64"], on=name, **how)))
     return file
 

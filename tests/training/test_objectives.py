@@ -146,7 +146,8 @@ def test_an_objective_that_solves_for_nothing_compiles_nothing_for_it(tmp_path):
     trained(tmp_path / "run", recipe("next_token"))
     records = (tmp_path / "run" / folders.COMPILES).read_text().splitlines()
     programs = [json.loads(line)["program"] for line in records]
-    assert programs[:2] == ["init", "step"] and "finish" not in programs
+    named = [name for name in programs if name]  # others are operations of JAX itself
+    assert named[:2] == ["init", "step"] and "finish" not in named
 
 
 def test_a_head_that_is_the_embedding_is_refused_by_what_solves_for_it(tmp_path):
