@@ -187,7 +187,7 @@ def _start(text: str, before: int, first: int, kind: str, known: Shape) -> int:
         if at >= 0:
             return at + len(begin)
     at = text.rfind(known.behind, before, first) if known.behind else -1
-    if at >= 0 and not text[at + len(known.behind) : first].strip():
+    if at >= 0 and not BEFORE_WORDS.sub("", text[at + len(known.behind) : first]).strip():
         return at + len(known.behind)
     tag = BEFORE_WORDS.search(text, before, first)
     return tag.start() if tag and kind == "thought" else first
