@@ -17,8 +17,10 @@ import pytest
 import windlass
 from tests import published, trained
 from tests.cli.conftest import Ended
+from tests.formats.templates import QWEN3
 from tests.training.campaign import weights
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.hub.chat_template import EMPTY_THOUGHT
 
 TRAIN = ["train", "--model", "model", "--data", "chats.jsonl"]
 RUN = "model-chats"
@@ -60,6 +62,27 @@ def test_the_recipe_is_printed_with_its_reasons_and_the_run_says_what_comes_next
     assert "  length: 128  # the longest of 64 examples has 49 tokens\n" in chosen
     assert "\nlength       96 steps, 3 epochs of 32\n" in told
     assert f"\nnext         windlass chat runs/{trained.only_run(spoken).name}\n" in told
+
+
+@pytest.mark.long
+def test_a_tuned_reasoning_model_answers_to_its_default_prompt_as_without_thinking(
+    tmp_path, monkeypatch
+):
+    monkeypatch.chdir(tmp_path)
+    published.write(tmp_path / "model", "qwen3", QWEN3.source)
+    published.write_chats(tmp_path / "chats.jsonl", 10)
+    keys = ["adapter=null", "optim.learning_rate=1e-2", "train.epochs=60", "train.batch=5"]
+    windlass.train(windlass.recipe("model", "chats.jsonl", [ALONE, *keys, "data.packing=none"]))
+    run, sampling = trained.only_run(tmp_path), {"temperature": 0, "tokens": 40}
+    default, without = (
+        windlass.chat(run, [ALONE], thinking=way, **sampling) for way in ("none", "off")
+    )
+    for number in range(10):
+        question = f"What comes after {number}?"
+        answer = without(question)
+        assert answer.endswith(" does.") and default(question) == f"{EMPTY_THOUGHT}{answer}"
+        default.reset()
+        without.reset()
 
 
 def test_what_was_tuned_is_tuned_further_by_the_name_of_its_run(spoken, monkeypatch):

@@ -309,22 +309,25 @@ DEEPSEEK = Shape(
     stop="<｜end▁of▁sentence｜>",
 )
 
-# gpt-oss: a turn speaks on channels, whose names the model writes itself, and has three endings.
+# gpt-oss: a turn speaks on channels, whose names the model writes itself, and has three endings;
+# the name of a function stands before what it returned, too.
 HARMONY = Shape(
     r"""<|start|>system<|message|>Today {{ strftime_now("%Y-%m-%d") }}<|end|>
+{%- set last_call = namespace(name=none) %}
 {%- for message in messages -%}
     {%- if message.role == 'assistant' and message.tool_calls -%}
         {%- if message.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{% endif -%}
         {{- "<|start|>assistant to=functions." + message.tool_calls[0].function.name + "<|channel|>commentary json<|message|>" }}
         {{- message.tool_calls[0].function.arguments|tojson }}
         {{- "<|call|>" }}
+        {%- set last_call.name = message.tool_calls[0].function.name %}
     {%- elif message.role == 'assistant' and loop.last and not add_generation_prompt -%}
         {%- if message.thinking %}{{- "<|start|>assistant<|channel|>analysis<|message|>" + message.thinking + "<|end|>" }}{% endif -%}
         {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|return|>" }}
     {%- elif message.role == 'assistant' -%}
         {{- "<|start|>assistant<|channel|>final<|message|>" + message.content + "<|end|>" }}
     {%- elif message.role == 'tool' -%}
-        {{- "<|start|>functions to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
+        {{- "<|start|>functions." + last_call.name + " to=assistant<|channel|>commentary<|message|>" + message.content|tojson + "<|end|>" }}
     {%- else -%}
         {{- "<|start|>user<|message|>" + message.content + "<|end|>" }}
     {%- endif -%}
@@ -337,6 +340,18 @@ HARMONY = Shape(
     stop="<|return|>",
 )
 
+# Cohere: an answer stands between two tokens, and behind the second the document ends.
+COHERE = Shape(
+    r"""{{ bos_token }}{% for message in messages %}<|START_OF_TURN_TOKEN|>{% if message.role == 'user' %}<|USER_TOKEN|>{{ message.content }}{% elif message.role == 'assistant' %}<|CHATBOT_TOKEN|><|START_RESPONSE|>{{ message.content }}<|END_RESPONSE|>{% else %}<|SYSTEM_TOKEN|>{{ message.content }}{% endif %}<|END_OF_TURN_TOKEN|>{% endfor %}{% if add_generation_prompt %}<|START_OF_TURN_TOKEN|><|CHATBOT_TOKEN|><|START_RESPONSE|>{% endif %}""",
+    bos="<BOS_TOKEN>",
+    eos="<|END_OF_TURN_TOKEN|>",
+    special=(
+        *("<BOS_TOKEN>", "<|START_OF_TURN_TOKEN|>", "<|END_OF_TURN_TOKEN|>", "<|USER_TOKEN|>"),
+        *("<|CHATBOT_TOKEN|>", "<|SYSTEM_TOKEN|>", "<|START_RESPONSE|>", "<|END_RESPONSE|>"),
+    ),
+    stop="<|END_RESPONSE|><|END_OF_TURN_TOKEN|>",
+)
+
 SHAPES = {
     "qwen2.5": QWEN25,
     "llama3": LLAMA3,
@@ -345,4 +360,5 @@ SHAPES = {
     "phi3": PHI3,
     "qwen3": QWEN3,
     "deepseek": DEEPSEEK,
+    "cohere": COHERE,
 }

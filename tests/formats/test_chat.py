@@ -1,5 +1,6 @@
 import io
 import json
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -26,6 +27,7 @@ from windlass.sources import jsonl
 from windlass.sources.stories import tell
 
 SYSTEM = {"role": "system", "content": "Be brief."}
+EMPTY = "<think>\n\n</think>\n\n"
 PLAIN = [
     {"role": "user", "content": "Hello there"},
     {"role": "assistant", "content": "Good day, how can I help?"},
@@ -116,12 +118,38 @@ def test_the_words_of_the_assistant_and_its_stops_are_trained_on_and_nothing_els
     messages = [*begin, *PLAIN]
     found = prepared(shape, [{"messages": messages}])
     assert text_of(found) == theirs(folder(shape), messages)
-    answers = [one["content"] for one in messages if one["role"] == "assistant"]
-    is_trimmed = name in ("llama3", "gemma")
-    expected = [f"{x.strip() if is_trimmed else x.lstrip()}{shape.stop}" for x in answers]
-    assert [one.lstrip() for one in trained(found)] == expected
-    # Only where a template itself writes a space in front may a token begin with it.
-    assert name in ("mistral",) or trained(found)[0] == expected[0]
+    first, last = (one["content"] for one in messages if one["role"] == "assistant")
+    if name in ("llama3", "gemma"):
+        last = last.strip()
+    if name == "mistral":  # which writes a space where its prompt ends
+        first, last = f" {first}", f" {last}"
+    if name == "qwen3":  # which leaves the thought to the model
+        last = f"{EMPTY}{last}"
+    assert trained(found) == [f"{first}{shape.stop}", f"{last}{shape.stop}"]
+
+
+CODE = "    def f(x):\n\treturn x"
+
+
+@pytest.mark.parametrize("shape", [*SHAPES.values(), HARMONY], ids=[*SHAPES, "harmony"])
+def test_a_model_learns_to_write_all_that_stands_behind_the_default_prompt_of_transformers(
+    shape: Shape, prepared: Callable, folder: Callable
+):
+    place = folder(shape)
+    source = re.sub(r"strftime_now\(.*?\)", "'2024-07-26'", shape.source)
+    for content in ("Good day.", CODE, "世界 👩‍👩‍👧‍👦"):
+        messages = [PLAIN[0], {"role": "assistant", "content": content}]
+        prompt, whole = (
+            theirs(place, some, chat_template=source, add_generation_prompt=some != messages)
+            for some in (messages[:1], messages)
+        )
+        found = prepared(shape, [{"messages": messages}], source)
+        assert text_of(found) == whole
+        if shape is DEEPSEEK:  # whose answers have no thought, while its prompt opens one
+            assert not whole.startswith(prompt)
+            prompt = prompt.removesuffix("<think>\n")
+        said = whole.removeprefix(prompt)
+        assert trained(found) == [said[: said.index(shape.stop) + len(shape.stop)]]
 
 
 CALLS = [
@@ -159,7 +187,8 @@ def test_a_call_is_trained_on_whole_and_what_the_tool_answers_is_not(
 ):
     shape = SHAPES[name]
     found = prepared(shape, [{"messages": CALLS}])
-    assert trained(found) == [f"{call}{shape.stop}", f"It is 12 degrees.{shape.stop}"]
+    empty = EMPTY if name == "qwen3" else ""
+    assert trained(found) == [f"{call}{shape.stop}", f"{empty}It is 12 degrees.{shape.stop}"]
     arguments = json.dumps({"place": "Bern"})
     written = json.loads(json.dumps(CALLS))
     if shape is DEEPSEEK:  # which adds text to text
@@ -168,6 +197,52 @@ def test_a_call_is_trained_on_whole_and_what_the_tool_answers_is_not(
     # As others write it, the arguments are the text of an object.
     written[1]["tool_calls"][0]["function"]["arguments"] = arguments
     assert text_of(prepared(shape, [{"messages": written}])) == text_of(found)
+
+
+NUMBERS: list[Any] = [{}, {"row": 3}, {"rows": [1, 2.5], "all": True, "beside": None}]
+
+
+def calling(arguments: Any, **beside: Any) -> list[dict]:
+    """A conversation with a call of some arguments, and its result."""
+    function = {"name": "warmth", "arguments": arguments}
+    call = {"tool_calls": [{"type": "function", "function": function}]}
+    return [CALLS[0], {"role": "assistant", "content": "", **call, **beside}, *CALLS[2:]]
+
+
+@pytest.mark.parametrize("arguments", NUMBERS, ids=["none", "number", "several"])
+@pytest.mark.parametrize(
+    "shape", [QWEN25, QWEN3, LLAMA3, HARMONY], ids=["qwen2.5", "qwen3", "llama3", "harmony"]
+)
+def test_a_call_without_text_in_its_arguments_is_written_and_trained_on_like_any_other(
+    shape: Shape, arguments: Any, prepared: Callable, folder: Callable
+):
+    source = re.sub(r"strftime_now\(.*?\)", "'2024-07-26'", shape.source)
+    thought = {"thinking": "Look."} if shape in (QWEN3, HARMONY) else {}
+    for beside in ({}, thought):
+        messages = calling(arguments, **beside)
+        aliased = [one | {"reasoning_content": "Look."} for one in messages[1:2] if beside]
+        found = prepared(shape, [{"messages": messages}], source)
+        expected = [messages[0], *(aliased or messages[1:2]), *messages[2:]]
+        assert text_of(found) == theirs(folder(shape), expected, chat_template=source)
+        call, answer = trained(found)
+        assert json.dumps(arguments) in call and "warmth" in call and "12" not in call
+        assert ("Look." in call) == bool(beside) and "It is 12 degrees." in answer
+
+
+def test_a_call_that_cannot_be_found_in_the_text_is_refused_for_that_reason(
+    prepared: Callable, tmp_path: Path
+):
+    source = QWEN25.source.replace(
+        "{{- tool_call.name }}", "{{- tool_call.name | upper | length }}"
+    )
+    source = source.replace("tool_call.arguments | tojson", "tool_call.arguments | length")
+    messages = calling({"row": 3}, content="Wait.")
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN25, [{"messages": messages}], source)
+    assert str(refused.value) == (
+        f"{tmp_path}/chats.jsonl line 1 is no chat that the template can write: it writes the "
+        "calls of message 2, of the assistant, in a way that hides where they are in its text"
+    )
 
 
 def test_channels_that_a_model_opens_itself_are_trained_on(prepared: Callable):
@@ -205,7 +280,8 @@ def test_thoughts_that_a_template_drops_are_not_looked_for_and_those_it_keeps_ar
     assert trained(found) == ["Six.<|im_end|>", kept]
     assert text_of(found) == theirs(folder(QWEN3), messages)
     dropped = prepared(DEEPSEEK, [{"messages": messages}])
-    assert trained(dropped) == [f"Six.{DEEPSEEK.stop}"] * 2
+    blanks = "\n\n" if name == "content" else ""  # which it leaves of the content
+    assert trained(dropped) == [f"{blanks}Six.{DEEPSEEK.stop}"] * 2
 
 
 @pytest.mark.parametrize("shape", [QWEN3, DEEPSEEK, QWEN25], ids=["qwen3", "deepseek", "qwen2.5"])
@@ -224,6 +300,61 @@ def test_thinking_puts_the_thought_where_the_template_would_not(shape: Shape, pr
     assert [text_of(both, 0), text_of(both, 1)] == [text_of(off), text_of(on)]
     # A row is held out with all that was made of it.
     assert both.corpora[0].rows == 1 and both.corpora[0].documents == 2
+
+
+def test_an_empty_thought_is_trained_on_where_the_prompt_leaves_it_to_the_model(
+    prepared: Callable,
+):
+    chats = [{"messages": PLAIN[:2]}, {"messages": thoughtful("reasoning", "Count.")}]
+    for shape, begin in ((QWEN3, "<think>\n"), (DEEPSEEK, ""), (QWEN25, "<think>\n")):
+        found = prepared(shape, chats, thinking="empty")
+        assert trained(found) == [f"{begin}\n</think>\n\nGood day, how can I help?{shape.stop}"]
+        assert trained(found, 1)[-1] == f"{begin}Count.\n</think>\n\nSix.{shape.stop}"
+        assert f"<think>\n\n</think>\n\n{PLAIN[1]['content']}" in text_of(found)
+        assert len(found.corpora[0].notes) == 1  # nothing but what the examples look like
+    code = [PLAIN[0], {"role": "assistant", "content": f"<think>\nHm.\n</think>\n\n{CODE}"}]
+    found = prepared(QWEN3, [{"messages": code}], thinking="off")
+    assert trained(found) == [f"{CODE}<|im_end|>"]
+
+
+@pytest.mark.parametrize(
+    ("shape", "thinking", "message"),
+    [
+        (
+            QWEN3,
+            "off",
+            '"<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n", and the default prompt of the '
+            'chat template ends in "<|im_start|>assistant\\n", behind which the model learns '
+            "nothing; windlass chat --thinking off prompts as these, data.format.thinking=empty "
+            "trains what the default asks for",
+        ),
+        (
+            DEEPSEEK,
+            "none",
+            '"<｜Assistant｜>", and the default prompt of the chat template ends in '
+            '"<｜Assistant｜><think>\\n", behind which the model learns nothing; '
+            "data.format.thinking=empty trains what the default asks for",
+        ),
+        (
+            QWEN3._replace(source=QWEN3.source.replace("enable_thinking is defined and", "not")),
+            "on",
+            '"<|im_start|>assistant\\n", and the default prompt of the chat template ends in '
+            '"<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n", behind which the model learns '
+            "nothing; windlass chat --thinking on prompts as these, data.format.thinking=off "
+            "trains what the default asks for",
+        ),
+    ],
+    ids=["off", "dropped", "on"],
+)
+def test_training_behind_another_prompt_than_the_default_one_is_warned_of(
+    shape: Shape, thinking: str, message: str, prepared: Callable, tmp_path: Path
+):
+    rows = [{"messages": thoughtful("reasoning", "Count.")}] * 2
+    _, warning = prepared(shape, rows, thinking=thinking).corpora[0].notes
+    where = f"{tmp_path}/chats.jsonl line 1"
+    assert warning == f"2 of 2 rows, from {where}, train answers behind {message}"
+    # Of both, the one is what the default prompt asks for.
+    assert len(prepared(QWEN3, rows, thinking="both").corpora[0].notes) == 1
 
 
 def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
@@ -559,8 +690,7 @@ def test_a_prompt_is_what_transformers_makes_of_it_and_stops_where_answers_do(
         PLAIN[:3], add_generation_prompt=True, return_dict=False
     )
     assert vocabulary.read(expected).tolist() == ids
-    stop = Library.from_str(vocabulary.text).token_to_id(SHAPES[name].stop)
-    assert {stop, vocabulary.eos} <= vocabulary.stops
+    assert {*vocabulary.read(SHAPES[name].stop), vocabulary.eos} <= vocabulary.stops
     bare = chat_prompt(PLAIN[:3], template, "off")
     assert bare.endswith("<think>\n\n</think>\n\n") and bare.count("<think>") == 1
 

@@ -193,3 +193,28 @@ def test_a_scaling_that_means_nothing_is_refused_by_key(given, key, what):
     with pytest.raises(UserError) as error:
         read(Recipe, {"scaling": given})
     assert str(error.value) == f"1 problem in the recipe:\n  scaling.{key}  {what}"
+
+
+@pytest.mark.skipif(not HAS_TORCH, reason="compares with transformers")
+def test_far_positions_differ_from_transformers_by_the_rounding_of_angles_and_no_more():
+    """Both have angles in float32: at 8,000 either is 1e-4 off, and ours is not further off."""
+    import torch
+    from transformers import Qwen3Config
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3RotaryEmbedding
+
+    dim, rotary = 128, Rotary(1e6)
+    config = Qwen3Config(head_dim=dim, rope_parameters=rope_parameters(rotary.theta, None))
+    one = jnp.concatenate([jnp.ones(dim // 2), jnp.zeros(dim // 2)])  # of which cosines are left
+    gaps = {}
+    for last in (100, 8000):
+        position = np.arange(last - 100, last)
+        ours = rotary(jnp.tile(one, (1, 100, 1, 1)), jnp.asarray(position[None], jnp.int32))
+        ours = np.asarray(ours, np.float64)[0, :, 0, : dim // 2]
+        cosines, _ = Qwen3RotaryEmbedding(config)(torch.zeros(1), torch.from_numpy(position[None]))
+        theirs = cosines[0, :, : dim // 2].double().numpy()
+        exact = np.cos(position[:, None] * rotary.theta ** (-np.arange(0, dim, 2) / dim))
+        gaps[last] = np.abs(ours - theirs).max()
+        off, their_off = (np.abs(cosine - exact) for cosine in (ours, theirs))
+        print(f"{last}: {gaps[last]:.1e} apart, {off.max():.1e} and {their_off.max():.1e} off")
+        assert off.max() < last * 2.0**-23 and off.mean() <= their_off.mean()
+    assert gaps[100] < 1e-5 and 1e-4 < gaps[8000] < 1e-3

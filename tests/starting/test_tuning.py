@@ -9,6 +9,7 @@ from huggingface_hub import constants
 
 import windlass
 from tests import published
+from tests.formats.templates import QWEN3, QWEN25
 from windlass.config import load
 from windlass.config.sections import flat
 from windlass.errors import UserError
@@ -52,6 +53,40 @@ def test_many_rows_make_larger_batches_and_some_are_held_out(place, monkeypatch)
     # 2,000 rows of about 53 tokens are some 780 rows of 128: 48 steps of 16.
     assert (many["data.validation"], many["train.batch"]) == (0.05, 16)
     assert many["optim.learning_rate"] == 2e-4 and many["train.epochs"] == 3
+
+
+@pytest.mark.parametrize(
+    ("source", "line"),
+    [
+        (
+            QWEN3.source,
+            "none  # prompts leave the thought to the model: an empty one is learned, too",
+        ),
+        (
+            QWEN3.source.replace(
+                "'<|im_start|>assistant\\n'", "'<|im_start|>assistant\\n<think>\\n'"
+            ).replace("<think>\\n' + reasoning_content.strip('\\n') + '\\n</think>\\n\\n", ""),
+            "empty  # prompts open a thought: one that is empty is learned, too",
+        ),
+        (QWEN25.source, None),
+    ],
+    ids=["left", "opened", "without"],
+)
+def test_a_reasoning_model_is_taught_what_its_default_prompt_asks_for(
+    source: str, line: str | None, place, monkeypatch, tmp_path
+):
+    monkeypatch.chdir(place)
+    published.write(tmp_path / "model", template=source)
+    keys = ["device=cpu", "device.count=1"]
+    text = windlass.recipe(str(tmp_path / "model"), "few.jsonl", keys).text
+    if line is None:
+        assert "  format: chat  # examples look like chats: messages\n  length" in text
+        return
+    format = "  format:  # examples look like chats: messages\n    kind: chat\n"
+    assert f"{format}    thinking: {line}\n" in text
+    keys.append("data.format.thinking=off")
+    text = windlass.recipe(str(tmp_path / "model"), "few.jsonl", keys).text
+    assert "    kind: chat\n    thinking: off\n" in text
 
 
 def test_keys_of_the_command_line_are_not_chosen_against(place, monkeypatch):

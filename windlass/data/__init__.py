@@ -94,7 +94,7 @@ def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
     cache, quiet = cache_of(data), Console(quiet=True)
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None
-    vocabulary = _vocabulary(data, tokenizer, quiet)
+    vocabulary = vocabulary_with_template(data, tokenizer, quiet)
     settings = (cache, data.format, data.checks)
     if any(cached_corpus(part.source, vocabulary, *settings) is None for part in data.parts):
         return None
@@ -106,7 +106,7 @@ def tokenized(
 ) -> tuple[Corpus, ...]:
     """The documents of each source as tokens, before they are parted and packed."""
     console = console or Console(stderr=True)
-    cache, vocabulary = cache_of(data), _vocabulary(data, tokenizer, console)
+    cache, vocabulary = cache_of(data), vocabulary_with_template(data, tokenizer, console)
     corpora = []
     for part in data.parts:
         with under(part.key):
@@ -116,7 +116,7 @@ def tokenized(
     return tuple(corpora)
 
 
-def _vocabulary(data: Data, tokenizer: Tokenizer, console: Console) -> Vocabulary:
+def vocabulary_with_template(data: Data, tokenizer: Tokenizer, console: Console) -> Vocabulary:
     """The vocabulary of a recipe, with the chat template that its format names."""
     plain = vocabulary_of(data.parts, tokenizer, cache_of(data), console, data.format)
     template = data.format.template

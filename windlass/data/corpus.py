@@ -34,7 +34,7 @@ from windlass.hub.fetch import TOKENIZER, fetch
 from windlass.sources import Source
 
 PLAIN = Plain()
-FORMAT = 2  # raised whenever the same documents would be written differently
+FORMAT = 3  # raised whenever the same documents would be written differently
 CHANGED = "the documents of data.source changed while they were read; run it again"
 
 

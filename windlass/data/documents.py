@@ -1,6 +1,7 @@
 """Documents as tokens, a batch at a time, each token with its loss weight as a target."""
 
 import re
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
@@ -73,7 +74,7 @@ def _rendered(
         if note:
             notes.add(note)
     batch: list[tuple[int, Rendered]] = []
-    size, spelling = 0, []
+    size, spelling, warned = 0, [], defaultdict(list)
     for number in range(len(source)):
         row, where = _at(number, source.row), source.where(number)
         rendered: list[Rendered] = []
@@ -85,6 +86,9 @@ def _rendered(
         batch += [(number, one) for one in rendered]
         if any(one.spelled for one in rendered):
             spelling.append((number, rendered[0].spelled))
+        # Of several documents of a row one that is as it should be is enough.
+        if rendered and all(one.warning for one in rendered):
+            warned[rendered[0].warning].append(number)
         size += sum(len(one.text) for one in rendered)
         if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield _weighed(batch, vocabulary, source)
@@ -97,6 +101,9 @@ def _rendered(
             f"{len(spelling):,} of {len(source):,} rows spell out special tokens in their own "
             f"words, which the model reads as such: {token} in {source.where(number)}"
         )
+    for warning, numbers in warned.items():
+        first = source.where(numbers[0])
+        notes.add(f"{len(numbers):,} of {len(source):,} rows, from {first}, {warning}")
 
 
 def all_text(row: Any) -> str:
@@ -129,7 +136,7 @@ def _weighed(batch: list[tuple[int, Rendered]], vocabulary: Vocabulary, source: 
         if not weights[-1][1:].any():
             raise UserError(f"{source.where(number)} has nothing that is trained on")
     return Some(
-        [repr(tuple(one)).encode("utf-8", "surrogatepass") for _, one in batch],
+        [repr(tuple(one)[:-1]).encode("utf-8", "surrogatepass") for _, one in batch],
         np.concatenate(tokens) if tokens else np.zeros(0, np.int32),
         sizes,
         np.concatenate(weights) if weights else np.zeros(0, np.float32),

@@ -31,6 +31,7 @@ class Rendered(NamedTuple):
     spans: tuple[Span, ...]
     is_whole: bool = False
     spelled: str | None = None  # a special token that the example's own words spell out
+    warning: str | None = None  # continues "so many rows ..."
 
 
 class BaseFormat(ABC):

@@ -8,7 +8,7 @@ from typing import Any, ClassVar, Literal
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.formats import BaseFormat, Longer, Rendered, Span
-from windlass.hub.assistant_spans import BEFORE_WORDS, Chat, read, shape
+from windlass.hub.assistant_spans import BEFORE_WORDS, Chat, other_prompt, read, shape
 from windlass.hub.chat_template import EMPTY_THOUGHT, Template, Unrendered
 from windlass.hub.markers import REASONING
 
@@ -35,9 +35,10 @@ class Format(BaseFormat):
     speaks: ClassVar[bool] = True
 
     template: str | None = None  # chatml, or a file with a Jinja template; null: the tokenizer's
-    # of a reasoning model: off puts an empty thought before each last answer, on its own
-    # reasoning, both makes two documents of an example; none leaves thoughts to it and the template
-    thinking: Literal["none", "off", "on", "both"] = "none"
+    # of a reasoning model: on puts its own reasoning before each last answer, off an empty thought
+    # that is not trained on, both makes two documents of an example; empty is on, with an empty
+    # thought that is trained on where there is no reasoning; none leaves thoughts to the template
+    thinking: Literal["none", "empty", "off", "on", "both"] = "none"
     turns: Literal["all", "last"] = "all"  # of the assistant: which of them are trained on
     system: str | None = None  # system prompt of examples that have none
     messages: str | None = None  # the column of a list of messages
@@ -110,8 +111,10 @@ class Format(BaseFormat):
         except Unrendered as why:
             raise UserError(f"{where} is no chat that the template can write: {why}") from None
         spelled = next(_spelled(template, messages), None)
+        warnings = [_warning(other_prompt(template, chat)) for chat in chats]
         return [
-            Rendered(chat.text, self._spans(chat), is_whole=True, spelled=spelled) for chat in chats
+            Rendered(chat.text, self._spans(chat), True, spelled, warning)
+            for chat, warning in zip(chats, warnings, strict=True)
         ]
 
     def _spans(self, chat: Chat) -> tuple[Span, ...]:
@@ -187,6 +190,24 @@ class Format(BaseFormat):
         return thoughts
 
 
+def suited_thinking(template: Template) -> tuple[Literal["none", "empty"], str] | None:
+    """The `thinking` that trains what the default prompt asks for, and why.
+
+    None where template and prompt write no thoughts by themselves.
+    """
+    messages = [{"role": "user", "content": "2 + 2"}, {"role": "assistant", "content": "4"}]
+    try:
+        chat = read(template, messages)
+    except Unrendered:
+        return None
+    (turn,) = chat.turns
+    if other_prompt(template, chat) is not None:
+        return "empty", "prompts open a thought: one that is empty is learned, too"
+    if turn.words > turn.start:
+        return "none", "prompts leave the thought to the model: an empty one is learned, too"
+    return None
+
+
 def _chat(
     template: Template,
     messages: list[dict[str, Any]],
@@ -199,14 +220,16 @@ def _chat(
         return read(template, messages, **variables)
     last = _last(messages)
     bare = [_bare(one) if number in last else one for number, one in enumerate(messages)]
-    chat = read(template, bare, **{"enable_thinking": way == "on"} | variables)
-    opens = shape(template).opening.rstrip().endswith("<think>")
+    asked = {} if way == "empty" else {"enable_thinking": way == "on"}
+    chat = read(template, bare, **asked | variables)
+    opening = shape(template).opening.rstrip()
+    opens, is_closed = (opening.endswith(tag) for tag in ("<think>", "</think>"))
     text, turns, moved = chat.text, [], 0
     for turn in chat.turns:
         turn = turn._replace(start=turn.start + moved, words=turn.words + moved)
         turn = turn._replace(stop=turn.stop + moved)
         if turn.message in last:
-            thought = thoughts.get(turn.message) if way == "on" else None
+            thought = thoughts.get(turn.message) if way != "off" else None
             block = EMPTY_THOUGHT if thought is None else f"<think>\n{thought}\n</think>\n\n"
             tag = BEFORE_WORDS.search(text, 0, turn.words)
             begin = tag.start() if tag else turn.words
@@ -214,8 +237,9 @@ def _chat(
             longer = begin + len(block) - turn.words
             start = begin + (len("<think>\n") if opens else 0)
             words = turn.words + longer
+            is_given = thought is None and (way != "empty" or is_closed)
             turn = turn._replace(
-                start=words if thought is None else start, words=words, stop=turn.stop + longer
+                start=words if is_given else start, words=words, stop=turn.stop + longer
             )
             moved += longer
         turns.append(turn)
@@ -236,7 +260,25 @@ def _bare(message: dict[str, Any]) -> dict[str, Any]:
 def _split_thought(content: str) -> tuple[str, str]:
     """Split of a content into the thought that it begins with, and the rest."""
     thought, end, rest = content.partition("</think>")
-    return (thought.replace("<think>", "", 1), rest.lstrip()) if end else ("", content)
+    return (thought.replace("<think>", "", 1), rest.lstrip("\n")) if end else ("", content)
+
+
+def _warning(prompts: tuple[str, str] | None) -> str | None:
+    """Warning where the last answer is trained behind another prompt than the default one."""
+    if prompts is None:
+        return None
+    default, other = prompts
+    if other.rstrip().endswith("</think>"):
+        would = "windlass chat --thinking off prompts as these, data.format.thinking=empty trains"
+    elif default.rstrip().endswith("</think>"):
+        would = "windlass chat --thinking on prompts as these, data.format.thinking=off trains"
+    else:
+        would = "data.format.thinking=empty trains"
+    return (
+        f"train answers behind {json.dumps(other, ensure_ascii=False)}, and the default prompt of "
+        f"the chat template ends in {json.dumps(default, ensure_ascii=False)}, behind which the "
+        f"model learns nothing; {would} what the default asks for"
+    )
 
 
 def _spelled(template: Template, messages: list[dict[str, Any]]) -> Iterator[str]:

@@ -87,7 +87,10 @@ class Marks:
         return f"{text[:at]}{begin}{inner}{close}{text[at + len(inner) :]}"
 
     def places(self, rendered: str) -> Places | None:
-        """The text without marks, and its pieces; None where one is there twice or in part."""
+        """The text without marks, and its pieces; None where one is there twice or in part.
+
+        The name of a function may stand again in front of its result: the first is the call.
+        """
         closes = {piece.close for piece in self._pieces.values()}
         marks = "".join([*self._pieces, *closes])
         parts = re.split(f"([{marks}])", rendered) if marks else [rendered]
@@ -96,7 +99,7 @@ class Marks:
         seen: set[str] = set()
         for part in parts:
             if part in self._pieces:
-                if part in seen:
+                if part in seen and self._pieces[part].kind != "call":
                     return None
                 seen.add(part)
                 opened[self._pieces[part].close] = (self._pieces[part], length)
@@ -104,7 +107,9 @@ class Marks:
                 if part not in opened:
                     return None
                 piece, start = opened.pop(part)
-                pieces.setdefault(piece.message, []).append((start, length, piece.kind))
+                if part not in seen:
+                    pieces.setdefault(piece.message, []).append((start, length, piece.kind))
+                seen.add(part)
             else:
                 text.append(part)
                 length += len(part)

@@ -4,6 +4,7 @@ import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,10 +16,11 @@ from windlass.config import Written, listing
 from windlass.config.sections import flat
 from windlass.config.start import Start
 from windlass.config.text import write
-from windlass.data import FORMATS, SOURCES, tokenized
+from windlass.data import FORMATS, SOURCES, Data, tokenized, vocabulary_with_template
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
+from windlass.formats import chat
 from windlass.hub import config as configs
 from windlass.hub.fetch import CONFIGS, fetch
 from windlass.run import Run
@@ -68,7 +70,9 @@ def chosen(
             raise
         raise UserError(f"there is no folder {model} here, and {refused}") from None
     run = layers.read(Run, None)
-    corpus = tokenized(run.data, run.tokenizer, console=console)[0]
+    thinking, examples = _thinking(run, flat(command_line))
+    choices += thinking
+    corpus = tokenized(examples, run.tokenizer, console=console)[0]
     lengths = np.diff(corpus.offsets)
     device = layers.peek("device", Device) or Device()
     devices = selection.devices(selection.choose(device, selection.present(), os.environ))
@@ -166,6 +170,18 @@ def _format(source: dict[str, Any], overrides: dict[str, Any]) -> Tuned:
     return Tuned(key, "chat", note or "the assistant's tokens are trained on")
 
 
+def _thinking(run: Run, overrides: dict[str, Any]) -> tuple[list[Tuned], Data]:
+    """The thinking of a reasoning model that its default prompt asks for; the data with that."""
+    key, data, format = "data.format.thinking", run.data, run.data.format
+    if not isinstance(format, chat.Format) or key in overrides:
+        return [], data
+    template = vocabulary_with_template(data, run.tokenizer, Console(quiet=True)).chat
+    if template is None or (suited := chat.suited_thinking(template)) is None:
+        return [], data
+    thinking, why = suited
+    return [Tuned(key, thinking, why)], replace(data, format=replace(format, thinking=thinking))
+
+
 def _numbers(measured: _Measured, overrides: dict[str, Any]) -> Iterator[Tuned]:
     count, lengths, devices, run = measured
     longest = int(lengths.max())
@@ -212,8 +228,13 @@ def _leave_out(recipe: dict[str, Any], overrides: dict[str, Any]) -> None:
 
 def _set(recipe: dict[str, Any], choices: list[Tuned]) -> None:
     for key, value, _ in choices:
-        section, name = key.split(".")
-        recipe[section][name] = value
+        *sections, name = key.split(".")
+        place = recipe
+        for section in sections:
+            if not isinstance(place[section], dict):
+                place[section] = {"kind": place[section]}
+            place = place[section]
+        place[name] = value
 
 
 def _spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
@@ -226,11 +247,11 @@ def _spelled_out(tree: dict[str, Any]) -> dict[str, Any]:
 
 def _explained(recipe: dict[str, Any], choices: list[Tuned]) -> str:
     """A recipe as YAML, with the reasons for what was chosen."""
-    reasons, section, lines = {key: why for key, _, why in choices}, "", []
+    reasons, path, lines = {key: why for key, _, why in choices}, [], []
     for line in write(recipe).splitlines():
-        if not line.startswith(" "):
-            section = line.partition(":")[0]
-        why = reasons.pop(f"{section}.{line.strip().partition(':')[0]}", None)
+        key = line.lstrip()
+        path = [*path[: (len(line) - len(key)) // 2], key.partition(":")[0]]
+        why = reasons.pop(".".join(path), None)
         lines.append(f"{line}  # {why}" if why else line)
     return "\n".join([*lines, ""])
 
