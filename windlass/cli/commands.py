@@ -100,10 +100,10 @@ def data(
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     with ctx.obj.phase("preparing the data"):
-        from windlass.api import prepare
+        from windlass.api import data as call
         from windlass.data.show import show
 
-        prepared = prepare(recipe, ctx.args, console=Console(stderr=True))
+        prepared = call(recipe, ctx.args, console=Console(stderr=True))
         # A line is a line to whoever reads it with other tools; a terminal breaks it at words.
         console = Console(highlight=False)
         console.soft_wrap = not console.is_terminal
