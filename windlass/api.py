@@ -11,6 +11,7 @@ from typing import Any, get_args
 from rich.console import Console
 from rich.text import Text
 
+from windlass import config
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of
@@ -26,6 +27,7 @@ from windlass.config import (
     tree,
     words,
 )
+from windlass.config.reading import report as problem_report
 from windlass.config.sections import fields
 from windlass.data import Prepared, prepare, reference
 from windlass.data.split import SPLITS
@@ -89,6 +91,7 @@ __all__ = [
     "is_run",
     "launch",
     "launches",
+    "new",
     "plan",
     "plans",
     "prices",
@@ -259,6 +262,27 @@ def recipe(
     The model is a folder, a run, or OWNER/NAME of the hub; the data a file, a folder or OWNER/NAME.
     """
     return tuning.chosen(str(model), str(data), words(overrides, keys), console=console)
+
+
+def new(file: str | Path, base: AnyRecipe = "quickstart") -> Path:
+    """Write a recipe to edit, made from another: each key with its meaning, and those left out.
+
+    A file that is there already is left alone.
+    """
+    place = Path(file).expanduser()
+    if place.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{file} is no name of a recipe; {place.stem or 'mine'}.yaml would do")
+    if place.exists():
+        raise UserError(f"{file} is there already, and is left as it is; name another file")
+    layers = config.load(base)
+    if layers.problems:
+        raise UserError(problem_report(list(layers.problems), layers.origin))
+    recipe = layers.recipe | ({"by_device": layers.by_device} if layers.by_device else {})
+    about = f"# Made from {layers.name}. `windlass train {place.name}` trains it.\n"
+    about += "# A line `# key: value` is a key that is left out, with its default.\n\n"
+    with writable(place):
+        write(place, about + config.commented(recipe, Run))
+    return place
 
 
 def evaluate(

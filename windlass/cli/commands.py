@@ -80,6 +80,31 @@ app.command(cls=Command, context_settings=WITH_KEYS)(training.train)
 app.command(cls=Command, context_settings=WITH_KEYS)(plan.plan)
 
 
+@app.command(cls=Command)
+def new(
+    ctx: typer.Context,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="the YAML file to write")
+    ] = None,
+    base: Annotated[str, typer.Option("--from", metavar="RECIPE", help=A_RECIPE)] = "quickstart",
+) -> None:
+    """Write a recipe to edit, in which every key stands beside its meaning.
+
+    It is made from a recipe shipped with windlass, or one of your own, and trains the same. Keys
+    that are left out are there as comments, with their defaults. No file is overwritten.
+
+    windlass new mine.yaml
+    windlass new mine.yaml --from chat-lora
+    """
+    if file is None:
+        raise UserError("which file? windlass new mine.yaml writes one")
+    with ctx.obj.phase("writing a recipe"):
+        from windlass.api import new as call
+
+        place = call(file, base)
+    say(Text(f"written to {place}; edit it, and windlass train {place} trains it"))
+
+
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def data(
     ctx: typer.Context,

@@ -2,6 +2,7 @@
 
 from typing import Any
 
+from windlass.config.commented import commented
 from windlass.config.every import Due, Every
 from windlass.config.limits import Limits, Within
 from windlass.config.overrides import Overrides, words
@@ -24,6 +25,7 @@ __all__ = [
     "Several",
     "Within",
     "Written",
+    "commented",
     "comments",
     "differences",
     "find",
