@@ -8,11 +8,12 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli import export, launch, plan, prices, report, training, writing
+from windlass.cli import completion, export, launch, plan, prices, report, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
     CheckpointOptions,
+    RecipeName,
     RunName,
     Step,
     WhichWeights,
@@ -32,12 +33,9 @@ app = typer.Typer(
     name="windlass",
     cls=Commands,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
 
 
 def run(words: list[str], signals: Signals) -> int:
@@ -86,7 +84,10 @@ def new(
     file: Annotated[
         str | None, typer.Argument(metavar="FILE", help="the YAML file to write")
     ] = None,
-    base: Annotated[str, typer.Option("--from", metavar="RECIPE", help=A_RECIPE)] = "quickstart",
+    base: Annotated[
+        str,
+        typer.Option("--from", metavar="RECIPE", help=A_RECIPE, autocompletion=completion.recipes),
+    ] = "quickstart",
 ) -> None:
     """Write a recipe to edit, in which every key stands beside its meaning.
 
@@ -108,7 +109,7 @@ def new(
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def data(
     ctx: typer.Context,
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     rows: Annotated[str, typer.Option(metavar="N", help="sequences to show")] = "3",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test")] = "train",
 ) -> None:
@@ -220,7 +221,11 @@ def runs(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN ...]", help="runs to show in full, or a folder of runs"),
+        typer.Argument(
+            metavar="[RUN ...]",
+            help="runs to show in full, or a folder of runs",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="delete these runs, after confirmation")

@@ -8,7 +8,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, agrees, saved, say
+from windlass.cli.options import OptionalRecipe, agrees, saved, say
 from windlass.errors import UserError
 
 NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
@@ -16,7 +16,7 @@ NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
 
 def launch(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
+    recipe: OptionalRecipe = None,
     on: Annotated[
         str | None, typer.Option(metavar="SLICE", help="v6e-8, v5p-8, 2xv6e-16, ...")
     ] = None,

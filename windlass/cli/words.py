@@ -19,6 +19,11 @@ from windlass.errors import UserError
 
 WIDEST = 100  # columns of help; longer lines are hard to read
 ALIKE = 0.75  # similarity to an option above which a word is a typo
+TYPERS = {  # options that come with Typer, in our words
+    "help": "show this help",
+    "install_completion": "complete commands, options, recipes and runs in this shell",
+    "show_completion": "print the script that does so",
+}
 KEYS = ("KEY=VALUE", "override a recipe key; also --key value")
 
 
@@ -31,6 +36,8 @@ class Command(TyperCommand):
     context_class = typer.Context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for completion, of words that are not all there yet
+            return TyperCommand.parse_args(self, ctx, args)
         options, places, keys = self._split(ctx, list(args))
         if keys and not ctx.allow_extra_args:
             if keys[0].startswith("-"):
@@ -145,7 +152,7 @@ class Commands(TyperGroup):
     context_class = typer.Context
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
             meant = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean {meant[0]}? " if meant else ""
             there = listing(self.commands, "and")
@@ -222,7 +229,7 @@ def _name(param: Any) -> str:
 
 
 def _help_of(param: Any) -> str:
-    if param.name == "help":
-        return "show this help"
+    if param.name in TYPERS:
+        return TYPERS[param.name]
     has_default = param.param_type_name == "option" and isinstance(param.default, str)
     return f"{param.help} ({param.default})" if has_default else param.help
