@@ -2,7 +2,7 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from signal import SIGINT
@@ -35,10 +35,12 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
+from windlass.evaluation import published_model
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
-from windlass.evaluation.finished_run import FinishedRun, open_run
+from windlass.evaluation.finished_run import FinishedRun
 from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.likelihood import Scorer
+from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
 from windlass.files import writable, write
@@ -101,6 +103,7 @@ __all__ = [
     "schema",
     "standing",
     "stream",
+    "subject",
     "tasks",
     "train",
     "verify",
@@ -292,10 +295,15 @@ def evaluate(
     split: str = "validation",
     weights: str = "last",
     step: int | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     console: Console | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
     """Loss and perplexity of a run's newest checkpoint, or of one step, on held-out data.
+
+    In place of a run it may be a model: a folder, an export or OWNER/NAME. `data` then names what
+    it is measured on: a run or a recipe whose data it is, a file, a folder or OWNER/NAME. As a
+    mapping it is the section of that name, overridden.
 
     `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
     average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
@@ -304,7 +312,10 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
-    opened = open_run(run, words(overrides, keys), weights=weights, step=step)
+    section = {} if isinstance(data, str | Path | None) else {"data": data}
+    named = None if section else data
+    opened = open_on_data(run, named, words(overrides, keys | section), weights=weights, step=step)
+    is_run = not isinstance(opened, PublishedModel)
     folder, built = opened.folder, opened.built
     with opened.scope():
         described = built.run
@@ -325,19 +336,28 @@ def evaluate(
         loaded = opened.load(say, identity=identity)
         loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary, say)[0])
         reached = loaded.step
-        _warn_of_changed_documents(folder, described, prepared, reached, console)
+        if is_run:
+            _warn_of_changed_documents(folder, described, prepared, reached, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and prepared.is_weighted:
             answer["over"] = "the tokens that are trained on, each by its weight"
         if split == "test":
-            answer["looks"] = _note_look(folder, described, console, step=reached, weights=weights)
+            if is_run:
+                look = {"step": reached, "weights": weights}
+                answer["looks"] = _note_look(folder, described, console, **look)
             if "validation" in measured:
                 answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
                 losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
                 known, new = losses
                 answer["verdict"] = verdict(new, known, names=("test", "validation"))
         return answer
+
+
+def subject(run: str | Path | None) -> tuple[str, str]:
+    """Kind and name of what is evaluated: a run and its folder, or a model."""
+    is_run = published_model.find(run) is None
+    return ("run", str(find(run))) if is_run else ("model", str(run))
 
 
 def tasks(
@@ -360,7 +380,7 @@ def tasks(
     from windlass.evaluation import harness
 
     every = [names] if isinstance(names, str) else names
-    opened = open_run(run, words(overrides, keys), weights=weights, step=step)
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
         scorer = Scorer(generator.model, longest=opened.context_length, batch=batch)
@@ -379,11 +399,11 @@ def generate(
     batch: int = 16,
     **sampling: Any,
 ) -> list[str]:
-    """Completions of prompts by a run's model; `sampling` has the fields of `Sampling`.
+    """Completions of prompts by the model of a run, a folder or the hub.
 
-    Among them may be sections of the recipe to override, such as `device="cpu"`.
     A prompt is text to continue, or with `chat` a user message; a list of messages is a chat to
-    answer.
+    answer. `sampling` has the fields of `Sampling`, and may have sections of the recipe to
+    override, such as `device="cpu"`.
     """
     every = [prompts] if isinstance(prompts, str) else prompts
     how = {"chat": chat, "weights": weights, "step": step, "batch": batch}
@@ -406,7 +426,7 @@ def each(
         raise UserError(f"batch is {batch}; it must be 1 or more")
     keys, rest = _sections(sampling)
     how = read(Sampling, rest, origin="the call")
-    opened = open_run(run, words(overrides, keys), weights=weights, step=step)
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
         inputs = [_prompt(prompt, chat, generator, opened.folder) for prompt in prompts]
@@ -425,7 +445,7 @@ def stream(
     """Completion of a prompt by a run's model, streamed in pieces."""
     keys, rest = _sections(sampling)
     how = read(Sampling, rest, origin="the call")
-    opened = open_run(run, words(overrides, keys), weights=weights, step=step)
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         yield from _generator(opened).stream(prompt, how)
 
@@ -440,13 +460,13 @@ def chat(
     step: int | None = None,
     **sampling: Any,
 ) -> Conversation:
-    """Conversation with a run's model: called with a message, it answers and remembers.
+    """Conversation with the model of a run, a folder or the hub, which remembers it.
 
     `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
     """
     keys, rest = _sections(sampling)
     how = read(Sampling, {"tokens": ANSWER_TOKENS} | rest, origin="the call")
-    opened = open_run(run, words(overrides, keys), weights=weights, step=step)
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
     _check_chats(generator, opened.folder)

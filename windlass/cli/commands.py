@@ -13,6 +13,7 @@ from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
     CheckpointOptions,
+    ModelName,
     RecipeName,
     RunName,
     Step,
@@ -139,7 +140,14 @@ def data(
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def evaluate(
     ctx: typer.Context,
-    run: RunName = None,
+    run: ModelName = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="of a model: a run or recipe whose data to take, a file, a folder, or OWNER/NAME",
+        ),
+    ] = None,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="validation, test or train")
     ] = "validation",
@@ -163,30 +171,32 @@ def evaluate(
     """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
 
     With --split test, validation is measured too, with a verdict on both. The run counts how often
-    its test split was evaluated: what was selected on it is no longer tested by it.
+    its test split was evaluated: what was selected on it is no longer tested by it. A model that is
+    no run, such as the one that a run started from, is measured on the data that --data names.
 
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
+    windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
     """
     task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
     if tasks is not None:
         return _tasks(
             ctx, run, tasks, options(TaskOptions, weights=weights, step=step, **task_options)
         )
-    for name in (name for name, value in task_options.items() if value is not None):
-        raise UserError(f"--{name.replace('_', '-')} is for --tasks, which is not given")
+    for option in (name for name, value in task_options.items() if value is not None):
+        raise UserError(f"--{option.replace('_', '-')} is for --tasks, which is not given")
     measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
         from windlass.api import evaluate as call
-        from windlass.api import find
+        from windlass.api import subject
         from windlass.cli.evaluation import WIDTH, lines
 
-        folder = find(run)
+        kind, name = subject(run)
         with waiting("evaluating"):
-            metrics = call(folder, ctx.args, **vars(measured))
-    facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
+            metrics = call(name, ctx.args, data=data, **vars(measured))
+    facts = {kind: name, "split": measured.split, "weights": measured.weights}
     for name, value in [*facts.items(), *lines(metrics)]:
         say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
 

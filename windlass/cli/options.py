@@ -36,6 +36,14 @@ RunName = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+ModelName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="a run, or a model: a folder, an export, or OWNER/NAME on the hub",
+        autocompletion=completion.runs,
+    ),
+]
 Step = Annotated[str | None, typer.Option(metavar="N", help="checkpoint step; default: the newest")]
 WhichWeights = Annotated[
     str,
