@@ -1,9 +1,12 @@
 """What the commands do, called from Python, on one small run."""
 
 import dataclasses
+import inspect
 import json
 import os
 import shutil
+import signal
+import time
 from io import StringIO
 from pathlib import Path
 from typing import Any
@@ -14,11 +17,14 @@ from rich.console import Console
 import windlass
 from tests import trained
 from windlass import api
+from windlass.checkpoint.store import folder_of, steps_in
 from windlass.checkpoint.verify import VerifyReport
+from windlass.cli.commands import app
 from windlass.data import Tokenized
 from windlass.devices import selection
 from windlass.errors import UserError
 from windlass.evaluation.verdict import verdict
+from windlass.processes.signals import Signals
 from windlass.run import Run, identity
 from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
@@ -56,7 +62,77 @@ def last_line(run: Path, key: str) -> dict:
 
 def test_what_is_offered_at_the_top_is_what_the_commands_call():
     for name in windlass.__all__:
-        assert getattr(windlass, name) is getattr(api, name)
+        offered, call = getattr(windlass, name), getattr(api, name)
+        assert offered is call or name in windlass.ROOMS
+        assert inspect.signature(offered) == inspect.signature(call)
+
+
+def test_every_command_is_one_call_and_listed():
+    for command in app.registered_commands:
+        assert command.callback is not None
+        assert command.callback.__name__ in dir(windlass)
+    assert set(windlass.__all__) < set(dir(windlass))
+    assert "sys" not in dir(windlass)
+
+
+def test_a_folder_that_has_the_name_of_a_call_is_called_and_imported_from(run):
+    from windlass import data
+
+    assert data is windlass.data
+    assert len(windlass.data("tiny.yaml").split("validation")) == trained.ROWS
+    with pytest.raises(UserError, match="^there is no TPU slice"):
+        windlass.launch("tiny.yaml", on="v6e-7")
+
+
+def test_keys_are_overridden_by_a_list_a_mapping_one_text_and_keywords(run):
+    ways: list[dict[str, Any]] = [
+        {"overrides": way} for way in (["data.length=45"], "data.length=45")
+    ]
+    ways += [{"overrides": {"data.length": 45}}, {"data": {"length": 45}}]
+    assert [windlass.data("tiny.yaml", **way).split("train").length for way in ways] == [45] * 4
+    assert windlass.generate(run, "Once", tokens=2, train={"batch": 3}, device="cpu")
+    assert refusal(windlass.data, "tiny.yaml", length=45) == (
+        "1 problem in tiny.yaml and the command line:\n  length  unknown; did you mean data.length?"
+    )
+
+
+def test_the_history_of_a_run_is_a_table_with_a_row_for_each_step(place, tmp_path, monkeypatch):
+    shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    done = windlass.train("tiny.yaml")
+    steps = [row["step"] for row in done.history]
+    assert steps == sorted(set(steps)) and steps[-1] == 4
+    assert done.history[-1].keys() >= {"loss", "learning_rate", "validation_loss"}
+    frame = pytest.importorskip("pandas").DataFrame(done.history).set_index("step")
+    assert frame["validation_loss"].dropna()[4] == done.metrics["validation_loss"]
+
+
+@pytest.mark.parametrize(
+    ("number", "ends"),
+    [
+        (signal.SIGINT, KeyboardInterrupt),
+        pytest.param(signal.SIGTERM, SystemExit, marks=pytest.mark.long),
+    ],
+)
+def test_a_script_does_not_go_on_after_a_signal_and_the_run_is_saved(
+    number, ends, place, tmp_path, monkeypatch
+):
+    class Signalled(Signals):
+        def ends(self, step: int) -> bool:
+            if step == 1:
+                os.kill(os.getpid(), number)
+                while self.stop is None:
+                    time.sleep(0.01)
+            return super().ends(step)
+
+    shutil.copytree(place, tmp_path / "copy")
+    monkeypatch.chdir(tmp_path / "copy")
+    monkeypatch.setattr("windlass.training.loop.Signals", Signalled)
+    with pytest.raises(ends) as ended:
+        windlass.train("tiny.yaml", run={"dir": "mine"})
+    assert steps_in(folder_of(Path("mine"))) == [0, 1]
+    said = {KeyboardInterrupt: "saved mine at step 1; train resumes it", SystemExit: "143"}
+    assert str(ended.value) == said[ends]
 
 
 def test_a_name_that_is_not_offered_is_not_there():
@@ -67,7 +143,7 @@ def test_a_name_that_is_not_offered_is_not_there():
 def test_batches_of_3_and_7_measure_the_same_loss_on_10_rows(run):
     by_three = windlass.evaluate(run, ["train.batch=3"])
     by_seven = windlass.evaluate(run, ["train.batch=7"])
-    assert len(windlass.prepare("tiny.yaml").split("validation")) == trained.ROWS
+    assert len(windlass.data("tiny.yaml").split("validation")) == trained.ROWS
     assert by_three == pytest.approx(by_seven, rel=1e-6)
 
 
@@ -102,16 +178,16 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
     quiet, told = (Console(file=StringIO(), width=1000) for _ in range(2))
     windlass.evaluate(run, console=quiet)
     assert quiet.file.getvalue() == ""  # pyright: ignore[reportAttributeAccessIssue]
-    before = windlass.prepare("tiny.yaml")
+    before = windlass.data("tiny.yaml")
     trained.write_corpus(Path(trained.CORPUS), trained.DOCUMENTS + 1)
     windlass.evaluate(run, console=told)
     assert told.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
         "the documents changed since they were tokenised, which is done again: kind jsonl, "
-        f"path {tmp_path}/copy/{trained.CORPUS}, column text\n"
+        f"column text, path {tmp_path}/copy/{trained.CORPUS}\n"
         f"the documents of {run} changed since it was trained: these are measured\n"
     )
 
-    after = windlass.prepare("tiny.yaml")
+    after = windlass.data("tiny.yaml")
     assert isinstance(before, Tokenized) and isinstance(after, Tokenized)
     there, here = (
         f"tokenizer of 300 tokens ({one.vocabulary.fingerprint[:12]}) and "
@@ -224,18 +300,18 @@ def test_an_option_of_sampling_that_is_unknown_or_out_of_range_is_refused(run):
 def test_data_is_prepared_for_a_device_that_is_not_here(run):
     lengths = {"tpu": {"data.length": 30}, "cpu": {"data.length": 20}}
     here = trained.recipe(device={"kind": "auto"}) | {"by_device": lengths}
-    assert windlass.prepare(here).split("train").length == 20
-    assert windlass.prepare(here, ["device=tpu"]).split("train").length == 30
+    assert windlass.data(here).split("train").length == 20
+    assert windlass.data(here, ["device=tpu"]).split("train").length == 30
 
 
 def test_preparing_data_looks_for_no_device(run, monkeypatch):
     monkeypatch.setattr(selection, "present", None)
     plain = trained.recipe(device={"kind": "auto"}) | {"by_device": {}}
-    assert len(windlass.prepare(plain).split("validation")) == trained.ROWS
+    assert len(windlass.data(plain).split("validation")) == trained.ROWS
 
 
 def test_preparing_data_says_what_is_wrong_with_the_whole_recipe():
-    assert refusal(windlass.prepare, trained.recipe(), ["train.btch=3", "model.heads=0.5"]) == (
+    assert refusal(windlass.data, trained.recipe(), ["train.btch=3", "model.heads=0.5"]) == (
         "2 problems in the recipe and the command line:\n"
         "  model.heads  is 0.5; it must be a whole number\n"
         "  train.btch   unknown; did you mean batch?"

@@ -111,7 +111,7 @@ def test_the_recipe_can_be_read_and_its_data_prepared(tmp_path, monkeypatch):
     trained.write_corpus(Path("my.jsonl"), 300)
     assert describe("mine.yaml", ["device=cpu"]).run.train.batch == 64
     assert load("mine.yaml").merged("tpu")["train"]["batch"] == 128
-    assert set(windlass.prepare("mine.yaml").splits) == {"train", "validation"}
+    assert set(windlass.data("mine.yaml").splits) == {"train", "validation"}
 
 
 def test_every_call_is_there():

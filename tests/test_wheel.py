@@ -2,6 +2,8 @@
 
 import json
 import os
+import re
+import shlex
 import subprocess
 import sys
 import sysconfig
@@ -11,6 +13,7 @@ import jsonschema
 import pytest
 
 from tests import trained
+from tests.test_hints import NEEDED
 from windlass.config import shipped
 from windlass.config.text import parse
 
@@ -37,6 +40,19 @@ def bin(tmp_path_factory) -> Path:
     lent = {sysconfig.get_path(name) for name in ("purelib", "platlib")}
     (packages / "lent.pth").write_text("\n".join(lent))
     return python.parent
+
+
+@pytest.fixture(scope="module")
+def fresh(bin, tmp_path_factory) -> Path:
+    """The programs of an environment with nothing but the wheel and what it requires."""
+    folder = tmp_path_factory.mktemp("fresh")
+    run(sys.executable, "-m", "venv", str(folder))
+    (wheel,) = bin.parents[1].glob("*.whl")
+    try:
+        run(folder / "bin/python", "-m", "pip", "install", "--quiet", str(wheel))
+    except AssertionError as failed:
+        pytest.skip(f"the index cannot be reached: {str(failed)[-200:]}")
+    return folder / "bin"
 
 
 @pytest.fixture
@@ -92,3 +108,22 @@ def test_the_schema_takes_the_recipes_that_ship_and_no_other_keys(bin, empty):
         recipe["train"]["stpes"] = 3
         with pytest.raises(jsonschema.ValidationError, match="stpes"):
             validator(schema).validate(recipe)
+
+
+@pytest.mark.long
+def test_quickstart_trains_in_a_fresh_environment_and_so_does_all_that_it_says_comes_next(
+    fresh, empty
+):
+    printed = run(fresh / "windlass", "train", "quickstart", cwd=empty)
+    following = re.findall(r"^next +windlass (.*)$", printed, re.MULTILINE)
+    assert following
+    for line in following:
+        run(fresh / "windlass", *shlex.split(line.replace("FOLDER", "exported")), cwd=empty)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("extra", sorted(NEEDED))
+def test_every_extra_that_a_message_names_can_be_installed(bin, fresh, extra):
+    (wheel,) = bin.parents[1].glob("*.whl")
+    how = ["install", "--quiet", "--dry-run", f"{wheel}[{extra}]"]
+    run(fresh / "python", "-m", "pip", *how)

@@ -2,29 +2,45 @@
 
 import dataclasses
 import os
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
+from signal import SIGINT
 from typing import Any, get_args
 
 from rich.console import Console
 from rich.text import Text
 
-from windlass import data
+from windlass import config
 from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of
-from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, listing, read, tree
-from windlass.data import Prepared, reference
+from windlass.config import (
+    AnyRecipe,
+    Layers,
+    Limits,
+    Overrides,
+    Written,
+    json_schema,
+    listing,
+    read,
+    tree,
+    words,
+)
+from windlass.config.reading import report as problem_report
+from windlass.config.sections import fields
+from windlass.data import Prepared, prepare, reference
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
 from windlass.devices.selection import Device
 from windlass.errors import UserError
+from windlass.evaluation import published_model
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
-from windlass.evaluation.finished_run import FinishedRun, open_run
+from windlass.evaluation.finished_run import FinishedRun
 from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.likelihood import Scorer
+from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.sampling import Sampling
 from windlass.evaluation.verdict import verdict
 from windlass.files import writable, write
@@ -67,6 +83,7 @@ __all__ = [
     "Trained",
     "check_deletable",
     "compare",
+    "data",
     "delete",
     "each",
     "evaluate",
@@ -76,9 +93,9 @@ __all__ = [
     "is_run",
     "launch",
     "launches",
+    "new",
     "plan",
     "plans",
-    "prepare",
     "prices",
     "recipe",
     "report",
@@ -86,6 +103,7 @@ __all__ = [
     "schema",
     "standing",
     "stream",
+    "subject",
     "tasks",
     "train",
     "verify",
@@ -94,33 +112,44 @@ __all__ = [
 
 def train(
     recipe: AnyRecipe,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     hosts: Hosts | None = None,
     signals: Signals | None = None,
     report: ConsoleReport | None = None,
+    **keys: Any,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
-    What it will take of its devices is planned before, and kept beside what was measured; where
-    memory runs out, the error says what would fit. On several hosts see `training.loop.train`.
+    Keys are overridden by a list, a mapping, or sections as keywords: `train={"steps": 5}`. After
+    Ctrl-C this raises KeyboardInterrupt once the run is saved, and exits after another signal; with
+    `signals`, which are the caller's, it returns, and `stopped_by` is the signal. What the run will
+    take of its devices is planned before, and kept beside what was measured; where memory runs out,
+    the error says what would fit. On several hosts see `training.loop.train`.
     """
-    return loop.train(recipe, overrides, hosts=hosts, signals=signals, report=report, plans=True)
+    how = {"hosts": hosts, "signals": signals, "report": report}
+    trained = loop.train(recipe, words(overrides, keys), **how, plans=True)
+    if signals is None and trained.stopped_by is not None:
+        if trained.stopped_by != SIGINT:
+            raise SystemExit(128 + trained.stopped_by)
+        raise KeyboardInterrupt(f"saved {trained.folder} at step {trained.step}; train resumes it")
+    return trained
 
 
-def prepare(
+def data(
     recipe: AnyRecipe,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     console: Console | None = None,
+    **keys: Any,
 ) -> Prepared:
     """Prepared data of a recipe, as the model will see it: tokenised, split and packed.
 
     No model is built, and the devices that the recipe requests need not be here.
     """
-    layers = origin.load(recipe, overrides)
+    layers = origin.load(recipe, words(overrides, keys))
     run = layers.read(Run, _kind(layers))
-    prepared = data.prepare(run.data, run.tokenizer, console=console)
+    prepared = prepare(run.data, run.tokenizer, console=console)
     drawn = None
     if run.train.batch:
         per_epoch = len(prepared.split("train")) // run.train.batch
@@ -131,7 +160,7 @@ def prepare(
 def plan(
     recipe: AnyRecipe,
     on: str | Sequence[str] | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     **how: Any,
 ) -> Plan | list[Plan | Refused]:
     """Plan of a recipe on devices that need not be here: memory, speed and cost.
@@ -148,7 +177,7 @@ def plan(
 def plans(
     recipes: Sequence[AnyRecipe],
     on: str | Sequence[str] | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     each: Sequence[str] = (),
     rows: int | None = None,
@@ -158,6 +187,7 @@ def plans(
     budget: int | float | None = None,
     within: str | None = None,
     console: Console | None = None,
+    **keys: Any,
 ) -> list[Plan | Refused]:
     """Plans of every recipe on every target, and `each` value of keys: `["train.batch=8,16"]`.
 
@@ -169,14 +199,15 @@ def plans(
     most = _limits(budget, within)
     request = _plan_request(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
-    results = matrix.plans(recipes, where, overrides, each=each, request=request, console=console)
+    how: dict[str, Any] = {"each": each, "request": request, "console": console}
+    results = matrix.plans(recipes, where, words(overrides, keys), **how)
     return limits.enforce(results, most)
 
 
 def best(
     recipe: AnyRecipe,
     on: str | Sequence[str] | None = None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     wanted: str = "cheapest",
     rows: int | None = None,
@@ -187,6 +218,7 @@ def best(
     within: str | None = None,
     console: Console | None = None,
     tell: Callable[[str], None] = lambda text: None,
+    **keys: Any,
 ) -> Ranking:
     """Search for the settings with which a recipe fits and is fastest, and the best target.
 
@@ -200,7 +232,7 @@ def best(
     request = _plan_request(rows, region, preemptions, compiles)
     where = matrix.usual() if on is None else targets.several(on)
     how: dict[str, Any] = {"wanted": wanted, "request": request, "console": console, "tell": tell}
-    return winner.find(recipe, where, overrides, within=most, **how)
+    return winner.find(recipe, where, words(overrides, keys), within=most, **how)
 
 
 def _plan_request(
@@ -223,27 +255,55 @@ def calibrate(*names: str | Path) -> list[Fitted]:
 def recipe(
     model: str | Path,
     data: str | Path,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     console: Console | None = None,
+    **keys: Any,
 ) -> Written:
     """Fine-tuning recipe for a model and data, for `train`: what is left open is chosen.
 
     The model is a folder, a run, or OWNER/NAME of the hub; the data a file, a folder or OWNER/NAME.
     """
-    return tuning.chosen(str(model), str(data), overrides, console=console)
+    return tuning.chosen(str(model), str(data), words(overrides, keys), console=console)
+
+
+def new(file: str | Path, base: AnyRecipe = "quickstart") -> Path:
+    """Write a recipe to edit, made from another: each key with its meaning, and those left out.
+
+    A file that is there already is left alone.
+    """
+    place = Path(file).expanduser()
+    if place.suffix not in (".yaml", ".yml"):
+        raise UserError(f"{file} is no name of a recipe; {place.stem or 'mine'}.yaml would do")
+    if place.exists():
+        raise UserError(f"{file} is there already, and is left as it is; name another file")
+    layers = config.load(base)
+    if layers.problems:
+        raise UserError(problem_report(list(layers.problems), layers.origin))
+    recipe = layers.recipe | ({"by_device": layers.by_device} if layers.by_device else {})
+    about = f"# Made from {layers.name}. `windlass train {place.name}` trains it.\n"
+    about += "# A line `# key: value` is a key that is left out, with its default.\n\n"
+    with writable(place):
+        write(place, about + config.commented(recipe, Run))
+    return place
 
 
 def evaluate(
     run: str | Path | None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     split: str = "validation",
     weights: str = "last",
     step: int | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
     console: Console | None = None,
+    **keys: Any,
 ) -> dict[str, Any]:
     """Loss and perplexity of a run's newest checkpoint, or of one step, on held-out data.
+
+    In place of a run it may be a model: a folder, an export or OWNER/NAME. `data` then names what
+    it is measured on: a run or a recipe whose data it is, a file, a folder or OWNER/NAME. As a
+    mapping it is the section of that name, overridden.
 
     `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
     average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
@@ -252,11 +312,14 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
-    opened = open_run(run, overrides, weights=weights, step=step)
+    if isinstance(data, Mapping):
+        keys, data = keys | {"data": data}, None
+    opened = open_on_data(run, data, words(overrides, keys), weights=weights, step=step)
+    is_run = not isinstance(opened, PublishedModel)
     folder, built = opened.folder, opened.built
     with opened.scope():
         described = built.run
-        prepared = data.prepare(described.data, _tokenizer(folder, described), console=console)
+        prepared = prepare(described.data, _tokenizer(folder, described), console=console)
         if split not in prepared.splits:
             has = listing(prepared.splits, "and")
             what = "rows" if described.data.has_blocks else "documents"
@@ -273,13 +336,16 @@ def evaluate(
         loaded = opened.load(say, identity=identity)
         loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary, say)[0])
         reached = loaded.step
-        _warn_of_changed_documents(folder, described, prepared, reached, console)
+        if is_run:
+            _warn_of_changed_documents(folder, described, prepared, reached, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and prepared.is_weighted:
             answer["over"] = "the tokens that are trained on, each by its weight"
         if split == "test":
-            answer["looks"] = _note_look(folder, described, console, step=reached, weights=weights)
+            if is_run:
+                look = {"step": reached, "weights": weights}
+                answer["looks"] = _note_look(folder, described, console, **look)
             if "validation" in measured:
                 answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
                 losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
@@ -288,10 +354,16 @@ def evaluate(
         return answer
 
 
+def subject(run: str | Path | None) -> tuple[str, str]:
+    """Kind and name of what is evaluated: a run and its folder, or a model."""
+    is_run = published_model.find(run) is None
+    return ("run", str(find(run))) if is_run else ("model", str(run))
+
+
 def tasks(
     run: str | Path | None,
     names: str | Sequence[str],
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     limit: int | None = None,
     shots: int | None = None,
@@ -299,6 +371,7 @@ def tasks(
     weights: str = "last",
     step: int | None = None,
     batch: int = 8,
+    **keys: Any,
 ) -> dict[str, dict[str, float]]:
     """Scores of a run's model on lm-evaluation-harness tasks; `folder` has one's own tasks.
 
@@ -307,7 +380,7 @@ def tasks(
     from windlass.evaluation import harness
 
     every = [names] if isinstance(names, str) else names
-    opened = open_run(run, overrides, weights=weights, step=step)
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
         scorer = Scorer(generator.model, longest=opened.context_length, batch=batch)
@@ -318,7 +391,7 @@ def tasks(
 def generate(
     run: str | Path | None,
     prompts: str | Sequence[str | Messages],
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     chat: bool = False,
     weights: str = "last",
@@ -326,10 +399,11 @@ def generate(
     batch: int = 16,
     **sampling: Any,
 ) -> list[str]:
-    """Completions of prompts by a run's model; `sampling` has the fields of `Sampling`.
+    """Completions of prompts by the model of a run, a folder or the hub.
 
     A prompt is text to continue, or with `chat` a user message; a list of messages is a chat to
-    answer.
+    answer. `sampling` has the fields of `Sampling`, and may have sections of the recipe to
+    override, such as `device="cpu"`.
     """
     every = [prompts] if isinstance(prompts, str) else prompts
     how = {"chat": chat, "weights": weights, "step": step, "batch": batch}
@@ -339,7 +413,7 @@ def generate(
 def each(
     run: str | Path | None,
     prompts: Sequence[str | Messages],
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     chat: bool = False,
     weights: str = "last",
@@ -350,8 +424,9 @@ def each(
     """Completions one after the other, as they come, in batches of `batch` prompts."""
     if batch < 1:
         raise UserError(f"batch is {batch}; it must be 1 or more")
-    how = read(Sampling, sampling, origin="the call")
-    opened = open_run(run, overrides, weights=weights, step=step)
+    keys, rest = _sections(sampling)
+    how = read(Sampling, rest, origin="the call")
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
         inputs = [_prompt(prompt, chat, generator, opened.folder) for prompt in prompts]
@@ -361,22 +436,23 @@ def each(
 def stream(
     run: str | Path | None,
     prompt: str,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     weights: str = "last",
     step: int | None = None,
     **sampling: Any,
 ) -> Iterator[str]:
     """Completion of a prompt by a run's model, streamed in pieces."""
-    how = read(Sampling, sampling, origin="the call")
-    opened = open_run(run, overrides, weights=weights, step=step)
+    keys, rest = _sections(sampling)
+    how = read(Sampling, rest, origin="the call")
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         yield from _generator(opened).stream(prompt, how)
 
 
 def chat(
     run: str | Path | None,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     system: str | None = None,
     thinking: str = "none",
@@ -384,12 +460,13 @@ def chat(
     step: int | None = None,
     **sampling: Any,
 ) -> Conversation:
-    """Conversation with a run's model: called with a message, it answers and remembers.
+    """Conversation with the model of a run, a folder or the hub, which remembers it.
 
     `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
     """
-    how = read(Sampling, {"tokens": ANSWER_TOKENS} | sampling, origin="the call")
-    opened = open_run(run, overrides, weights=weights, step=step)
+    keys, rest = _sections(sampling)
+    how = read(Sampling, {"tokens": ANSWER_TOKENS} | rest, origin="the call")
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = _generator(opened)
     _check_chats(generator, opened.folder)
@@ -447,7 +524,7 @@ def delete(*names: str | Path) -> list[Path]:
 
 def launch(
     recipe: AnyRecipe,
-    overrides: Sequence[str] = (),
+    overrides: Overrides = (),
     *,
     on: str,
     to: str = "skypilot",
@@ -457,10 +534,10 @@ def launch(
     """Rent a slice and train a recipe there, without confirmation; returns the file for it.
 
     `how` is the rest of what the command takes: `spot`, `region` or `zone`, `bucket`, `name`,
-    `install` and `keep`. With `dry_run` nothing is rented.
+    `install` and `keep`, and sections to override. With `dry_run` nothing is rented.
     """
-    target = find_target(to)
-    prepared = preparing.prepare(recipe, overrides, on=on, **how)
+    target, (keys, rest) = find_target(to), _sections(how)
+    prepared = preparing.prepare(recipe, words(overrides, keys), on=on, **rest)
     target.check(prepared)
     if not dry_run and (code := running.start(prepared, to)):
         raise UserError(
@@ -492,6 +569,13 @@ def prices(
 def schema() -> dict[str, Any]:
     """JSON schema of a recipe."""
     return json_schema(Run)
+
+
+def _sections(options: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Keywords of a call that are sections of a recipe, and the others."""
+    names = options.keys() & {*fields(Run), "by_device"}
+    others = {name: value for name, value in options.items() if name not in names}
+    return {name: options[name] for name in options if name in names}, others
 
 
 def _kind(layers: Layers) -> str | None:

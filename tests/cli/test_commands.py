@@ -18,8 +18,20 @@ from tests import trained
 from windlass.cli.commands import app
 from windlass.config import read, shipped
 from windlass.evaluation.sampling import Sampling
+from windlass.starting.describe import describe
 
-COMMANDS = ["train", "plan", "data", "evaluate", "generate", "chat", "export", "launch", "verify"]
+COMMANDS = [
+    "train",
+    "plan",
+    "new",
+    "data",
+    "evaluate",
+    "generate",
+    "chat",
+    "export",
+    "launch",
+    "verify",
+]
 COMMANDS += ["runs", "report", "compare", "schema", "prices"]
 ALL = f"{', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
 
@@ -286,3 +298,23 @@ def test_ctrl_c_ends_a_text_with_one_line(place):
     _, err = process.communicate()
     assert process.returncode == 130
     assert err == b"Ctrl-C while generating: nothing was lost\n"
+
+
+def test_a_new_recipe_is_written_trains_the_same_and_is_not_overwritten(program, tmp_path):
+    done = program("new", "mine.yaml", "--from", "quickstart")
+    assert (done.code, done.out) == (
+        0,
+        "written to mine.yaml; edit it, and windlass train mine.yaml trains it\n",
+    )
+    there = tmp_path / "mine.yaml"
+    assert there.read_text().startswith(
+        "# Made from quickstart. `windlass train mine.yaml` trains it.\n"
+    )
+    assert describe(there).run == describe("quickstart").run
+    again = program("new", "mine.yaml", "--from", "chat-lora")
+    assert (again.code, again.err) == (
+        2,
+        "mine.yaml is there already, and is left as it is; name another file\n",
+    )
+    assert program("new", "mine").err == "mine is no name of a recipe; mine.yaml would do\n"
+    assert program("new").err == "which file? windlass new mine.yaml writes one\n"

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import yaml
 
+from tests import trained
 from tests.launch import standins
 from windlass import api
 from windlass.errors import UserError
+from windlass.version import __version__
 
 SPEC = "git+https://github.com/me/windlass@0123456"
 ON = ("launch", "quickstart", "--on", "v6e-8", "--install", SPEC)
@@ -21,10 +23,13 @@ LOST = (
     "what was launched elsewhere"
 )
 FOLDER = (
-    "windlass is used from a folder of this computer, which no machine can install; --install "
-    "git+https://HOST/OWNER/windlass@COMMIT, --install with the URL of a wheel, or --install "
-    "/bucket/FILE.whl for a wheel in the bucket would do\n"
+    "windlass is used from a folder of this computer, which no machine can install; --bucket "
+    "gs://NAME uploads a wheel of it, or --install git+https://HOST/OWNER/windlass@COMMIT, "
+    "--install with the URL of a wheel, or --install /bucket/FILE.whl for a wheel in the bucket "
+    "would do\n"
 )
+CLONE = Path(__file__).parents[2]
+WHEEL = f"windlass_lm-{__version__}-py3-none-any.whl"
 
 
 @pytest.fixture
@@ -322,7 +327,7 @@ def test_a_record_that_cannot_be_read_is_named(program, programs, tmp_path):
 
 def test_a_folder_of_this_computer_is_not_what_machines_install(program, programs, monkeypatch):
     monkeypatch.setattr("windlass.launch.installing._distribution", lambda: None)
-    words = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine")
+    words = ("launch", "quickstart", "--on", "v6e-8")
     done = program(*words, "--dry-run")
     assert done.code == 0
     assert "'windlass-lm[tpu] @ https://windlass.invalid/say-what-with--install'" in done.out
@@ -332,6 +337,51 @@ def test_a_folder_of_this_computer_is_not_what_machines_install(program, program
     assert refused.err.endswith(f"\n{FOLDER}")
     assert standins.calls(programs) == []
     assert program("launch").out.startswith("nothing was launched yet")
+
+
+def test_a_clone_is_built_and_uploaded_for_the_machines_to_install(program, programs, monkeypatch):
+    monkeypatch.setattr("windlass.launch.installing._distribution", lambda: None)
+    words = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine/runs")
+    dry = program(*words, "--dry-run", "--name", "mine")
+    assert dry.code == 0 and standins.calls(programs) == []
+    (where,) = set(re.findall(rf"file:///bucket/runs/uploads/([0-9a-f]{{12}})/{WHEEL}", dry.out))
+    said = rf"\nuploads  a wheel of {CLONE}, \d\.\d MiB, to gs://mine/runs/uploads/{where}\n"
+    assert re.search(said, dry.err)
+    assert dry.err.endswith(
+        "\nnothing was uploaded; the same without --dry-run uploads before it rents\n"
+    )
+    assert program(*words, "--yes", "--name", "mine").code == 0
+    upload, rent = standins.calls(programs)
+    copy = ["gcloud", "storage", "cp", "--recursive", "--no-clobber"]
+    assert upload[:5] == copy and upload[5].endswith(f"/{WHEEL}")
+    assert upload[6] == f"gs://mine/runs/uploads/{where}/"
+    assert rent[:2] == ["sky", "launch"]
+
+
+def test_files_that_a_recipe_names_are_uploaded_after_saying_how_much(program, programs, tmp_path):
+    trained.write_corpus(tmp_path / "rows.jsonl", 60)
+    keys = ["data.source={kind: jsonl, path: rows.jsonl}", "data.length=64", "data.validation=0"]
+    done = program(*BOUGHT, *keys, "--yes")
+    assert done.code == 0, done.err
+    upload, rent = standins.calls(programs)
+    assert upload[5] == str(tmp_path / "rows.jsonl")
+    where = upload[6].removeprefix("gs://mine/uploads/")
+    assert f"\nuploads  {tmp_path}/rows.jsonl, " in done.err
+    assert f" KiB, to gs://mine/uploads/{where.rstrip('/')}\n" in done.err
+    task = yaml.safe_load(Path(record(tmp_path, "mine", ".yaml")).read_text())
+    assert task["run"].endswith(f"data.source.path=/bucket/uploads/{where}rows.jsonl\n")
+    assert program(*BOUGHT, *keys, "--yes").code == 0
+    assert standins.calls(programs)[2] == upload  # to where it is already, which gcloud sees
+    # What cannot be uploaded is not rented for.
+    standins.recorder(programs, "gcloud", code=4)
+    assert program(*BOUGHT, *keys, "--yes").code == 4
+    assert standins.calls(programs)[-1] == upload
+    (programs / "gcloud").unlink()
+    refused = program(*BOUGHT, *keys, "--yes")
+    assert refused.err.splitlines()[-1] == (
+        "gcloud is not on this machine, and uploads to gs://mine "
+        "(https://cloud.google.com/sdk/docs/install); --dry-run needs nothing, and prints the file"
+    )
 
 
 def test_slices_for_which_skypilot_would_wait_for_ever_are_not_rented_by_it(program, programs):

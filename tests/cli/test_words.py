@@ -7,6 +7,11 @@ from windlass.cli.commands import app
 from windlass.errors import UserError
 
 PROGRAM = typer.main.get_command(app)
+RESUMES = "the same command again resumes the run where it was interrupted"
+QUIET, QUIETER = ("--quiet", "-q"), "telemetry.every=100 reports every 100 steps, and > FILE takes"
+QUIETER += " the output"
+LOUD, LOUDER = ("--verbose", "-v"), "telemetry.every=1 reports every step, and metrics.jsonl in the"
+LOUDER += " run's folder has them all"
 
 
 def read(name: str, *words: str) -> tuple[dict, list[str]]:
@@ -80,9 +85,28 @@ def test_a_number_below_zero_is_a_value():
         (["generate", "--top_k=4"], "no option --top_k; did you mean --top-k?"),
         (["data", "x", "--rows"], "--rows has no value; write --rows N"),
         (["verify", "a", "b"], "b is one argument too many; usage: windlass verify RUN"),
+        (["schema", "--device", "a"], "no option --device; windlass schema has --help"),
+        (["runs", "-a"], "no option -a; windlass runs has --delete, --yes, --json and --help"),
+        (["train", "x", "--devcie", "gpu"], "no option --devcie; did you mean --device?"),
         (
-            ["schema", "--device", "a"],
-            "--device is one argument too many; usage: windlass schema",
+            ["data", "x", "--force"],
+            "no option --force; windlass data has --rows, --split and --help. --KEY VALUE "
+            "overrides a key of the recipe, as in --train.steps 500",
+        ),
+        *(
+            (["train", "quickstart", option], f"no option {option}; {RESUMES}")
+            for option in ("--resume", "--resume-from-checkpoint")
+        ),
+        *((["train", "quickstart", option], f"no option {option}; {QUIETER}") for option in QUIET),
+        *((["train", "quickstart", option], f"no option {option}; {LOUDER}") for option in LOUD),
+        (
+            ["train", "quickstart", "resume=true"],
+            f"1 problem in quickstart and the command line:\n  resume  unknown; {RESUMES}",
+        ),
+        (
+            ["train", "quickstart", "--batch-size", "4"],
+            "1 problem in quickstart and the command line:\n"
+            "  batch-size  unknown; here it is train.batch",
         ),
     ],
 )

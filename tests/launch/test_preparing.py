@@ -1,12 +1,14 @@
 """What is refused before anything is rented, and what a launch is called."""
 
 import re
+from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests import trained
-from windlass.config import Written
+from windlass.config import Written, load, words
 from windlass.errors import UserError
 from windlass.launch.description import Bucket
 from windlass.launch.preparing import prepare
@@ -75,7 +77,7 @@ def test_a_bucket_is_seen_under_one_folder():
     )
 
 
-def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
+def test_files_that_are_nowhere_are_refused_all_at_once_with_what_would_do():
     here = recipe(
         data={"mixture": [{"kind": "jsonl", "path": "a.jsonl"}, {"kind": "stories"}], "length": 90},
         tokenizer={"kind": "file", "path": "tokenizer.json"},
@@ -88,20 +90,72 @@ def test_files_of_this_computer_are_refused_all_at_once_with_what_would_do():
         "5 problems in the recipe:\n"
         "  model.path             is gs://mine/model, which cannot be read as a URL; "
         f"{under} or model.hub=OWNER/NAME would do\n"
-        f"  adapter.path           is ~/adapter, which is on this computer; {under} would do\n"
-        "  tokenizer.path         is tokenizer.json, which is on this computer; "
+        f"  adapter.path           is ~/adapter, which is not on this computer; {under} would do\n"
+        "  tokenizer.path         is tokenizer.json, which is not on this computer; "
         f"{under} or tokenizer.hub=OWNER/NAME would do\n"
-        "  data.mixture.0.path    is a.jsonl, which is on this computer; "
+        "  data.mixture.0.path    is a.jsonl, which is not on this computer; "
         f"{under}, a URL such as gs://NAME/rows.jsonl or a data set of the hub would do\n"
-        "  objective.teacher.run  is runs/large, which is on this computer; "
+        "  objective.teacher.run  is runs/large, which is not on this computer; "
         f"{under} or objective.teacher.hub=OWNER/NAME would do"
+    )
+
+
+@pytest.fixture
+def files(tmp_path, monkeypatch) -> Path:
+    """A folder, where one is, with two files of rows and the folder of a model."""
+    monkeypatch.chdir(tmp_path)
+    for name in ("a.jsonl", "b.jsonl", "model/config.json"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text("x" * 100)
+    return tmp_path
+
+
+def test_files_folders_and_patterns_of_this_computer_are_uploaded(files):
+    sources = [{"kind": "jsonl", "path": "*.jsonl"}, {"kind": "jsonl", "path": "a.jsonl"}]
+    here = recipe(data={"mixture": sources, "length": 90}, model={"path": "model"})
+    launch = prepare(here, on="v6e-8", bucket=BUCKET, install="windlass-lm")
+    found = {upload.name: upload for upload in launch.uploads}
+    assert {name: one.size_bytes for name, one in found.items()} == {
+        "*.jsonl": 200,
+        "a.jsonl": 100,
+        "model": 100,
+    }
+    assert found["model"].source == files / "model"
+    for key, name in {
+        "model.path": "model",
+        "data.mixture.0.path": "*.jsonl",
+        "data.mixture.1.path": "a.jsonl",
+    }.items():
+        there = found[name].path
+        assert re.fullmatch(rf"/bucket/runs/uploads/[0-9a-f]{{12}}/{re.escape(name)}", there)
+        (word,) = [word for word in launch.keys if word.startswith(f"{key}=")]
+        assert load({}, [word]).command_line == load({}, words({key: there})).command_line
+
+
+def test_what_changed_is_uploaded_to_another_place(files):
+    data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
+    how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
+    first, again = (prepare(recipe(data=data), **how).uploads for _ in range(2))
+    (files / "a.jsonl").write_text("other")
+    assert first == again != prepare(recipe(data=data), **how).uploads
+
+
+def test_files_of_this_computer_without_a_bucket_are_refused_with_what_to_do(files):
+    data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
+    assert refusal(of=recipe(data=data)) == (
+        "1 problem in the recipe:\n"
+        "  data.source.path  is a.jsonl, which is on this computer; --bucket gs://NAME, which it "
+        "is uploaded to, a path under /bucket, where --bucket is mounted, a URL such as "
+        "gs://NAME/rows.jsonl or a data set of the hub would do"
     )
 
 
 def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
     model = {"path": "/bucket/models/mine"}
-    launch = prepare(recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass-lm")
+    launch = prepare(
+        recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass-lm"
+    )
     assert launch.packages == ("windlass-lm[tpu]", "gcsfs")
     objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
     assert prepare(

@@ -379,7 +379,7 @@ def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
 def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
     run = mine(finished, here)
     there, other = (
-        api.prepare(copy.deepcopy(RECIPE), words).fingerprint[:12]
+        api.data(copy.deepcopy(RECIPE), words).fingerprint[:12]
         for words in ([], ["data.source.seed=1"])
     )
     assert refused(f"run.dir={run}", "data.source.seed=1") == (
@@ -412,7 +412,7 @@ def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(
 def test_a_checkpoint_of_another_vocabulary_is_refused_with_both(finished, here):
     run = mine(finished, here)
     keys = ["tokenizer.kind=bpe", "tokenizer.vocab=257"]
-    there, other = (api.prepare(copy.deepcopy(RECIPE), words).vocabulary for words in ([], keys))
+    there, other = (api.data(copy.deepcopy(RECIPE), words).vocabulary for words in ([], keys))
     assert there is not None and other is not None
     assert refused(f"run.dir={run}", *keys) == (
         "checkpoint at step 6 was written for tokenizer of 257 tokens "

@@ -101,7 +101,7 @@ def _plain(opened):
 
 
 def _batches(opened, steps: int):
-    prepared = api.prepare(opened.folder / folders.RECIPE)
+    prepared = api.data(opened.folder / folders.RECIPE)
     loader = Loader(prepared.split("train"), 8, 0, True)
     batches = loader.iterate(0, opened.programs.place)
     return [next(batches) for _ in range(steps)]

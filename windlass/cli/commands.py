@@ -8,11 +8,13 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli import export, launch, plan, prices, report, training, writing
+from windlass.cli import completion, export, launch, plan, prices, report, training, writing
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
     CheckpointOptions,
+    ModelName,
+    RecipeName,
     RunName,
     Step,
     WhichWeights,
@@ -32,12 +34,9 @@ app = typer.Typer(
     name="windlass",
     cls=Commands,
     invoke_without_command=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-
-Recipe = Annotated[str | None, typer.Argument(metavar="RECIPE", help=A_RECIPE)]
 
 
 def run(words: list[str], signals: Signals) -> int:
@@ -80,10 +79,38 @@ app.command(cls=Command, context_settings=WITH_KEYS)(training.train)
 app.command(cls=Command, context_settings=WITH_KEYS)(plan.plan)
 
 
+@app.command(cls=Command)
+def new(
+    ctx: typer.Context,
+    file: Annotated[
+        str | None, typer.Argument(metavar="FILE", help="the YAML file to write")
+    ] = None,
+    base: Annotated[
+        str,
+        typer.Option("--from", metavar="RECIPE", help=A_RECIPE, autocompletion=completion.recipes),
+    ] = "quickstart",
+) -> None:
+    """Write a recipe to edit, in which every key stands beside its meaning.
+
+    It is made from a recipe shipped with windlass, or one of your own, and trains the same. Keys
+    that are left out are there as comments, with their defaults. No file is overwritten.
+
+    windlass new mine.yaml
+    windlass new mine.yaml --from chat-lora
+    """
+    if file is None:
+        raise UserError("which file? windlass new mine.yaml writes one")
+    with ctx.obj.phase("writing a recipe"):
+        from windlass.api import new as call
+
+        place = call(file, base)
+    say(Text(f"written to {place}; edit it, and windlass train {place} trains it"))
+
+
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def data(
     ctx: typer.Context,
-    recipe: Recipe = None,
+    recipe: RecipeName = None,
     rows: Annotated[str, typer.Option(metavar="N", help="sequences to show")] = "3",
     split: Annotated[str, typer.Option(metavar="NAME", help="train, validation or test")] = "train",
 ) -> None:
@@ -100,10 +127,10 @@ def data(
     if recipe is None:
         raise UserError(f"which recipe? A YAML file, or {listing(shipped())}")
     with ctx.obj.phase("preparing the data"):
-        from windlass.api import prepare
+        from windlass.api import data as call
         from windlass.data.show import show
 
-        prepared = prepare(recipe, ctx.args, console=Console(stderr=True))
+        prepared = call(recipe, ctx.args, console=Console(stderr=True))
         # A line is a line to whoever reads it with other tools; a terminal breaks it at words.
         console = Console(highlight=False)
         console.soft_wrap = not console.is_terminal
@@ -113,7 +140,14 @@ def data(
 @app.command(cls=Command, context_settings=WITH_KEYS)
 def evaluate(
     ctx: typer.Context,
-    run: RunName = None,
+    run: ModelName = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="of a model: a run or recipe whose data to take, a file, a folder, or OWNER/NAME",
+        ),
+    ] = None,
     split: Annotated[
         str, typer.Option(metavar="NAME", help="validation, test or train")
     ] = "validation",
@@ -137,30 +171,32 @@ def evaluate(
     """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
 
     With --split test, validation is measured too, with a verdict on both. The run counts how often
-    its test split was evaluated: what was selected on it is no longer tested by it.
+    its test split was evaluated: what was selected on it is no longer tested by it. A model that is
+    no run, such as the one that a run started from, is measured on the data that --data names.
 
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
+    windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
     """
     task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
     if tasks is not None:
         return _tasks(
             ctx, run, tasks, options(TaskOptions, weights=weights, step=step, **task_options)
         )
-    for name in (name for name, value in task_options.items() if value is not None):
-        raise UserError(f"--{name.replace('_', '-')} is for --tasks, which is not given")
+    for option in (name for name, value in task_options.items() if value is not None):
+        raise UserError(f"--{option.replace('_', '-')} is for --tasks, which is not given")
     measured = options(Measured, split=split, weights=weights, step=step)
     with ctx.obj.phase("evaluating"):
         from windlass.api import evaluate as call
-        from windlass.api import find
+        from windlass.api import subject
         from windlass.cli.evaluation import WIDTH, lines
 
-        folder = find(run)
+        kind, name = subject(run)
         with waiting("evaluating"):
-            metrics = call(folder, ctx.args, **vars(measured))
-    facts = {"run": str(folder), "split": measured.split, "weights": measured.weights}
+            metrics = call(name, ctx.args, data=data, **vars(measured))
+    facts = {kind: name, "split": measured.split, "weights": measured.weights}
     for name, value in [*facts.items(), *lines(metrics)]:
         say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
 
@@ -195,7 +231,11 @@ def runs(
     ctx: typer.Context,
     names: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[RUN ...]", help="runs to show in full, or a folder of runs"),
+        typer.Argument(
+            metavar="[RUN ...]",
+            help="runs to show in full, or a folder of runs",
+            autocompletion=completion.runs,
+        ),
     ] = None,
     delete: Annotated[
         bool, typer.Option("--delete", help="delete these runs, after confirmation")

@@ -8,15 +8,16 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, agrees, saved, say
+from windlass.cli.options import OptionalRecipe, agrees, saved, say
 from windlass.errors import UserError
+from windlass.units import size
 
 NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
 
 
 def launch(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
+    recipe: OptionalRecipe = None,
     on: Annotated[
         str | None, typer.Option(metavar="SLICE", help="v6e-8, v5p-8, 2xv6e-16, ...")
     ] = None,
@@ -69,10 +70,11 @@ def launch(
 ) -> int | None:
     """Rent TPUs for a recipe, train on them, and delete them; or show what was rented.
 
-    The recipe is checked for the slice before anything is rented. The machines install windlass and
-    run `windlass train` with the same keys; after a preemption training resumes from the bucket, as
-    does the same launch at any time. --dry-run prints the file without renting. Without a recipe,
-    lists launches.
+    The recipe is checked for the slice before anything is rented. Files of this computer that it
+    names, and a wheel of the clone that windlass is used from, are uploaded to the bucket first.
+    The machines install windlass and run `windlass train` with the same keys; after a preemption
+    training resumes from the bucket, as does the same launch at any time. --dry-run prints the file
+    without uploading or renting. Without a recipe, lists launches.
 
     windlass launch quickstart --on v6e-1 --dry-run
     windlass launch mine.yaml --on v6e-8 --spot --bucket gs://mine/runs
@@ -95,7 +97,7 @@ def launch(
 
         # An accelerator is not needed, and so not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
-        from windlass.launch import find, preparing, running
+        from windlass.launch import find, preparing, running, uploading
 
         how = find(to)
         prepared = preparing.prepare(
@@ -117,14 +119,19 @@ def launch(
             _note(f"written to {saved(text, save)}")
         if dry_run:
             print(text, end="")
+            if prepared.uploads:
+                _note("nothing was uploaded; the same without --dry-run uploads before it rents")
             if why := running.obstacle(prepared, how):
                 _note(Text(f"NOT TO BE RUN AS IT IS: {why}", "bold red"))
             return None
         if why := running.obstacle(prepared, how):
             raise UserError(why)
         running.check(how)
-        if not yes and not _may(f"rent {prepared.slices.name} now? [y/N] "):
-            _note("nothing was rented")
+        uploading.check(prepared)
+        total = sum(upload.size_bytes for upload in prepared.uploads)
+        first = f"upload {size(total)} and " if total else ""
+        if not yes and not _may(f"{first}rent {prepared.slices.name} now? [y/N] "):
+            _note("nothing was uploaded or rented" if total else "nothing was rented")
             return None
     # The program that runs now handles Ctrl-C itself, and cleans up.
     with ctx.obj.interrupts(lambda: None):
@@ -179,6 +186,10 @@ def _summarize(prepared: Any, how: Any, to: str) -> None:
     chips = f"{slices.chips} chip{'s' if slices.chips > 1 else ''}"
     facts = [("launch", f"{prepared.name} on {slices.name} ({chips}, {hosts}) by {NAMES[to]}")]
     facts += [("creates" if not i else "", line) for i, line in enumerate(how.does(prepared))]
+    for number, upload in enumerate(prepared.uploads):
+        what = f"a wheel of {upload.source}" if upload.is_built else str(upload.source)
+        text = f"{what}, {size(upload.size_bytes)}, to {upload.to}"
+        facts.append(("" if number else "uploads", text))
     facts.append(("runs", shlex.join(prepared.train)))
     facts.append(("run", prepared.run or "on the machine alone"))
     for name, value in facts:

@@ -10,6 +10,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from windlass.cli import completion
 from windlass.config import section
 from windlass.config.reading import attempt
 from windlass.errors import UserError
@@ -19,9 +20,29 @@ T = TypeVar("T")
 WITH_KEYS = {"allow_extra_args": True}
 LONG = 1000  # columns of a line that nothing may break
 A_RECIPE = "a YAML file, or the name of a recipe shipped with windlass"
+RecipeName = Annotated[
+    str | None,
+    typer.Argument(metavar="RECIPE", help=A_RECIPE, autocompletion=completion.recipes),
+]
+OptionalRecipe = Annotated[
+    str | None,
+    typer.Argument(metavar="[RECIPE]", help=A_RECIPE, autocompletion=completion.recipes),
+]
 RunName = Annotated[
     str | None,
-    typer.Argument(metavar="RUN", help="a run folder, or a recipe with one run in ./runs"),
+    typer.Argument(
+        metavar="RUN",
+        help="a run folder, or a recipe with one run in ./runs",
+        autocompletion=completion.runs,
+    ),
+]
+ModelName = Annotated[
+    str | None,
+    typer.Argument(
+        metavar="RUN",
+        help="a run, or a model: a folder, an export, or OWNER/NAME on the hub",
+        autocompletion=completion.runs,
+    ),
 ]
 Step = Annotated[str | None, typer.Option(metavar="N", help="checkpoint step; default: the newest")]
 WhichWeights = Annotated[

@@ -8,6 +8,7 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.console import Console
 
+from windlass.cli import completion
 from windlass.cli.options import options, waiting
 from windlass.config import Limits, listing, section, shipped
 from windlass.errors import UserError
@@ -34,7 +35,11 @@ def plan(
     ctx: typer.Context,
     recipe: Annotated[
         str | None,
-        typer.Argument(metavar="RECIPE", help="a YAML file or a shipped recipe; several as A,B"),
+        typer.Argument(
+            metavar="RECIPE",
+            help="a YAML file or a shipped recipe; several as A,B",
+            autocompletion=completion.recipes,
+        ),
     ] = None,
     on: Annotated[
         str | None,

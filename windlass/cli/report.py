@@ -9,6 +9,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from windlass.cli import completion
 from windlass.cli.options import RunName, trimmed
 
 WIDEST = 100  # columns of a plot
@@ -45,7 +46,10 @@ def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> No
 def compare(
     ctx: typer.Context,
     names: Annotated[
-        list[str] | None, typer.Argument(metavar="RUN RUN [RUN ...]", help="two runs or more")
+        list[str] | None,
+        typer.Argument(
+            metavar="RUN RUN [RUN ...]", help="two runs or more", autocompletion=completion.runs
+        ),
     ] = None,
     as_json: Json = False,
 ) -> None:

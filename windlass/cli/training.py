@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
-from windlass.cli.options import A_RECIPE, options, saved, say
+from windlass.cli.options import OptionalRecipe, options, saved, say
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
 from windlass.processes.clusters import ClusterFlags, find
@@ -19,7 +19,7 @@ from windlass.processes.parent import stand_by
 
 def train(
     ctx: typer.Context,
-    recipe: Annotated[str | None, typer.Argument(metavar="[RECIPE]", help=A_RECIPE)] = None,
+    recipe: OptionalRecipe = None,
     model: Annotated[
         str | None,
         typer.Option(metavar="MODEL", help="fine-tune this model: a folder, a run, or OWNER/NAME"),

@@ -3,6 +3,7 @@
 import difflib
 import inspect
 import re
+from collections.abc import Iterable
 from textwrap import indent
 from typing import Any
 
@@ -12,12 +13,17 @@ from rich.table import Table
 from rich.text import Text
 from typer.core import TyperCommand, TyperGroup
 
-from windlass.config import listing
+from windlass.config import elsewhere, json_schema, listing
 from windlass.config.sections import fields
 from windlass.errors import UserError
 
 WIDEST = 100  # columns of help; longer lines are hard to read
 ALIKE = 0.75  # similarity to an option above which a word is a typo
+TYPERS = {  # options that come with Typer, in our words
+    "help": "show this help",
+    "install_completion": "complete commands, options, recipes and runs in this shell",
+    "show_completion": "print the script that does so",
+}
 KEYS = ("KEY=VALUE", "override a recipe key; also --key value")
 
 
@@ -30,8 +36,12 @@ class Command(TyperCommand):
     context_class = typer.Context
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if ctx.resilient_parsing:  # for completion, of words that are not all there yet
+            return TyperCommand.parse_args(self, ctx, args)
         options, places, keys = self._split(ctx, list(args))
         if keys and not ctx.allow_extra_args:
+            if keys[0].startswith("-"):
+                raise UserError(f"no option {keys[0].partition('=')[0]}; {_options(ctx)}")
             raise UserError(f"{keys[0]} is one argument too many; usage: {usage(ctx)}")
         TyperCommand.parse_args(self, ctx, [*options, "--", *places])
         ctx.args = keys
@@ -64,11 +74,8 @@ class Command(TyperCommand):
                     if not words:
                         raise UserError(f"{name} has no value; write {name} {known[name].metavar}")
                     options.append(words.pop(0))
-            elif word.startswith("--"):
-                # A word with a dot is a key: `--model.run` is no slip for `--model`.
-                alike = [] if "." in name else known
-                if meant := difflib.get_close_matches(name, alike, n=1, cutoff=ALIKE):
-                    raise UserError(f"no option {name}; did you mean {meant[0]}?")
+            elif word.startswith("--") or re.fullmatch("-[A-Za-z]+", name):
+                self._check_key(ctx, name, known)
                 keys.append(word)
                 if not equals and words and not words[0].startswith("--"):
                     keys.append(words.pop(0))
@@ -77,6 +84,52 @@ class Command(TyperCommand):
             else:
                 keys.append(word)
         return options, places, keys
+
+    def _check_key(self, ctx: Any, name: str, known: Iterable[str]) -> None:
+        """Refuse what looks like an option and is neither one nor a key of a recipe."""
+        sections = [f"--{section}" for section in _sections()] if ctx.allow_extra_args else []
+        # A word with a dot is a key: `--model.run` is no slip for `--model`.
+        if "." in name or name in sections:
+            return
+        if meant := difflib.get_close_matches(name, [*known, *sections], n=1, cutoff=ALIKE):
+            raise UserError(f"no option {name}; did you mean {meant[0]}?")
+        if advice := elsewhere.instead(name):
+            raise UserError(f"no option {name}; {advice}")
+        if ctx.allow_extra_args and not (name.startswith("--") and _may_be_key(name)):
+            raise UserError(
+                f"no option {name}; {_options(ctx)}. --KEY VALUE overrides a key of the recipe, as "
+                "in --train.steps 500"
+            )
+
+
+def _options(ctx: Any) -> str:
+    """The options that a command has, in words."""
+    params = [param for param in ctx.command.get_params(ctx) if param.param_type_name == "option"]
+    names = [max(param.opts, key=len) for param in params]
+    return f"{ctx.command_path} has {listing(names, 'and')}"
+
+
+def _may_be_key(option: str) -> bool:
+    """Test for the name of a key in any section: the recipe's own errors say which."""
+    from windlass.run import Run
+
+    name = option.lstrip("-").replace("-", "_")
+    return name in elsewhere.OURS or name in _names(json_schema(Run))
+
+
+def _names(schema: Any) -> set[str]:
+    """The names of all keys in a JSON schema, at any depth."""
+    if isinstance(schema, list):
+        return set().union(*map(_names, schema))
+    if not isinstance(schema, dict):
+        return set()
+    return set(schema.get("properties", {})).union(*map(_names, schema.values()))
+
+
+def _sections() -> list[str]:
+    from windlass.run import Run
+
+    return [*fields(Run), "by_device"]
 
 
 def _choice(metavar: str, words: list[str]) -> str:
@@ -90,9 +143,7 @@ def _is_key(name: str, equals: str) -> bool:
     """Test that `name=` is a key of a recipe, and no prompt that happens to hold `=`."""
     if not equals or not re.fullmatch(r"[a-z_]+(\.\w+)*", name):
         return False
-    from windlass.run import Run
-
-    return name.partition(".")[0] in {*fields(Run), "by_device"}
+    return name.partition(".")[0] in _sections()
 
 
 class Commands(TyperGroup):
@@ -101,7 +152,7 @@ class Commands(TyperGroup):
     context_class = typer.Context
 
     def resolve_command(self, ctx: Any, args: list[str]) -> Any:
-        if args[0] not in self.commands:
+        if args[0] not in self.commands and not ctx.resilient_parsing:
             meant = difflib.get_close_matches(args[0], self.commands, n=1)
             hint = f"did you mean {meant[0]}? " if meant else ""
             there = listing(self.commands, "and")
@@ -178,7 +229,7 @@ def _name(param: Any) -> str:
 
 
 def _help_of(param: Any) -> str:
-    if param.name == "help":
-        return "show this help"
+    if param.name in TYPERS:
+        return TYPERS[param.name]
     has_default = param.param_type_name == "option" and isinstance(param.default, str)
     return f"{param.help} ({param.default})" if has_default else param.help

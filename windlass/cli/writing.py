@@ -13,7 +13,7 @@ from rich.text import Text
 
 from windlass.cli.options import (
     CheckpointOptions,
-    RunName,
+    ModelName,
     Step,
     WhichWeights,
     harmless,
@@ -36,7 +36,7 @@ Seed = Annotated[str, typer.Option(metavar="N", help="random seed")]
 
 def generate(
     ctx: typer.Context,
-    run: RunName = None,
+    run: ModelName = None,
     prompt: Annotated[
         str | None, typer.Argument(metavar="[PROMPT]", help="the text to continue")
     ] = None,
@@ -73,6 +73,7 @@ def generate(
     windlass generate quickstart "One day" --temperature 0.5 --top-k 40
     windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
     windlass generate quickstart --file prompts.txt --out stories.jsonl
+    windlass generate Qwen/Qwen2.5-0.5B "One day"
     """
     chosen = options(CheckpointOptions, weights=weights, step=step)
     with ctx.obj.phase("generating"):
@@ -98,7 +99,7 @@ def generate(
 
 def chat(
     ctx: typer.Context,
-    run: RunName = None,
+    run: ModelName = None,
     system: Annotated[str | None, typer.Option(metavar="TEXT", help="system prompt")] = None,
     thinking: Annotated[
         str,
@@ -116,13 +117,14 @@ def chat(
     weights: WhichWeights = "last",
     step: Step = None,
 ) -> None:
-    """Chat with a run's model, in the chat template it was trained with.
+    """Chat with a model, of a run or published, in the chat template it was trained with.
 
     The whole conversation is sent with each turn. Ctrl-C stops an answer, Ctrl-D leaves, /help
     lists commands. Through a pipe each line is a turn, and only answers are printed.
 
     windlass chat runs/mine-1a2b3c4d
     windlass chat mine --system "Answer in one sentence." --temperature 0.3
+    windlass chat Qwen/Qwen2.5-0.5B-Instruct
     echo "What is a windlass?" | windlass chat mine
     """
     chosen = options(CheckpointOptions, weights=weights, step=step)

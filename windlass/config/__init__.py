@@ -2,8 +2,10 @@
 
 from typing import Any
 
+from windlass.config.commented import commented
 from windlass.config.every import Due, Every
 from windlass.config.limits import Limits, Within
+from windlass.config.overrides import Overrides, words
 from windlass.config.reading import Problem, listing, read
 from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load, shipped
 from windlass.config.schema import comments, json_schema
@@ -18,10 +20,12 @@ __all__ = [
     "Layers",
     "Limits",
     "Open",
+    "Overrides",
     "Problem",
     "Several",
     "Within",
     "Written",
+    "commented",
     "comments",
     "differences",
     "find",
@@ -33,6 +37,7 @@ __all__ = [
     "shipped",
     "to_yaml",
     "tree",
+    "words",
 ]
 
 

@@ -82,6 +82,22 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
 }
 OURS = {name: key for key, names in ELSEWHERE.items() for name in names}
 
+# Options of other programs that are no keys here, and what does the same.
+_RESUMES = "the same command again resumes the run where it was interrupted"
+_QUIETER = "telemetry.every=100 reports every 100 steps, and > FILE takes the output"
+_LOUDER = "telemetry.every=1 reports every step, and metrics.jsonl in the run's folder has them all"
+_RECIPE = "the recipe is the word behind the command, as in windlass train mine.yaml"
+_DEVICES = "all devices are used; device.count=N takes N of them"
+INSTEAD = {
+    **dict.fromkeys(("resume", "resume_from_checkpoint", "continue", "r"), _RESUMES),
+    **dict.fromkeys(("quiet", "silent", "q"), _QUIETER),
+    **dict.fromkeys(("verbose", "debug", "v", "vv"), _LOUDER),
+    **dict.fromkeys(("config", "config_file", "recipe", "c", "f"), _RECIPE),
+    **dict.fromkeys(("gpus", "num_gpus", "n_gpus", "nproc_per_node", "num_devices"), _DEVICES),
+    "output": "run.dir names the folder of the run",
+    "o": "run.dir names the folder of the run",
+}
+
 
 def ours(name: str, sections: Collection[str], known: Collection[str]) -> str | None:
     """The full key of a name from elsewhere; None where it has none.
@@ -89,12 +105,21 @@ def ours(name: str, sections: Collection[str], known: Collection[str]) -> str | 
     `sections` are those that a recipe may have, and `known` the full keys of those it does: a name
     that the family or the kind in the recipe does not have is no help.
     """
-    key = OURS.get(name.rpartition(".")[2])
+    key = OURS.get(_plain(name))
     if key is None or key.partition(".")[0] not in sections:
         return None
     siblings = f"{key.rpartition('.')[0]}."
     is_met = any(full.startswith(siblings) for full in known)
     return key if key in known or not is_met else None
+
+
+def instead(name: str) -> str | None:
+    """Advice for an option of other programs that is no key here; None where there is none."""
+    return INSTEAD.get(_plain(name))
+
+
+def _plain(name: str) -> str:
+    return name.rpartition(".")[2].lstrip("-").replace("-", "_")
 
 
 def also(key: str) -> str:

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
-from windlass.config.elsewhere import OURS, ours
+from windlass.config.elsewhere import OURS, instead, ours
 from windlass.config.sections import FORMER, default, dotted, fields, holds, leaves
 from windlass.config.text import scalar
 from windlass.errors import UserError
@@ -129,6 +129,8 @@ class _Unknown(NamedTuple):
         name = self.key.rpartition(".")[2]
         if key := ours(name, sections, known):
             return f"unknown; here it is {key}"
+        if "." not in self.key and (advice := instead(self.key)):
+            return f"unknown; {advice}"
         others = [full for full in known if full.rpartition(".")[2] == name]
         if others and not self.meant():
             return f"unknown; did you mean {listing(others)}?"

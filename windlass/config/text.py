@@ -92,3 +92,12 @@ def _build(loader: _Loader, node: Any, path: tuple[str, ...], problems: list) ->
 
 def write(tree: Any) -> str:
     return yaml.dump(tree, Dumper=_Dumper, sort_keys=False, allow_unicode=True, width=100)
+
+
+def write_inline(value: Any) -> str:
+    """Value in flow style, which reads back the same as the value of a `key=value`."""
+    listed = yaml.dump(
+        [value], Dumper=_Dumper, default_flow_style=True, sort_keys=False, allow_unicode=True,
+        width=float("inf"),
+    )  # fmt: skip
+    return listed.strip()[1:-1]

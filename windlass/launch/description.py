@@ -37,6 +37,25 @@ class Bucket(NamedTuple):
         """Mount path on a machine."""
         return f"{MOUNT}/{self.path}".rstrip("/")
 
+    def within(self, path: str) -> "Bucket":
+        """A folder in this one."""
+        return Bucket(self.name, f"{self.path}/{path}".lstrip("/"))
+
+
+class Upload(NamedTuple):
+    """A file, a folder or a pattern of files of this computer, and its place in the bucket."""
+
+    source: Path
+    name: str  # in that place
+    to: Bucket
+    size_bytes: int
+    is_built: bool = False  # the source is a clone of this package, and what is sent a wheel of it
+
+    @property
+    def path(self) -> str:
+        """Path on a machine."""
+        return f"{self.to.folder}/{self.name}"
+
 
 class Rented(NamedTuple):
     """Handle of a launch that was begun, for the commands of its target."""
@@ -63,6 +82,7 @@ class Launch:
     is_kept: bool  # the machines, when the training has ended
     packages: tuple[str, ...]  # that the machines install
     needs_hub: bool
+    uploads: tuple[Upload, ...] = ()  # before anything is rented
 
     @property
     def train(self) -> list[str]:

@@ -2,7 +2,10 @@
 
 import json
 import re
+import subprocess
+import sys
 from importlib.metadata import Distribution, PackageNotFoundError
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -20,7 +23,11 @@ WOULD = (
     "--install git+https://HOST/OWNER/windlass@COMMIT, --install with the URL of a wheel, or "
     f"--install {MOUNT}/FILE.whl for a wheel in the bucket would do"
 )
-FOLDER = f"windlass is used from a folder of this computer, which no machine can install; {WOULD}"
+FOLDER = (
+    "windlass is used from a folder of this computer, which no machine can install; --bucket "
+    f"gs://NAME uploads a wheel of it, or {WOULD}"
+)
+WHEEL = f"{DISTRIBUTION.replace('-', '_')}-{windlass.__version__}-py3-none-any.whl"
 
 
 def package(requested: str | None, bucket: Bucket | None) -> str:
@@ -69,6 +76,26 @@ def came_from(distribution: Distribution | None) -> str | None:
     url = url if source is None else f"{source['vcs']}+{url}@{source['commit_id']}"
     folder = f"#subdirectory={origin['subdirectory']}" if "subdirectory" in origin else ""
     return f"{PACKAGE} @ {url}{folder}"
+
+
+def clone() -> Path | None:
+    """The clone that this package is used from; None where it is in none."""
+    root = Path(windlass.__file__).resolve().parents[1]
+    about = root / "pyproject.toml"
+    is_ours = about.is_file() and f'name = "{DISTRIBUTION}"' in about.read_text(encoding="utf-8")
+    return root if is_ours else None
+
+
+def build(root: Path, place: Path) -> Path:
+    """Wheel of a clone, built by pip."""
+    # What builds is downloaded where it is not installed.
+    here = ["--no-build-isolation"] if find_spec("hatchling") else []
+    how = ["wheel", "--quiet", "--no-deps", *here, "--wheel-dir", str(place), str(root)]
+    done = subprocess.run([sys.executable, "-m", "pip", *how], capture_output=True, text=True)
+    if done.returncode or not (place / WHEEL).is_file():
+        said = (done.stderr.strip().splitlines() or ["pip said nothing"])[-1]
+        raise UserError(f"no wheel could be built from {root}: {said}; {WOULD}")
+    return place / WHEEL
 
 
 def obstacle(launch: Launch) -> str | None:

@@ -2,12 +2,12 @@
 
 import hashlib
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from windlass import config
-from windlass.config import AnyRecipe, Problem, Written, listing
+from windlass.config import AnyRecipe, Problem, Written, listing, words
 from windlass.config.reading import attempt, report
 from windlass.config.sections import flat
 from windlass.config.text import write
@@ -15,8 +15,8 @@ from windlass.devices import selection, slices
 from windlass.devices.selection import Device
 from windlass.devices.slices import Slice, Slices
 from windlass.errors import UserError
-from windlass.launch import installing
-from windlass.launch.description import MOUNT, Bucket, Launch
+from windlass.launch import installing, uploading
+from windlass.launch.description import MOUNT, Bucket, Launch, Upload
 from windlass.run import Run, checks, identity
 from windlass.starting import origin
 
@@ -46,7 +46,9 @@ def prepare(
     _check_durable(requested, place, spot)
     layers = config.load(recipe, overrides)
     merged = layers.merged("tpu")
-    _refuse(layers.origin, [*_away(merged, place), *_run_folder(merged, place)])
+    uploads = {} if place is None else _uploads(merged, place)
+    away = _away(merged, place, uploads)
+    _refuse(layers.origin, [*away, *_run_folder(merged, place)])
     run = _read(recipe, overrides, requested)
     text = _text(recipe)
     name = _name(layers.name, run, [text, *overrides]) if name is None else _valid_name(name)
@@ -55,6 +57,11 @@ def prepare(
         added.append(f"run.dir={place.folder}/{name}")
     if place is not None and requested.hosts > 1 and not keys.get("data.cache"):
         added.append(f"data.cache={place.folder}/cache")
+    added += words({key: upload.path for key, upload in uploads.items()})
+    package, wheel = installing.package(install, place), None
+    if package == installing.UNKNOWN and place is not None:
+        wheel = uploading.clone(place)
+        package = package if wheel is None else f"{installing.PACKAGE} @ file://{wheel.path}"
     reads_cloud = any(value.startswith("gs://") for _, value in _path_keys(merged))
     return Launch(
         name=name,
@@ -66,8 +73,9 @@ def prepare(
         bucket=place,
         is_spot=spot,
         is_kept=keep or place is None,
-        packages=(installing.package(install, place), *(["gcsfs"] if reads_cloud else [])),
+        packages=(package, *(["gcsfs"] if reads_cloud else [])),
         needs_hub=any(key.endswith(".hub") or value == "hub" for key, value in keys.items()),
+        uploads=tuple(dict.fromkeys([*uploads.values(), *([wheel] if wheel else [])])),
     )
 
 
@@ -124,12 +132,30 @@ def _path_keys(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
                 yield f"{section}.{key}", value
 
 
-def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
-    """Problems of paths that are on no machine but this one."""
+def _uploads(merged: dict[str, Any], bucket: Bucket) -> dict[str, Upload]:
+    """Uploads of what is on this computer, by the key that names it; a run is not taken along."""
+    found = {
+        key: uploading.find(value, bucket)
+        for key, value in _path_keys(merged)
+        if not _is_mounted(value) and "://" not in value and not key.endswith(".run")
+    }
+    return {key: upload for key, upload in found.items() if upload is not None}
+
+
+def _is_mounted(path: str) -> bool:
+    return path == MOUNT or path.startswith(f"{MOUNT}/")
+
+
+def _away(
+    merged: dict[str, Any], bucket: Bucket | None, uploads: Collection[str]
+) -> Iterator[Problem]:
+    """Problems of paths that are on no machine, and that no upload brings there."""
     for key, value in _path_keys(merged):
+        if key in uploads:
+            continue
         section = key.rpartition(".")[0]
         is_source = section.startswith("data.")
-        if value == MOUNT or value.startswith(f"{MOUNT}/"):
+        if _is_mounted(value):
             if bucket is None:
                 yield key, f"is {value}, and there is no --bucket that would be mounted there"
             continue
@@ -141,7 +167,12 @@ def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
             would += ["a URL such as gs://NAME/rows.jsonl", "a data set of the hub"]
         elif section in ("model", "start", "tokenizer") or section.startswith("objective."):
             would += [f"{section}.hub=OWNER/NAME"]
-        where = "which cannot be read as a URL" if "://" in value else "which is on this computer"
+        is_here = Path(value).expanduser().exists()
+        where = "which is on this computer" if is_here else "which is not on this computer"
+        if "://" in value:
+            where = "which cannot be read as a URL"
+        elif is_here and bucket is None:
+            would.insert(0, "--bucket gs://NAME, which it is uploaded to")
         yield key, f"is {value}, {where}; {listing(would)} would do"
 
 

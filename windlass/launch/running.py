@@ -5,7 +5,7 @@ import subprocess
 from collections.abc import Sequence
 
 from windlass.errors import UserError
-from windlass.launch import Command, Launcher, find, installing, records
+from windlass.launch import Command, Launcher, find, installing, records, uploading
 from windlass.launch.description import Launch
 from windlass.launch.records import Record
 
@@ -31,8 +31,11 @@ def start(launch: Launch, target: str) -> int:
     if why := obstacle(launch, how):
         raise UserError(why)
     check(how)
+    uploading.check(launch)
     before, record = records.every().get(launch.name), records.describe(launch, target)
     records.check(record, before)
+    if code := uploading.send(launch):
+        return code
     if before is not None and (code := _run(how.clear(before.rented))):
         return code
     records.keep(record, how.write(launch))

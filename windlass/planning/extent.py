@@ -5,8 +5,7 @@ from typing import Any, NamedTuple
 
 from rich.console import Console
 
-from windlass import data
-from windlass.data import Data
+from windlass.data import Data, prepare, rows_of_an_epoch
 from windlass.errors import UserError
 from windlass.program.described import Described
 from windlass.program.length import Length
@@ -52,9 +51,9 @@ def extent(described: Described, rows: int | None = None, console: Console | Non
 def _rows_of_epoch(run: Run, console: Console | None) -> int | None:
     if not _is_here(run.data):
         return None
-    known = data.rows_of_an_epoch(run.data, run.tokenizer)
+    known = rows_of_an_epoch(run.data, run.tokenizer)
     if known is None and run.train.steps is None:
-        prepared = data.prepare(run.data, run.tokenizer, console=console)
+        prepared = prepare(run.data, run.tokenizer, console=console)
         return len(prepared.split("train"))
     return known
 

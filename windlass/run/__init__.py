@@ -32,18 +32,16 @@ class Train:
     # instead of batch: sequences per device and microbatch; a run resumed on other devices keeps
     # the global batch size that it began with
     batch_per_device: int | None = None
-    accumulation: int | None = (
-        None  # gradient accumulation: microbatches per step; null: as few as can be
-    )
+    # gradient accumulation: microbatches per step; null: as few as can be
+    accumulation: int | None = None
     # auto, instead of accumulation: as few microbatches as fit in device memory, chosen before the
     # run and kept by it; null: as accumulation and batch_per_device say
     microbatch: Literal["auto"] | None = None
     seed: int = 0  # random seed of the weights, the order of the data and dropout
     # patterns of weights to train, such as blocks.mlp.*; null: all, or only the adapter
     trainable: tuple[str, ...] | None = None
-    remat: Literal["none", "saved", "full"] = (
-        "saved"  # activation checkpointing: saves all, some or none
-    )
+    # activation checkpointing: saves all, some or none
+    remat: Literal["none", "saved", "full"] = "saved"
     layers_per_loop: int = 1  # unroll the scan over layers: faster on GPUs, slower to compile
     deterministic: bool = False  # bitwise reproducible on GPUs, at some cost in speed
     nonfinite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite

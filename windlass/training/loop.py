@@ -27,6 +27,7 @@ from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
 from windlass.starting import frozen_models, origin
 from windlass.starting.describe import describe
+from windlass.telemetry import metrics
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
@@ -46,6 +47,15 @@ class Trained(NamedTuple):
     is_finished: bool
     metrics: dict[str, float]  # of the last evaluation, and before it of the last step
     stopped_by: int | None  # the number of the signal
+
+    @property
+    def history(self) -> list[dict[str, Any]]:
+        """Metrics by step, a row each, as `pandas.DataFrame` takes them."""
+        rows: dict[int, dict[str, Any]] = {}
+        for record in metrics.read(self.folder / folders.METRICS):
+            step = record["step"]  # of which an evaluation is a record of its own
+            rows[step] = rows.get(step, {}) | record
+        return list(rows.values())
 
 
 def train(
