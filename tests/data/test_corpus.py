@@ -101,7 +101,7 @@ def test_who_changed_documents_under_a_cache_is_told_that_they_are_tokenised_aga
     assert second.fingerprint != first.fingerprint
     assert console.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
         "the documents changed since they were tokenised, which is done again: kind jsonl, "
-        f"path {tmp_path}/rows.jsonl, column text\n"
+        f"column text, path {tmp_path}/rows.jsonl\n"
     )
 
 

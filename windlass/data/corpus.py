@@ -4,7 +4,7 @@ A cache folder holds `corpora/KEY`, where KEY is a hash of the documents, the vo
 format; `known/START`, which says for a source as it stands and a vocabulary which KEY they gave;
 `asked/SOURCE`, how a source stood when it was last tokenised; and `vocabularies/START`, what was
 learned from sources as they stand. What is being written stands in a folder of its own until it is
-whole, and is then renamed.
+whole, and is then renamed. Every file has its hash, which each start compares.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass import files
+from windlass import files, seal
 from windlass.config import tree
+from windlass.data import integrity
 from windlass.data import vocabulary as vocabularies
 from windlass.data.checks import Checker, Checks, Found
 from windlass.data.documents import Notes, all_text, tokenized_batches
@@ -34,7 +35,7 @@ from windlass.hub.fetch import TOKENIZER, fetch
 from windlass.sources import Source
 
 PLAIN = Plain()
-FORMAT = 2  # raised whenever the same documents would be written differently
+FORMAT = 3  # raised whenever the same documents would be written differently
 CHANGED = "the documents of data.source changed while they were read; run it again"
 
 
@@ -108,16 +109,16 @@ def vocabulary_of(
             )
     stamps = _stamps(parts)
     file = _vocabulary_file(parts, tokenizer, cache, format, stamps)
-    if not file.is_file():
+    if (content := integrity.entry(file)) is None:
         with claimed(cache / "building" / file.stem, console):
-            if not file.is_file():  # no other process was faster
+            if (content := integrity.entry(file, console)) is None:  # no other process was faster
                 learned = _learned(parts, tokenizer, console, is_text)
                 if _stamps(parts) != stamps:
                     raise UserError(CHANGED)
                 content = {"text": learned.text, **learned.attributes}
                 with room(cache, len(learned.text)):
-                    files.write_json(file, content)
-    return Vocabulary(**json.loads(file.read_text()))
+                    seal.write_signed(file, content)
+    return Vocabulary(**content)
 
 
 def given_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
@@ -152,8 +153,8 @@ def cached_corpus(
 ) -> Corpus | None:
     """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
     key = _cache_key(format, vocabulary, _checks(format, checks))
-    entry = _known_file(cache, source.fingerprint(), vocabulary, key)
-    return _cached(entry, cache, vocabulary)
+    known = integrity.entry(_known_file(cache, source.fingerprint(), vocabulary, key))
+    return known and opened(cache / "corpora" / known["corpus"])
 
 
 def corpus_of(
@@ -172,10 +173,11 @@ def corpus_of(
     if corpus := _cached(entry, cache, vocabulary):
         return corpus
     with claimed(cache / "building" / entry.stem, console) as partial:
-        if corpus := _cached(entry, cache, vocabulary):  # another process was faster
+        if corpus := _cached(entry, cache, vocabulary, console):  # another process was faster
             return corpus
         former = cache / "asked" / f"{_key(source.described())}.json"
-        if former.is_file() and json.loads(former.read_text())["stamp"] != stamp:
+        before = integrity.entry(former, console)
+        if before is not None and before["stamp"] != stamp:
             fields = {name: x for name, x in source.described().items() if x is not None}
             label = ", ".join(f"{name} {value}" for name, value in fields.items())
             console.print(
@@ -191,23 +193,20 @@ def corpus_of(
         key += [about["checked"], about["notes"]]  # what is known of dropped examples
         folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *key)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
-            if opened(folder) is None:
+            if not integrity.is_whole(folder, console):
                 files.publish(partial, folder)
-            files.write_json(entry, {"corpus": folder.name})
-            files.write_json(former, {"stamp": stamp})
-    result = _cached(entry, cache, vocabulary)
-    assert result is not None
-    return result
+            seal.write_signed(entry, {"corpus": folder.name})
+            seal.write_signed(former, {"stamp": stamp})
+        result = opened(folder)
+        assert result is not None
+        return replace(result, vocabulary=vocabulary)
 
 
 def opened(folder: Path) -> Corpus | None:
-    """A memory-mapped corpus; None where it is not there or not whole."""
+    """A memory-mapped corpus, which `is_whole` has checked; None where it is not there."""
     if not (folder / "about.json").is_file():
         return None
     about = json.loads((folder / "about.json").read_text())
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    if any(sizes.get(name) != size for name, size in about["bytes"].items()):
-        return None
     text = (folder / vocabularies.FILE).read_text(encoding="utf-8")
     weights, owner = folder / "weights.bin", folder / "owner.npy"
     return Corpus(
@@ -271,10 +270,14 @@ def _checks(format: BaseFormat, checks: Checks | None) -> Checks | None:
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
-def _cached(entry: Path, cache: Path, vocabulary: Vocabulary) -> Corpus | None:
-    if not entry.is_file():
+def _cached(
+    entry: Path, cache: Path, vocabulary: Vocabulary, console: Console | None = None
+) -> Corpus | None:
+    known = integrity.entry(entry, console)
+    if known is None:
         return None
-    corpus = opened(cache / "corpora" / json.loads(entry.read_text())["corpus"])
+    folder = cache / "corpora" / known["corpus"]
+    corpus = opened(folder) if integrity.is_whole(folder, console) else None
     # Tokens are the same whatever the chat template, which a run stores and may be another here.
     return corpus and replace(corpus, vocabulary=vocabulary)
 
@@ -382,9 +385,9 @@ def _tokenize(
             "tokenizer": vocabulary.attributes,
             "notes": notes.lines,
             "checked": checked and asdict(checked),
-            "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         }
         (folder / "about.json").write_text(json.dumps(about, indent=2))
+        seal.seal(folder)
     return content.hexdigest()
 
 

@@ -10,10 +10,12 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass import files
+from windlass import files, seal
 from windlass.columns import LENGTH, Column, sized
 from windlass.data.corpus import Corpus, claimed, opened, room, save
+from windlass.data.integrity import is_whole
 from windlass.data.split import Arrays, Numbers
+from windlass.errors import UserError
 from windlass.formats import Longer
 
 FORMAT = 3  # raised whenever the same documents would be packed differently
@@ -185,17 +187,30 @@ class Sequences:
             return flat.reshape(len(numbers), self.length)
 
         eos = self.corpus.vocabulary.eos
+        tokens, targets = self.corpus.tokens[source], self.corpus.tokens[source + 1]
+        self._check_known(tokens, targets)
         further = {}
         for name, values in self._further.items():
             further[name] = self.columns[name].padded(len(numbers))
             further[name][is_row] = values[numbers[is_row]]
         return further | {
-            "tokens": column("tokens", self.corpus.tokens[source], eos),
-            "targets": column("targets", self.corpus.tokens[source + 1], eos),
+            "tokens": column("tokens", tokens, eos),
+            "targets": column("targets", targets, eos),
             "weight": column("weight", weight, 0),
             "position": column("position", position, 0),
             "document": column("document", np.repeat(_count(pieces), size), -1),
         }
+
+    def _check_known(self, *ids: np.ndarray) -> None:
+        """Refuse ids above the vocabulary, which a model would embed as some other token."""
+        # The hashes say that a cache is as it was; bytes may still change while it is mapped.
+        largest, size = max(int(some.max(initial=0)) for some in ids), self.corpus.vocabulary.size
+        if largest >= size:
+            raise UserError(
+                f"prepared data in {self.corpus.folder} holds the token {largest:,}, and the "
+                f"tokenizer has {size:,}; the next start checks all of it, and makes it again if "
+                "it is damaged"
+            )
 
     @cached_property
     def _further(self) -> dict[str, np.ndarray]:
@@ -243,9 +258,9 @@ def sequences(
     described += documents.astype(np.int64).tobytes()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
-    if not folder.is_dir():
+    if not is_whole(folder):
         with claimed(corpus.folder / "building" / name, console) as partial:
-            if not folder.is_dir():
+            if not is_whole(folder, console):
                 settings = (length, stride, packing, longer, together)
                 index = arrange(corpus.offsets, documents, *settings)
                 whole = targets_of(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
@@ -254,6 +269,7 @@ def sequences(
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
                     save(partial / "longer.npy", np.array([too_long]))
+                    seal.seal(partial)
                     files.publish(partial, folder)
     return Sequences(corpus, folder, length, length - stride if is_once else 0)
 

@@ -6,8 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass import files
-from windlass.checkpoint import seal
+from windlass import files, seal
 from windlass.config import listing
 from windlass.errors import UserError
 from windlass.units import size
