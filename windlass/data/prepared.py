@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,11 @@ class Prepared:
     def fingerprint(self) -> str:
         """Hash of the content: the same data gives the same one, wherever it is stored."""
         raise NotImplementedError
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders of the cache with what was prepared, each of them sealed."""
+        return []
 
     @property
     def unigram_entropy(self) -> float | None:
@@ -84,6 +90,11 @@ class Tokenized(Prepared):
     @property
     def fingerprint(self) -> str:
         return self._joined([corpus.fingerprint for corpus in self.corpora])
+
+    @property
+    def folders(self) -> list[Path]:
+        rows = [part.folder for name in self.splits for part in self.parts(name)]
+        return [*(corpus.folder for corpus in self.corpora), *rows]
 
     @property
     def unigram_entropy(self) -> float:

@@ -174,7 +174,10 @@ def _copy_in_run(start: Start, layers: Layers) -> Path | None:
     """The newest copy, in a run of the recipe, of the small files of the model it began with."""
     places = [run / folders.MODEL for run in runs.of_recipe(layers)]
     same = [place for place in places if _is_of(place, start)]
-    return max(same, key=lambda place: place.stat().st_mtime, default=None)
+    newest = max(same, key=lambda place: place.stat().st_mtime, default=None)
+    if newest is not None:
+        folders.check(newest.parent)
+    return newest
 
 
 def _is_of(place: Path, start: Start) -> bool:
