@@ -286,7 +286,10 @@ def evaluate(
                 answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
                 losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
                 known, new = losses
-                answer["verdict"] = verdict(new, known, names=("test", "validation"))
+                is_of_tokens = described.objective.unit == "token"
+                unigram = prepared.unigram_entropy if is_of_tokens else None
+                names = ("test", "validation")
+                answer["verdict"] = verdict(new, known, names=names, unigram=unigram)
         return answer
 
 

@@ -99,9 +99,9 @@ class Found:
     told: dict[str, int] = field(default_factory=dict)  # examples kept all the same, by rule
     first: dict[str, list[str]] = field(default_factory=dict)  # by rule: where, and how
 
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Lines of the report, by name."""
-        yield "examples", f"{self.rows:,} read, {self.kept:,} kept"
+    def lines(self, kept: int | None = None) -> Iterator[tuple[str, str]]:
+        """Lines of the report, by name; `kept` are those that are in a row, where that is known."""
+        yield "examples", f"{self.rows:,} read, {self.kept if kept is None else kept:,} kept"
         for done, counts in (("dropped", self.dropped), ("kept", self.told)):
             for rule, count in counts.items():
                 yield "checks", f"{_counted(count, rule)} {done}, the first {self.first[rule][0]}"

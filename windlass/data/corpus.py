@@ -51,12 +51,12 @@ class Corpus:
     vocabulary: Vocabulary
     tokens: np.ndarray
     offsets: np.ndarray
-    counts: np.ndarray  # of each token as a target, or the sum of its weights
     fingerprint: str  # of the documents alone
     weights: np.ndarray | None = None  # of each token as a target; None: all weigh 1
     owner: np.ndarray | None = None  # the row each document was made of; None: its own number
     notes: tuple[str, ...] = ()  # remarks on the examples, as they were printed
     checked: Found | None = None  # counts of the checks, where examples were checked
+    cuts: tuple[int, ...] = ()  # ends of the parts of a single document, as if each were one
 
     @property
     def documents(self) -> int:
@@ -74,6 +74,11 @@ class Corpus:
         is_selected = np.zeros(self.rows, bool)
         is_selected[rows] = True
         return np.flatnonzero(is_selected[self.owner])
+
+    def cut(self, cuts: tuple[int, ...]) -> "Corpus":
+        """The same with a single document cut into several."""
+        parts = np.zeros(len(cuts) - 1, np.int64)
+        return replace(self, offsets=np.array(cuts, np.int64), owner=parts, cuts=cuts)
 
     @property
     def empty(self) -> int:
@@ -214,7 +219,6 @@ def opened(folder: Path) -> Corpus | None:
         vocabulary=Vocabulary(text, **about["tokenizer"]),
         tokens=np.memmap(folder / "tokens.bin", about["dtype"], mode="r").view(np.ndarray),
         offsets=np.load(folder / "offsets.npy", mmap_mode="r").view(np.ndarray),
-        counts=np.load(folder / "counts.npy"),
         fingerprint=about["content"],
         weights=np.memmap(weights, np.float32, mode="r").view(np.ndarray)
         if weights.is_file()
@@ -336,7 +340,6 @@ def _tokenize(
     dtype = np.uint16 if vocabulary.size <= 2**16 else np.uint32
     lengths, owners, content = array("q"), array("q"), hashlib.sha256()
     is_weighed = format.reads == "rows"
-    counts = np.zeros(vocabulary.size, np.float64 if is_weighed else np.int64)
     total, documents, done, notes = 0, len(source), 0, Notes(console)
     size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
@@ -357,12 +360,6 @@ def _tokenize(
             out.write(tokens.astype(dtype).tobytes())
             if beside is not None:
                 beside.write(batch.weights.tobytes())
-            # The first token of a document is given, and never predicted.
-            firsts = (np.cumsum(sizes) - sizes)[sizes > 0]
-            weights = batch.weights if is_weighed else None
-            counts += np.bincount(tokens, weights, minlength=vocabulary.size)
-            weights = weights[firsts] if weights is not None else None
-            counts -= np.bincount(tokens[firsts], weights, minlength=vocabulary.size)
             advance(done, f"{total / 1e6:,.1f}M tokens")
     checked = checker and checker.finish()
     if total == 0:
@@ -371,9 +368,8 @@ def _tokenize(
             if documents
             else f"{_place(source)} has no documents"
         )
-    with room(cache, total * size + 8 * (documents + vocabulary.size)):
+    with room(cache, total * size + 8 * documents):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        save(folder / "counts.npy", counts)
         if list(owners) != list(range(len(owners))):
             content.update(owners.tobytes())  # the splits follow from them
             save(folder / "owner.npy", np.array(owners, np.int64))

@@ -18,7 +18,8 @@ from windlass.data.split import Arrays, Numbers
 from windlass.errors import UserError
 from windlass.formats import Longer
 
-FORMAT = 3  # raised whenever the same documents would be packed differently
+FORMAT = 4  # raised whenever the same documents would be packed differently
+COUNTED = 2**22  # targets that are counted at a time
 
 Packing = Literal["documents", "none"]
 
@@ -81,7 +82,8 @@ class Sequences:
 
     def __reduce__(self):
         # Another process maps the same files; nothing of what they hold is sent.
-        return _reopened, (self.corpus.folder, self.folder, self.length, self.seen, self.beside)
+        corpus = self.corpus.folder, self.corpus.cuts
+        return _reopened, (*corpus, self.folder, self.length, self.seen, self.beside)
 
     def __len__(self) -> int:
         return len(self.index.first) - 1
@@ -143,6 +145,17 @@ class Sequences:
     def longer(self) -> int:
         """Number of documents that are longer than a row."""
         return int(np.load(self.folder / "longer.npy")[0])
+
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Count of each token as a target, or the sum of its weights."""
+        return np.load(self.folder / "counts.npy")
+
+    @property
+    def examples(self) -> np.ndarray:
+        """Numbers of the rows of the source that the documents here were made of."""
+        documents = np.unique(self.index.document)
+        return documents if self.corpus.owner is None else np.unique(self.corpus.owner[documents])
 
     @property
     def efficiency(self) -> float:
@@ -231,10 +244,16 @@ class Sequences:
 
 
 def _reopened(
-    corpus_folder: Path, folder: Path, length: int, seen: int, beside: dict[str, Beside]
+    corpus_folder: Path,
+    cuts: tuple[int, ...],
+    folder: Path,
+    length: int,
+    seen: int,
+    beside: dict[str, Beside],
 ) -> Sequences:
     corpus = opened(corpus_folder)
     assert corpus is not None
+    corpus = corpus.cut(cuts) if cuts else corpus
     return Sequences(corpus, folder, length, seen, beside)
 
 
@@ -255,7 +274,7 @@ def sequences(
     Groups of `together` documents follow each other, and stay in one row.
     """
     described = f"{FORMAT} {length} {stride} {packing} {longer} {together} ".encode()
-    described += documents.astype(np.int64).tobytes()
+    described += documents.astype(np.int64).tobytes() + repr(corpus.cuts).encode()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
     if not is_whole(folder):
@@ -269,9 +288,24 @@ def sequences(
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
                     save(partial / "longer.npy", np.array([too_long]))
+                    save(partial / "counts.npy", _counts(corpus, index))
                     seal.seal(partial)
                     files.publish(partial, folder)
     return Sequences(corpus, folder, length, length - stride if is_once else 0)
+
+
+def _counts(corpus: Corpus, index: Index) -> np.ndarray:
+    """Count of each token among the targets of all pieces, or the sum of its weights."""
+    counts = np.zeros(corpus.vocabulary.size)
+    parts = 1 + int(index.size.sum(dtype=np.int64)) // COUNTED
+    for begin, size in zip(
+        np.array_split(index.begin, parts), np.array_split(index.size, parts), strict=True
+    ):
+        # The first token of a document is given, and never predicted.
+        targets = np.repeat(begin, size) + _count(size) + 1
+        weights = None if corpus.weights is None else corpus.weights[targets]
+        counts += np.bincount(corpus.tokens[targets], weights, minlength=len(counts))
+    return counts
 
 
 def targets_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:

@@ -107,10 +107,11 @@ class Tokenized(Prepared):
 
     @cached_property
     def frequencies(self) -> np.ndarray:
-        """The share of each token among all that are to be predicted, as sources are mixed."""
-        pairs = zip(self.data.parts, self.parts("train"), strict=True)
+        """The share of each token among all that are trained on, as sources are mixed."""
+        trained = self.parts("train")
+        pairs = zip(self.data.parts, trained, strict=True)
         weights = [part.share * rows.tokens_per_row for part, rows in pairs]
-        counts = [corpus.counts / corpus.counts.sum() for corpus in self.corpora]
+        counts = [rows.counts / rows.counts.sum() for rows in trained]
         return np.average(counts, axis=0, weights=weights)
 
     def split(self, name: str) -> Sequences | Mixture:
