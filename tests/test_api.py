@@ -107,7 +107,7 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
     windlass.evaluate(run, console=told)
     assert told.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
         "the documents changed since they were tokenised, which is done again: kind jsonl, "
-        f"path {tmp_path}/copy/{trained.CORPUS}, column text\n"
+        f"column text, path {tmp_path}/copy/{trained.CORPUS}\n"
         f"the documents of {run} changed since it was trained: these are measured\n"
     )
 

@@ -316,9 +316,11 @@ def _learned(
             for part in parts:
                 characters = 0
                 for number in vocabularies.sample(len(part.source), part.source.together()):
-                    with under(part.key):
+                    try:
                         source = part.source
                         text = source[number]["text"] if is_text else all_text(source.row(number))
+                    except UserError:  # told with all others like it when they are tokenised
+                        continue
                     done, total, characters = done + 1, total + len(text), characters + len(text)
                     yield text
                     advance(done, f"{total / 1e6:,.1f}M characters")
