@@ -10,6 +10,7 @@ from typing import Any
 from windlass.files import write
 
 NAME = "files.json"
+EXPORT = "windlass.json"  # of an export, with what it was made from
 
 
 def signed(content: dict) -> dict:

@@ -54,7 +54,7 @@ def test_dropped_rows_have_no_tokens_and_the_others_keep_their_numbers(tmp_path)
             f"1 near-duplicate example dropped, the first {file} line 3: nearly the same as {file} "
             "line 1",
         ),
-        ("checks", f"1 empty example dropped, the first {file} line 4 it has no text"),
+        ("checks", f"1 empty example dropped, the first {file} line 4: it has no text"),
         (
             "checks",
             f"1 duplicate example dropped, the first {file} line 5: the same as {file} line 1",

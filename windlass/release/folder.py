@@ -11,7 +11,7 @@ from windlass.config import listing
 from windlass.errors import UserError
 from windlass.units import size
 
-MARK = "windlass.json"  # in every export: what it was made from, and the hash of each file
+MARK = seal.EXPORT  # in every export: what it was made from, and the hash of each file
 LOCK = ".lock"
 
 
