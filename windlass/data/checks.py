@@ -44,8 +44,8 @@ class Least:
 class Checks:
     """Checks of every example, before it is tokenised."""
 
-    # an example that breaks a rule, or of which the format makes nothing: stop and name it, drop
-    # it, or keep it if that is possible and report it
+    # an example that breaks a rule, cannot be read, or of which the format makes nothing: stop and
+    # name it, drop it, or keep it if that is possible and report it
     offending: Policy = "refuse"
     required: tuple[str, ...] = ()  # columns that are present, and not empty
     # the values that a column may have, where it is present
