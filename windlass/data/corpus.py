@@ -159,7 +159,7 @@ def cached_corpus(
     """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
     key = _cache_key(format, vocabulary, _checks(format, checks))
     known = integrity.entry(_known_file(cache, source.fingerprint(), vocabulary, key))
-    return known and opened(cache / "corpora" / known["corpus"])
+    return None if known is None else opened(cache / "corpora" / known["corpus"])
 
 
 def corpus_of(
