@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.text import Text
 
 from windlass import config
-from windlass.checkpoint import verify as checking
 from windlass.checkpoint.archive import manifest
 from windlass.checkpoint.store import folder_of
+from windlass.checkpoint.verify import VerifyReport
 from windlass.config import (
     AnyRecipe,
     Layers,
@@ -30,6 +30,7 @@ from windlass.config import (
 from windlass.config.reading import report as problem_report
 from windlass.config.sections import fields
 from windlass.data import Prepared, prepare, reference
+from windlass.data.integrity import is_cache
 from windlass.data.split import SPLITS
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices import selection
@@ -65,6 +66,7 @@ from windlass.reports.run_summary import Account, account
 from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
+from windlass.run_folder import verify as verifying
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.starting import frozen_models, origin, tuning
 from windlass.telemetry import about as abouts
@@ -350,7 +352,10 @@ def evaluate(
                 answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
                 losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
                 known, new = losses
-                answer["verdict"] = verdict(new, known, names=("test", "validation"))
+                is_of_tokens = described.objective.unit == "token"
+                unigram = prepared.unigram_entropy if is_of_tokens else None
+                names = ("test", "validation")
+                answer["verdict"] = verdict(new, known, names=names, unigram=unigram)
         return answer
 
 
@@ -474,14 +479,18 @@ def chat(
     return Conversation(generator, how, system=system, thinking=thinking, **context)
 
 
-def verify(run: str | Path | None) -> checking.VerifyReport | exports.ExportReport:
-    """Compare every file and array of a run's checkpoints with their hashes; change nothing.
+def verify(run: str | Path | None) -> VerifyReport | exports.ExportReport:
+    """Compare all that a run computes from with its hashes; change nothing.
 
-    In place of a run it may be an export, all of whose files have hashes.
+    That is every file and array of its checkpoints, its recipe and tokenizer, and its prepared
+    data. In place of a run it may be an export, or a cache of prepared data.
     """
-    if run is not None and exports.is_export(Path(run).expanduser()):
-        return exports.verify(Path(run).expanduser())
-    return checking.verify(find(run))
+    place = None if run is None else Path(run).expanduser()
+    if place is not None and exports.is_export(place):
+        return exports.verify(place)
+    if place is not None and is_cache(place):
+        return verifying.verify_cache(place)
+    return verifying.verify(find(run))
 
 
 def runs(folder: str | Path = RUNS) -> list[Standing]:

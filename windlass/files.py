@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -53,6 +54,15 @@ def publish(partial: Path, folder: Path) -> None:
         folder.rename(former)
     partial.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
+
+
+def put_aside(path: Path) -> Path:
+    """Rename what is damaged, so that it can be made again; returns its new place."""
+    names = itertools.chain([".damaged"], (f".damaged-{n}" for n in itertools.count(2)))
+    places = (path.with_name(path.name + name) for name in names)
+    aside = next(place for place in places if not place.exists())
+    path.rename(aside)
+    return aside
 
 
 def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:

@@ -20,7 +20,8 @@ import os, signal, sys, threading, time
 from pathlib import Path
 import jax.numpy as jnp, numpy as np
 from windlass import files
-from windlass.checkpoint import seal, store
+from windlass import seal
+from windlass.checkpoint import store
 
 for moment in sys.argv[2:]:
     if child := os.fork():

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from windlass.checkpoint import Checkpoint, archive, seal
+from windlass import seal
+from windlass.checkpoint import Checkpoint, archive
 from windlass.checkpoint.store import load
 from windlass.errors import UserError
 

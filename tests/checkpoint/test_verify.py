@@ -4,7 +4,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from windlass.checkpoint import seal
+from windlass import seal
 from windlass.checkpoint.verify import verify
 from windlass.errors import UserError
 

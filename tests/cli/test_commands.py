@@ -9,12 +9,14 @@ import signal
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 import typer
 
 import windlass
 from tests import trained
+from windlass import seal
 from windlass.cli.commands import app
 from windlass.config import read, shipped
 from windlass.evaluation.sampling import Sampling
@@ -192,7 +194,7 @@ def test_the_options_of_generate_default_to_those_of_a_call():
 def test_a_damaged_checkpoint_is_named_and_the_exit_code_is_1(program, place, tmp_path):
     run = trained.only_run(place)
     good = program("verify", run.name, cwd=place)
-    assert good == (0, _verified(f"runs/{run.name}", "good"), "")
+    assert good == (0, _verified(place, f"runs/{run.name}", "good"), "")
     shutil.copytree(run, tmp_path / "runs" / run.name)
     manifest = tmp_path / f"runs/{run.name}/checkpoints/2/manifest/metadata"
     manifest.write_bytes(b" " + manifest.read_bytes()[1:])
@@ -202,8 +204,12 @@ def test_a_damaged_checkpoint_is_named_and_the_exit_code_is_1(program, place, tm
     assert "manifest/metadata" in damaged.out
 
 
-def _verified(run: str, state: str) -> str:
-    return "\n".join([f"{run}/checkpoints", *(f"  step {n}: {state}" for n in (0, 2, 4)), ""])
+def _verified(place: Path, run: str, state: str) -> str:
+    prepared = seal.opened(place / run / seal.NAME)["prepared"]
+    assert len(prepared) == 3  # tokens, and the rows of training and validation
+    names = [*(f"step {n}" for n in (0, 2, 4)), "recipe and tokenizer"]
+    names += [f"prepared data {folder}" for folder in prepared]
+    return "\n".join([run, *(f"  {name}: {state}" for name in names), ""])
 
 
 def test_the_schema_is_printed_as_json(program):

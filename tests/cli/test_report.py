@@ -9,7 +9,7 @@ from xml.etree import ElementTree
 import pytest
 
 from tests import trained
-from windlass import api
+from windlass import api, seal
 from windlass.cli.plot import plot
 from windlass.reports import curves
 from windlass.reports.comparison import at
@@ -27,7 +27,7 @@ def copies(place, tmp_path_factory) -> Path:
     about = json.loads((other / "about.json").read_text())
     start = about["starts"][-1] | {"began": "2026-01-01T00:00:00Z", "ended": "2026-01-01T02:00:00Z"}
     start["chose"]["device"] = {"asked": "auto", "kind": "TPU v6 lite", "count": 8}
-    (other / "about.json").write_text(json.dumps({"starts": [start]}))
+    seal.write_signed(other / "about.json", {"starts": [start]})
     plan = {
         "planned": {
             "target": {"chips": 8},
@@ -50,6 +50,7 @@ def copies(place, tmp_path_factory) -> Path:
     (other / "plan.json").write_text(json.dumps(plan))
     recipe = other / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("remat: saved", "remat: full"))
+    (other / "files.json").unlink()
     return folder
 
 

@@ -10,10 +10,12 @@ from rich.console import Console
 
 from tests.prepared import tokenized
 from windlass.config import read
-from windlass.data import Data, Tokenized
+from windlass.data import Data, Tokenized, prepare
+from windlass.data.checks import Checks
 from windlass.data.show import facts
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
+from windlass.sources import jsonl
 
 TEXTS = ["a first text", "a second text", "A first text!", "", "a first text", "the last text"]
 
@@ -95,8 +97,49 @@ def test_other_checks_are_not_taken_from_the_cache_and_the_same_ones_are(tmp_pat
     with pytest.raises(UserError) as refused:
         prepared(tmp_path, {"allowed": {"level": ["low"]}})
     assert str(refused.value) == (
-        "examples of data.source break data.checks, 6 were checked:\n"
+        "1 of 6 examples of data.source cannot be trained on:\n"
         "  allowed level: 1 example\n"
         f"    {tmp_path / 'rows.jsonl'} line 1: level is high; it can be low\n"
         "data.checks.offending=drop leaves them out"
+    )
+
+
+def test_bad_rows_are_counted_and_the_first_of_each_kind_is_named(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    lines = [json.dumps({"text": f"row {n}"}) for n in range(30)]
+    for number in (3, 8, 20):
+        lines[number] = "{" + "x" * number
+    lines[12], lines[15], lines[25] = '{"text": 3}', "[]", '{"txt": "a"}'
+    file.write_text("\n".join(lines))
+    source = jsonl.Source(path=str(file))
+    how: dict[str, Any] = {"length": 16, "cache": str(tmp_path / "cache")}
+    expected = (
+        "6 of 30 examples of data.source cannot be trained on:\n"
+        "  format: 6 examples\n"
+        f"    {file} line 4 is not JSON (Expecting property name enclosed in double quotes at "
+        "column 2); one JSON object to a line is expected\n"
+        f"    {file} line 13 has a number in column text; text is expected\n"
+        f"    {file} line 16 is an array; one JSON object to a line is expected\n"
+        f"    {file} line 26 has no column text; did you mean txt? data.source.column can be one "
+        "it has: txt\n"
+        "    and 2 more, the first of each kind is named\n"
+        "data.checks.offending=drop leaves them out"
+    )
+    for checks in (None, Checks()):
+        for tokenizer in (Tokenizer(), Tokenizer(kind="bpe", vocab=260)):
+            with pytest.raises(UserError) as refused:
+                prepare(Data(source=source, checks=checks, **how), tokenizer)
+            assert str(refused.value) == expected
+    kept = tokenized(Data(source=source, checks=Checks(offending="drop"), **how), Tokenizer())
+    assert kept.split("train").documents == 24
+    assert dict(facts(kept))["examples"] == "30 read, 24 kept"
+
+
+def test_where_every_row_fails_alike_one_is_named_after_a_thousand(tmp_path: Path):
+    file = tmp_path / "rows.jsonl"
+    file.write_text('{"prompt": "a"}\n' * 1500 + "not read any more")
+    with pytest.raises(UserError) as refused:
+        prepare(Data(source=jsonl.Source(path=str(file)), cache=str(tmp_path / "c")), Tokenizer())
+    assert str(refused.value) == (
+        f"{file} line 1 has no column text; data.source.column can be one it has: prompt"
     )

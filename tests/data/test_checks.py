@@ -97,7 +97,7 @@ def test_rows_that_break_rules_are_refused_with_the_first_of_each_and_their_coun
     with pytest.raises(UserError) as refused:
         checker.finish()
     assert str(refused.value) == (
-        "examples of data.source break data.checks, 10 were checked:\n"
+        "9 of 10 examples of data.source cannot be trained on:\n"
         "  required question: 6 examples\n"
         "    a.jsonl line 2: question is empty\n"
         "    a.jsonl line 3: question is missing\n"

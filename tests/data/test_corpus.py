@@ -53,11 +53,11 @@ def test_a_document_is_its_beginning_its_text_and_its_end(documents: Documents):
 def test_counts_are_of_what_is_predicted(documents: Documents):
     prepared = documents(["aab", "", "a"])
     assert {97: 3, 98: 1, 256: 2} == {
-        token: count for token, count in enumerate(prepared.corpora[0].counts.tolist()) if count
+        token: count for token, count in enumerate(prepared.split("train").counts.tolist()) if count
     }
     share = np.array([3, 1, 2]) / 6
     assert prepared.unigram_entropy == pytest.approx(-(share * np.log(share)).sum())
-    assert prepared.corpora[0].counts.sum() == prepared.split("train").tokens
+    assert prepared.split("train").counts.sum() == prepared.split("train").tokens
 
 
 def test_a_second_start_reads_the_cache(documents: Documents, refuse_to_tokenize: Callable):
@@ -101,7 +101,7 @@ def test_who_changed_documents_under_a_cache_is_told_that_they_are_tokenised_aga
     assert second.fingerprint != first.fingerprint
     assert console.file.getvalue() == (  # pyright: ignore[reportAttributeAccessIssue]
         "the documents changed since they were tokenised, which is done again: kind jsonl, "
-        f"path {tmp_path}/rows.jsonl, column text\n"
+        f"column text, path {tmp_path}/rows.jsonl\n"
     )
 
 

@@ -68,7 +68,7 @@ def test_shares_that_leave_nothing_to_train_on_are_refused(documents: Documents)
         documents(["one"], validation=0.5, test=0.49)
     assert str(refused.value) == (
         "data.validation and data.test hold out 0.99 of 1 documents of data.source, which leaves "
-        "none to train on; hold out less"
+        "none to train on; hold out less, or make shorter documents of the same text"
     )
 
 

@@ -32,6 +32,16 @@ def test_a_line_says_the_verdict_the_gap_and_the_limit(test, line):
     assert verdict(test, 1.0, names=("test", "validation")) == line
 
 
+def test_a_loss_above_the_entropy_of_frequencies_is_called_worse_than_guessing():
+    names = ("validation", "the last 10 training steps")
+    assert verdict(6.53, 6.55, names=names, unigram=3.5) == (
+        "worse than guessing: the validation loss is 6.5300, and who knows nothing but how "
+        "frequent each token is has 3.5000; more steps, or another optim.learning_rate may help"
+    )
+    for loss, unigram in ((6.53, None), (3.5, 3.5), (2.0, 3.5)):
+        assert verdict(loss, loss, names=names, unigram=unigram).startswith("generalises: ")
+
+
 @pytest.mark.parametrize(
     ("test", "word"), [(0.2499, "generalises"), (0.25, "undecided"), (0.375, "overfits")]
 )

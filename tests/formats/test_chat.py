@@ -779,8 +779,9 @@ def test_a_line_that_is_not_json_is_refused_with_its_number(prepared: Callable, 
     with pytest.raises(UserError) as refused:
         prepare(data, Tokenizer(kind="file", path=_files(found)))
     assert str(refused.value) == (
-        f"{file} line 2 is not JSON (Expecting value at column 15); one JSON object to a line is "
-        "expected"
+        "1 of 2 examples of data.source cannot be trained on:\n  format: 1 example\n"
+        f"    {file} line 2 is not JSON (Expecting value at column 15); one JSON object to a line "
+        "is expected\ndata.checks.offending=drop leaves them out"
     )
     file.write_text("")
     data = replace(found.data, source=jsonl.Source(path=str(file)))

@@ -99,7 +99,7 @@ def test_the_loss_begins_behind_the_heading_that_a_prompt_ends_in(prepared: Call
     assert rows.tokens == len(TEXT) + 1 - len(prompt)
     assert rows.targets == len(TEXT) + 1
     weighed = np.bincount(list(TEXT.encode()) + [256], expected(weights), minlength=257)
-    assert found.corpora[0].counts.tolist() == weighed.tolist()
+    assert found.split("train").counts.tolist() == weighed.tolist()
 
 
 def test_a_prompt_ends_in_the_line_above_the_answer(prepared: Callable):
@@ -145,7 +145,11 @@ def test_a_row_that_lacks_a_section_is_refused_with_its_line(
 ):
     with pytest.raises(UserError) as refused:
         prepared([ROW, row])
-    assert str(refused.value) == f"{tmp_path}/law.jsonl line 2 {message}"
+    assert str(refused.value) == (
+        "1 of 2 examples of data.source cannot be trained on:\n"
+        f"  format: 1 example\n    {tmp_path}/law.jsonl line 2 {message}\n"
+        "data.checks.offending=drop leaves them out"
+    )
 
 
 def test_sections_that_do_not_fit_together_are_refused():

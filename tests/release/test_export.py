@@ -155,8 +155,7 @@ def gru(tmp_path) -> Path:
     store = Store(tmp_path / "run", say=print)
     store.save(0, {"weights": tiny.model("gru")}, built.identity)
     store.close()
-    folders.store(tmp_path / "run", built.run)
-    vocabularies.byte().save(tmp_path / "run" / folders.TOKENIZER)
+    folders.store(tmp_path / "run", built.run, vocabularies.byte())
     return tmp_path / "run"
 
 
@@ -190,6 +189,7 @@ def test_a_family_that_nobody_else_has_is_written_by_its_own_names(gru, tmp_path
     )
     recipe = (gru / folders.RECIPE).read_text()
     (gru / folders.RECIPE).write_text(recipe.replace("adapter: null", "adapter: {kind: lora}"))
+    (gru / folders.SEAL).unlink()
     assert windlass.export(gru, tmp_path / "other", dry_run=True).form == "merged"
     with pytest.raises(UserError) as error:
         windlass.export(gru, tmp_path / "other", form="adapter")

@@ -172,6 +172,7 @@ def test_an_adapter_that_goes_on_belongs_to_the_model_that_the_first_run_began_w
     recipe = yaml.safe_load((again / "recipe.yaml").read_text())
     recipe["start"] = {"run": str(adapted), "weights": "last"}
     (again / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (again / "files.json").unlink()
     made = Export(again, tmp_path / "mine", Options(), Console())
     run, base = made.source.run, str(adapted.parent / "base")
     (adapter,) = run.adapter
@@ -194,6 +195,7 @@ def test_a_form_that_would_lose_something_is_refused(adapted, tmp_path):
     recipe = yaml.safe_load((more / "recipe.yaml").read_text())
     recipe["train"]["trainable"] = ["blocks.mlp.*", "norm.*"]
     (more / "recipe.yaml").write_text(yaml.safe_dump(recipe))
+    (more / "files.json").unlink()
     with pytest.raises(UserError) as error:
         windlass.export(more, tmp_path / "mine", form="adapter")
     assert str(error.value) == (

@@ -135,7 +135,9 @@ def test_a_note_that_somebody_spoilt_is_named(here):
     with pytest.raises(UserError) as refused:
         windlass.runs()
     assert str(refused.value) == (
-        "runs/mine-11111111/about.json is not as it was written: 'starts'; remove it"
+        "runs/mine-11111111/about.json is not as it was written; put back a copy, or remove it: "
+        "it says when the run was started and its test rows were looked at, and nothing is "
+        "computed from it"
     )
 
 

@@ -145,8 +145,8 @@ def test_google_storage_without_its_package_says_what_to_install(monkeypatch: py
         ("memory://gone/*.jsonl", ", which matches no file"),
         (
             "memory://corpus/texts",
-            ", a folder without a file that ends in .jsonl; a pattern such as *.md names files "
-            "with another ending",
+            ", a folder without a file that ends in .jsonl, .jsonl.gz or .jsonl.zst; a pattern "
+            "such as *.md names files with another ending",
         ),
     ],
 )

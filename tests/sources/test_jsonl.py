@@ -1,6 +1,7 @@
 import json
 from pathlib import Path
 
+import pyarrow
 import pytest
 
 from windlass.errors import UserError
@@ -40,8 +41,7 @@ def test_half_a_surrogate_pair_becomes_a_character_that_utf_8_has(tmp_path: Path
         ),
         (
             "[",
-            "is not JSON (Expecting value at column 2); one JSON object to a line is expected; "
-            "`jq -c '.[]'` turns an array into lines",
+            "is not JSON (Expecting value at column 2); one JSON object to a line is expected",
         ),
         ('["a"]', "is an array; one JSON object to a line is expected"),
         (
@@ -76,3 +76,79 @@ def test_a_row_has_all_columns_and_a_place(tmp_path: Path):
     source = Source(path=str(file))
     assert source.row(0) == {"a": [{"b": "\ufffd"}], "c": None}
     assert source.where(0) == f"{file} line 2"
+
+
+ROWS = [{"text": f'Größe {n}, "[{{,\\', "n": [n, {"m": None}]} for n in range(50)]
+
+
+def compressed(path: Path, raw: bytes) -> Path:
+    codec = {".gz": "gzip", ".zst": "zstd"}[path.suffix]
+    with pyarrow.CompressedOutputStream(str(path), codec) as out:
+        out.write(raw)
+    return path
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+@pytest.mark.parametrize("mark", ["", "\ufeff"])
+def test_an_array_of_objects_is_read_by_number(tmp_path: Path, indent: int | None, mark: str):
+    file = tmp_path / "alpaca_data.json"
+    written = json.dumps(ROWS, indent=indent, ensure_ascii=False)
+    file.write_text(f"{mark} \n{written}\n", encoding="utf-8")
+    source = Source(path=str(file))
+    assert len(source) == len(ROWS)
+    for number in (0, 49, 7, 8):
+        assert source.row(number) == ROWS[number]
+    assert source.where(7) == f"{file} row 8"
+    assert len(Source(path=str(file), limit=3)) == 3
+    file.write_text("[ ]")
+    assert len(Source(path=str(file))) == 0
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_is_read_by_number(tmp_path: Path, ending: str):
+    lines = "".join(json.dumps(row) + "\n" for row in ROWS).encode()
+    compressed(tmp_path / f"a.jsonl{ending}", lines)
+    compressed(tmp_path / f"b.json{ending}", json.dumps(ROWS).encode())
+    for path, count in ((tmp_path, 50), (tmp_path / f"*.json*{ending}", 100)):
+        source = Source(path=str(path))
+        assert len(source) == count
+        for number in (0, count - 1, 7, 8):
+            assert source.row(number) == ROWS[number % 50]
+    assert source.where(50) == f"{tmp_path}/b.json{ending} row 1"
+    one = (tmp_path / f"a.jsonl{ending}").read_bytes()
+    (tmp_path / f"a.jsonl{ending}").write_bytes(one + one)  # as `cat` joins them
+    assert len(Source(path=str(tmp_path))) == 100
+
+
+@pytest.mark.parametrize("ending", [".gz", ".zst"])
+def test_a_compressed_file_that_is_cut_short_or_is_none_is_named(tmp_path: Path, ending: str):
+    file = compressed(tmp_path / f"a.jsonl{ending}", json.dumps(ROWS).encode() * 50)
+    whole = file.read_bytes()
+    for content in (whole[: len(whole) // 2], b'{"text": "plain"}\n'):
+        file.write_bytes(content)
+        with pytest.raises(UserError) as refused:
+            len(Source(path=str(file)))
+        assert str(refused.value).startswith(f"{file} cannot be unpacked as ")
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        ('[{"a": 1} {"a": 2}]', "Expecting ',' delimiter at line 1, column 11"),
+        ('[{"a": 1},\n{"a": }]', "Expecting value at line 2, column 7"),
+        ('[{"a": 1},]', "Expecting value at line 1, column 11"),
+        ('[{"a": 1}', "the array has no end"),
+        ('[{"a": 1}]\n[{"a": 2}]', "Extra data at line 2, column 1"),
+        ("[" * 100_000, "row 1 is nested too deeply"),
+    ],
+)
+def test_an_array_that_is_not_json_is_refused_with_the_place(
+    tmp_path: Path, content: str, why: str
+):
+    file = tmp_path / "rows.json"
+    file.write_text(content)
+    with pytest.raises(UserError) as refused:
+        len(Source(path=str(file)))
+    assert str(refused.value) == (
+        f"{file} is not JSON ({why}); an array of objects, or one object to a line is expected"
+    )

@@ -190,7 +190,7 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
     assert measure(begun.weights) == measure(state)
 
     Path("new").mkdir()
-    folders.store(Path("new"), new.run)
+    folders.store(Path("new"), new.run, None)
     shutil.rmtree("from")
     again = session("run.dir=new", recipe=recipe)
     assert again.run.adapter == new.run.adapter

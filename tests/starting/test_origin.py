@@ -128,7 +128,7 @@ def test_a_run_whose_origin_is_gone_is_found_unless_there_are_several(donor):
     for number in (1, 2):
         run = describe(recipe(layers=number), SMALL)
         run.folder.mkdir(parents=True)
-        folders.store(run.folder, run.run)
+        folders.store(run.folder, run.run, None)
         if number == 1:
             shutil.move(donor, "elsewhere")
             assert describe(recipe(), SMALL).folder == run.folder

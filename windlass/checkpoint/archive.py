@@ -12,7 +12,7 @@ import numpy as np
 import orbax.checkpoint as ocp
 from jaxtyping import Array, PyTree
 
-from windlass.checkpoint import seal
+from windlass import seal
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.processes import hosts
 

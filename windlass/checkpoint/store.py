@@ -1,6 +1,5 @@
 """The checkpoints of a run: written in the background, kept by count, checked when read."""
 
-import itertools
 import math
 import os
 import re
@@ -15,10 +14,11 @@ import jax.numpy as jnp
 from jax.errors import JaxRuntimeError
 from jaxtyping import PyTree
 
-from windlass.checkpoint import archive, seal
+from windlass import seal
+from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
-from windlass.files import FULL
+from windlass.files import FULL, put_aside
 from windlass.processes import hosts
 
 Identity = dict[str, str | int | float]
@@ -123,9 +123,7 @@ class Store:
         return None
 
     def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
-        folder = self.folder / str(step)
-        aside = _aside(folder)
-        os.rename(folder, aside)
+        aside = put_aside(self.folder / str(step))
         self._say(
             f"checkpoint at step {step} is damaged ({damaged}); "
             f"it is now {aside}, and an older one is tried"
@@ -375,12 +373,6 @@ def _remove(folder: Path) -> None:
     going = folder.with_name(folder.name + REMOVING)
     os.rename(folder, going)
     shutil.rmtree(going)
-
-
-def _aside(folder: Path) -> Path:
-    names = itertools.chain([".damaged"], (f".damaged-{n}" for n in itertools.count(2)))
-    paths = (folder.with_name(folder.name + name) for name in names)
-    return next(path for path in paths if not path.exists())
 
 
 def _title(name: str) -> str:

@@ -19,7 +19,8 @@ class Finding(NamedTuple):
         return not any(self.damage)
 
     def __str__(self) -> str:
-        title = "frozen arrays" if self.name == FROZEN else f"step {self.name}"
+        title = "frozen arrays" if self.name == FROZEN else self.name
+        title = f"step {title}" if title.isdigit() else title
         return f"{title}: good" if self.good else f"{title}: damaged ({self.damage})"
 
 

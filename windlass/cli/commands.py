@@ -209,9 +209,11 @@ app.command(cls=Command, context_settings=WITH_KEYS)(launch.launch)
 
 @app.command(cls=Command)
 def verify(ctx: typer.Context, run: RunName = None) -> int:
-    """Check every byte of a run's checkpoints, or of an export, and report what is damaged.
+    """Check every byte that a run computes from, or of an export, and report what is damaged.
 
-    Read-only. Exits with 1 if anything is damaged.
+    That is its checkpoints, recipe, tokenizer and prepared data. In place of a run it may be a
+    folder of prepared data, such as ~/.cache/windlass. Read-only. Exits with 1 if anything is
+    damaged.
 
     windlass verify quickstart
     windlass verify runs/mine-1a2b3c4d

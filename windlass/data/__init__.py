@@ -3,10 +3,12 @@
 import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from rich.console import Console
 
+from windlass.config import listing
 from windlass.data.blocks import BlockRows
 from windlass.data.corpus import (
     Corpus,
@@ -40,7 +42,7 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     corpora, splits = tokenized(data, tokenizer, console=console), []
     for part, tokens in zip(data.parts, corpora, strict=True):
         with under(part.key):
-            splits.append(_packed(data, tokens, console))
+            splits.append(_packed(data, part.source, tokens, console))
     return Tokenized(data, _joined(data, splits), corpora=corpora)
 
 
@@ -123,13 +125,18 @@ def vocabulary_with_template(data: Data, tokenizer: Tokenizer, console: Console)
     return plain if template is None else plain.with_template(chat_template.source(template))
 
 
-def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
+def _packed(data: Data, source: Any, tokens: Corpus, console: Console) -> dict[str, Split]:
     """The packed sequences of each split of a source."""
-    shares = {"validation": data.validation, "test": data.test}
-    parts = split(tokens.rows, **shares, seed=data.split_seed)
+    if alone := _cut(data, tokens):
+        tokens, parts = alone, {name: np.array([i]) for i, name in enumerate(SPLITS)}
+        _note_cut(source, tokens, console)
+    else:
+        shares = {"validation": data.validation, "test": data.test}
+        rows = split(tokens.rows, **shares, seed=data.split_seed)
+        parts = {name: tokens.of(some) for name, some in rows.items()}
     splits: dict[str, Split] = {}
     for name in _split_names(data):
-        documents = tokens.of(parts[name])
+        documents = parts[name]
         packed = splits[name] = sequences(
             tokens,
             documents,
@@ -142,7 +149,7 @@ def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
             console=console,
         )
         if not len(packed):
-            raise UserError(_nothing_in(name, data, tokens, documents))
+            raise UserError(_nothing_in(name, data, source, tokens, documents))
         if not packed.tokens:
             raise UserError(
                 f"data.length is {data.length}, and what is trained on in the {name} documents of "
@@ -150,6 +157,40 @@ def _packed(data: Data, tokens: Corpus, console: Console) -> dict[str, Split]:
                 "data.longer=split would do"
             )
     return splits
+
+
+def _cut(data: Data, tokens: Corpus) -> Corpus | None:
+    """The corpus of a single document, cut so that its end is held out; None: it is not single."""
+    (whole,) = np.nonzero(np.diff(tokens.offsets))
+    shares = (data.validation, data.test)
+    if len(whole) != 1 or data.format.reads != "text" or not any(shares):
+        return None
+    begin, end = tokens.offsets[whole[0] : whole[0] + 2].tolist()
+    # A document of two tokens has a target.
+    validation, test = (max(2, round((end - begin) * share)) if share else 0 for share in shares)
+    if end - begin < 2 + validation + test:
+        return None
+    return tokens.cut((begin, end - validation - test, end - test, end))
+
+
+def _note_cut(source: Any, tokens: Corpus, console: Console) -> None:
+    held_out = dict(zip(SPLITS, np.diff(tokens.offsets).tolist(), strict=True))
+    del held_out["train"]
+    ends = [f"{size:,} tokens for {name}" for name, size in held_out.items() if size]
+    more = f"; {shorter}, held out at random" if (shorter := _shorter(source)) else ""
+    console.print(
+        f"the data is a single document, and its end is held out: {listing(ends, 'and')}{more}",
+        markup=False,
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _shorter(source: Any) -> str | None:
+    """Advice on making more documents of the same text, where the source has a key for that."""
+    smaller = {"file": "blank_line or line", "blank_line": "line"}
+    kind = smaller.get(getattr(source, "documents", ""))
+    return kind and f"data.source.documents={kind} makes more documents of the same text"
 
 
 def cache_of(data: Data) -> Path:
@@ -166,7 +207,7 @@ def cache_of(data: Data) -> Path:
     return folder
 
 
-def _nothing_in(name: str, data: Data, tokens: Corpus, numbers: np.ndarray) -> str:
+def _nothing_in(name: str, data: Data, source: Any, tokens: Corpus, numbers: np.ndarray) -> str:
     documents, together = tokens.documents - tokens.empty, data.format.together
     sizes = targets_of(tokens.offsets, numbers).reshape(-1, together).sum(axis=1)
     if sizes.any():
@@ -178,16 +219,16 @@ def _nothing_in(name: str, data: Data, tokens: Corpus, numbers: np.ndarray) -> s
             f"data.source are longer, the shortest of {sizes[sizes > 0].min():,} tokens; "
             f"a longer row{others}"
         )
+    also = f", or {_shorter(source) or 'make shorter documents of the same text'}"
     if name == "train":
         held_out = data.validation + data.test
         return (
             f"data.validation and data.test hold out {held_out:g} of {documents:,} documents of "
-            "data.source, which leaves none to train on; hold out less"
+            f"data.source, which leaves none to train on; hold out less{also}"
         )
     return (
         f"data.{name} is {getattr(data, name):g}, and none of the {documents:,} documents of "
-        "data.source with text fell into that share; take a larger one, or make shorter documents "
-        "of the same text"
+        f"data.source with text fell into that share; take a larger one{also}"
     )
 
 

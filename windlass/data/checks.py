@@ -13,9 +13,13 @@ from windlass.errors import UserError
 
 ANY = "any"  # in `least`: examples of every kind
 SHOWN = 3  # offending examples of each rule, in a message
+KINDS = 8  # of examples that cannot be read or made into text, in a message: the first of each
+HOPELESS = 1000  # examples of which none can be used: the settings are at fault, and not these
 Policy = Literal["refuse", "drop", "warn"]
 EMPTY, EXACT, ALIKE, MADE = "empty", "duplicate", "alike", "format"
 NOT_WORDS = re.compile(r"[\W_]+")
+# In a message, what differs from one example to the next: numbers, and what is quoted.
+VALUES = re.compile(r"""\d[\d,.]*|"[^"]*"|'[^']*'|`[^`]*`""")
 
 
 @section
@@ -40,8 +44,8 @@ class Least:
 class Checks:
     """Checks of every example, before it is tokenised."""
 
-    # an example that breaks a rule, or of which the format makes nothing: stop and name it, drop
-    # it, or keep it if that is possible and report it
+    # an example that breaks a rule, cannot be read, or of which the format makes nothing: stop and
+    # name it, drop it, or keep it if that is possible and report it
     offending: Policy = "refuse"
     required: tuple[str, ...] = ()  # columns that are present, and not empty
     # the values that a column may have, where it is present
@@ -99,9 +103,9 @@ class Found:
     told: dict[str, int] = field(default_factory=dict)  # examples kept all the same, by rule
     first: dict[str, list[str]] = field(default_factory=dict)  # by rule: where, and how
 
-    def lines(self) -> Iterator[tuple[str, str]]:
-        """Lines of the report, by name."""
-        yield "examples", f"{self.rows:,} read, {self.kept:,} kept"
+    def lines(self, kept: int | None = None) -> Iterator[tuple[str, str]]:
+        """Lines of the report, by name; `kept` are those that are in a row, where that is known."""
+        yield "examples", f"{self.rows:,} read, {self.kept if kept is None else kept:,} kept"
         for done, counts in (("dropped", self.dropped), ("kept", self.told)):
             for rule, count in counts.items():
                 yield "checks", f"{_counted(count, rule)} {done}, the first {self.first[rule][0]}"
@@ -113,6 +117,9 @@ class Checker:
     def __init__(self, checks: Checks):
         self.checks, self.report = checks, Found()
         self._refused: dict[str, int] = {}
+        self._examples = 0  # that are refused
+        self._kinds: set[str] = set()  # of messages about examples of no use
+        self._first = ""  # of these messages
         self._exact: dict[bytes, str] = {}
         self._alike: dict[bytes, str] = {}
 
@@ -129,14 +136,23 @@ class Checker:
         return True
 
     @contextmanager
-    def making(self, where: str) -> Iterator[None]:
-        """Guard of rendering: where offending examples may be dropped, so may one of no use."""
+    def making(self, where: str, *, counts: bool = False) -> Iterator[None]:
+        """Guard of reading and rendering: an example of no use is counted, or dropped.
+
+        It `counts` as checked where nothing else has counted it before.
+        """
         try:
             yield
         except UserError as refused:
-            if self.checks.offending == "refuse":
+            message = str(refused).removeprefix(f"{where} ")
+            if message == str(refused):  # not of this example, but of all
                 raise
-            self._judge("drop", MADE, where, str(refused).removeprefix(f"{where} "))
+            self.report.rows += counts
+            self._note(MADE, where, message)
+            self._act("refuse" if self.checks.offending == "refuse" else "drop", MADE, [MADE])
+            self._first = self._first or str(refused)
+            if self._examples == self.report.rows == HOPELESS:
+                raise UserError(self._first) from None
 
     def keeps(self, texts: Iterable[str], where: str) -> bool:
         """Test that the text that was made of an example is to be trained on."""
@@ -158,8 +174,7 @@ class Checker:
 
     def finish(self) -> Found:
         """The report, or an error where an example must not be there."""
-        if self._refused:
-            raise UserError(self._refusal())
+        self.finish_reading()
         if self.report.rows and not self.report.kept:
             rule, messages = next(iter(self.report.first.items()))
             raise UserError(
@@ -168,35 +183,52 @@ class Checker:
             )
         return self.report
 
+    def finish_reading(self) -> None:
+        """Refuse examples that must not be there."""
+        if self._refused:
+            raise UserError(self._refusal())
+
     def _judge(self, policy: Policy, rule: str, where: str, message: str) -> bool:
         self._note(rule, where, message)
         return self._act(policy, rule, [rule])
 
     def _note(self, rule: str, where: str, message: str) -> None:
-        first = self.report.first.setdefault(rule, [])
-        if len(first) < SHOWN:
-            first.append(f"{where}: {message}")
+        first, is_new = self.report.first.setdefault(rule, []), True
+        if rule == MADE:
+            kind = VALUES.sub("", message)
+            is_new = kind not in self._kinds
+            self._kinds.add(kind)
+        if is_new and len(first) < (KINDS if rule == MADE else SHOWN):
+            first.append(f"{where}{'' if rule == MADE else ':'} {message}")
 
     def _act(self, policy: Policy, rule: str, rules: list[str]) -> bool:
         if policy == "drop":
             self.report.dropped[rule] = self.report.dropped.get(rule, 0) + 1
             return False
+        self._examples += policy == "refuse"
         counts = self._refused if policy == "refuse" else self.report.told
         for each in rules:
             counts[each] = counts.get(each, 0) + 1
         return policy == "warn"
 
     def _refusal(self) -> str:
-        lines = [f"examples of data.source break data.checks, {self.report.rows:,} were checked:"]
+        rows = self.report.rows
+        if [*self._refused] == [MADE] and self._examples == rows and len(self._kinds) == 1:
+            return self._first  # all are alike
+        lines = [f"{self._examples:,} of {rows:,} examples of data.source cannot be trained on:"]
         for rule, count in self._refused.items():
             lines.append(f"  {rule}: {count:,} {'example' if count == 1 else 'examples'}")
-            lines += [f"    {message}" for message in self.report.first[rule]]
-            if count > SHOWN:
-                lines.append(f"    and {count - SHOWN:,} more")
+            first = self.report.first[rule]
+            lines += [f"    {message}" for message in first]
+            if count > len(first):
+                more = ", the first of each kind is named" if rule == MADE else ""
+                lines.append(f"    and {count - len(first):,} more{more}")
         keys = {EMPTY: "empty", EXACT: "duplicates", ALIKE: "alike"}
         policies = dict.fromkeys(keys.get(rule, "offending") for rule in self._refused)
         ways = listing((f"data.checks.{key}=drop" for key in policies), "and")
-        return "\n".join([*lines, f"{ways} {'leaves' if len(policies) == 1 else 'leave'} them out"])
+        if self._examples < rows:
+            lines.append(f"{ways} {'leaves' if len(policies) == 1 else 'leave'} them out")
+        return "\n".join(lines)
 
 
 def _counted(count: int, rule: str) -> str:

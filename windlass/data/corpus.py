@@ -4,7 +4,7 @@ A cache folder holds `corpora/KEY`, where KEY is a hash of the documents, the vo
 format; `known/START`, which says for a source as it stands and a vocabulary which KEY they gave;
 `asked/SOURCE`, how a source stood when it was last tokenised; and `vocabularies/START`, what was
 learned from sources as they stand. What is being written stands in a folder of its own until it is
-whole, and is then renamed.
+whole, and is then renamed. Every file has its hash, which each start compares.
 """
 
 import hashlib
@@ -19,8 +19,9 @@ from typing import Any, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass import files
+from windlass import files, seal
 from windlass.config import tree
+from windlass.data import integrity
 from windlass.data import vocabulary as vocabularies
 from windlass.data.checks import Checker, Checks, Found
 from windlass.data.documents import Notes, all_text, tokenized_batches
@@ -50,12 +51,12 @@ class Corpus:
     vocabulary: Vocabulary
     tokens: np.ndarray
     offsets: np.ndarray
-    counts: np.ndarray  # of each token as a target, or the sum of its weights
     fingerprint: str  # of the documents alone
     weights: np.ndarray | None = None  # of each token as a target; None: all weigh 1
     owner: np.ndarray | None = None  # the row each document was made of; None: its own number
     notes: tuple[str, ...] = ()  # remarks on the examples, as they were printed
     checked: Found | None = None  # counts of the checks, where examples were checked
+    cuts: tuple[int, ...] = ()  # ends of the parts of a single document, as if each were one
 
     @property
     def documents(self) -> int:
@@ -73,6 +74,11 @@ class Corpus:
         is_selected = np.zeros(self.rows, bool)
         is_selected[rows] = True
         return np.flatnonzero(is_selected[self.owner])
+
+    def cut(self, cuts: tuple[int, ...]) -> "Corpus":
+        """The same with a single document cut into several."""
+        parts = np.zeros(len(cuts) - 1, np.int64)
+        return replace(self, offsets=np.array(cuts, np.int64), owner=parts, cuts=cuts)
 
     @property
     def empty(self) -> int:
@@ -108,16 +114,16 @@ def vocabulary_of(
             )
     stamps = _stamps(parts)
     file = _vocabulary_file(parts, tokenizer, cache, format, stamps)
-    if not file.is_file():
+    if (content := integrity.entry(file)) is None:
         with claimed(cache / "building" / file.stem, console):
-            if not file.is_file():  # no other process was faster
+            if (content := integrity.entry(file, console)) is None:  # no other process was faster
                 learned = _learned(parts, tokenizer, console, is_text)
                 if _stamps(parts) != stamps:
                     raise UserError(CHANGED)
                 content = {"text": learned.text, **learned.attributes}
                 with room(cache, len(learned.text)):
-                    files.write_json(file, content)
-    return Vocabulary(**json.loads(file.read_text()))
+                    seal.write_signed(file, content)
+    return Vocabulary(**content)
 
 
 def given_vocabulary(tokenizer: Tokenizer) -> Vocabulary | None:
@@ -152,8 +158,8 @@ def cached_corpus(
 ) -> Corpus | None:
     """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
     key = _cache_key(format, vocabulary, _checks(format, checks))
-    entry = _known_file(cache, source.fingerprint(), vocabulary, key)
-    return _cached(entry, cache, vocabulary)
+    known = integrity.entry(_known_file(cache, source.fingerprint(), vocabulary, key))
+    return None if known is None else opened(cache / "corpora" / known["corpus"])
 
 
 def corpus_of(
@@ -172,10 +178,11 @@ def corpus_of(
     if corpus := _cached(entry, cache, vocabulary):
         return corpus
     with claimed(cache / "building" / entry.stem, console) as partial:
-        if corpus := _cached(entry, cache, vocabulary):  # another process was faster
+        if corpus := _cached(entry, cache, vocabulary, console):  # another process was faster
             return corpus
         former = cache / "asked" / f"{_key(source.described())}.json"
-        if former.is_file() and json.loads(former.read_text())["stamp"] != stamp:
+        before = integrity.entry(former, console)
+        if before is not None and before["stamp"] != stamp:
             fields = {name: x for name, x in source.described().items() if x is not None}
             label = ", ".join(f"{name} {value}" for name, value in fields.items())
             console.print(
@@ -191,23 +198,20 @@ def corpus_of(
         key += [about["checked"], about["notes"]]  # what is known of dropped examples
         folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *key)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
-            if opened(folder) is None:
+            if not integrity.is_whole(folder, console):
                 files.publish(partial, folder)
-            files.write_json(entry, {"corpus": folder.name})
-            files.write_json(former, {"stamp": stamp})
-    result = _cached(entry, cache, vocabulary)
-    assert result is not None
-    return result
+            seal.write_signed(entry, {"corpus": folder.name})
+            seal.write_signed(former, {"stamp": stamp})
+        result = opened(folder)
+        assert result is not None
+        return replace(result, vocabulary=vocabulary)
 
 
 def opened(folder: Path) -> Corpus | None:
-    """A memory-mapped corpus; None where it is not there or not whole."""
+    """A memory-mapped corpus, which `is_whole` has checked; None where it is not there."""
     if not (folder / "about.json").is_file():
         return None
     about = json.loads((folder / "about.json").read_text())
-    sizes = {file.name: file.stat().st_size for file in folder.iterdir()}
-    if any(sizes.get(name) != size for name, size in about["bytes"].items()):
-        return None
     text = (folder / vocabularies.FILE).read_text(encoding="utf-8")
     weights, owner = folder / "weights.bin", folder / "owner.npy"
     return Corpus(
@@ -215,7 +219,6 @@ def opened(folder: Path) -> Corpus | None:
         vocabulary=Vocabulary(text, **about["tokenizer"]),
         tokens=np.memmap(folder / "tokens.bin", about["dtype"], mode="r").view(np.ndarray),
         offsets=np.load(folder / "offsets.npy", mmap_mode="r").view(np.ndarray),
-        counts=np.load(folder / "counts.npy"),
         fingerprint=about["content"],
         weights=np.memmap(weights, np.float32, mode="r").view(np.ndarray)
         if weights.is_file()
@@ -271,10 +274,14 @@ def _checks(format: BaseFormat, checks: Checks | None) -> Checks | None:
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
-def _cached(entry: Path, cache: Path, vocabulary: Vocabulary) -> Corpus | None:
-    if not entry.is_file():
+def _cached(
+    entry: Path, cache: Path, vocabulary: Vocabulary, console: Console | None = None
+) -> Corpus | None:
+    known = integrity.entry(entry, console)
+    if known is None:
         return None
-    corpus = opened(cache / "corpora" / json.loads(entry.read_text())["corpus"])
+    folder = cache / "corpora" / known["corpus"]
+    corpus = opened(folder) if integrity.is_whole(folder, console) else None
     # Tokens are the same whatever the chat template, which a run stores and may be another here.
     return corpus and replace(corpus, vocabulary=vocabulary)
 
@@ -309,9 +316,11 @@ def _learned(
             for part in parts:
                 characters = 0
                 for number in vocabularies.sample(len(part.source), part.source.together()):
-                    with under(part.key):
+                    try:
                         source = part.source
                         text = source[number]["text"] if is_text else all_text(source.row(number))
+                    except UserError:  # told with all others like it when they are tokenised
+                        continue
                     done, total, characters = done + 1, total + len(text), characters + len(text)
                     yield text
                     advance(done, f"{total / 1e6:,.1f}M characters")
@@ -333,7 +342,6 @@ def _tokenize(
     dtype = np.uint16 if vocabulary.size <= 2**16 else np.uint32
     lengths, owners, content = array("q"), array("q"), hashlib.sha256()
     is_weighed = format.reads == "rows"
-    counts = np.zeros(vocabulary.size, np.float64 if is_weighed else np.int64)
     total, documents, done, notes = 0, len(source), 0, Notes(console)
     size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
@@ -354,12 +362,6 @@ def _tokenize(
             out.write(tokens.astype(dtype).tobytes())
             if beside is not None:
                 beside.write(batch.weights.tobytes())
-            # The first token of a document is given, and never predicted.
-            firsts = (np.cumsum(sizes) - sizes)[sizes > 0]
-            weights = batch.weights if is_weighed else None
-            counts += np.bincount(tokens, weights, minlength=vocabulary.size)
-            weights = weights[firsts] if weights is not None else None
-            counts -= np.bincount(tokens[firsts], weights, minlength=vocabulary.size)
             advance(done, f"{total / 1e6:,.1f}M tokens")
     checked = checker and checker.finish()
     if total == 0:
@@ -368,9 +370,8 @@ def _tokenize(
             if documents
             else f"{_place(source)} has no documents"
         )
-    with room(cache, total * size + 8 * (documents + vocabulary.size)):
+    with room(cache, total * size + 8 * documents):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        save(folder / "counts.npy", counts)
         if list(owners) != list(range(len(owners))):
             content.update(owners.tobytes())  # the splits follow from them
             save(folder / "owner.npy", np.array(owners, np.int64))
@@ -382,9 +383,9 @@ def _tokenize(
             "tokenizer": vocabulary.attributes,
             "notes": notes.lines,
             "checked": checked and asdict(checked),
-            "bytes": {file.name: file.stat().st_size for file in sorted(folder.iterdir())},
         }
         (folder / "about.json").write_text(json.dumps(about, indent=2))
+        seal.seal(folder)
     return content.hexdigest()
 
 

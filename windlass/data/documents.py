@@ -2,13 +2,13 @@
 
 import re
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
 from rich.console import Console
 
-from windlass.data.checks import Checker
+from windlass.data.checks import Checker, Checks
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.formats import BaseFormat, Rendered
@@ -69,14 +69,18 @@ def _rendered(
             f"data.format is {_name(format)}, which is made of whole rows, and data.source is "
             f"{_name(source)}, which has none; jsonl, parquet, csv, hub and example do"
         )
-    if len(source):
-        format, note = format.settled(_at(0, source.row), source.where(0))
-        if note:
-            notes.add(note)
     batch: list[tuple[int, Rendered]] = []
-    size, spelling, warned = 0, [], defaultdict(list)
+    size, spelling, warned, is_settled = 0, [], defaultdict(list), False
     for number in range(len(source)):
-        row, where = _at(number, source.row), source.where(number)
+        where, row = source.where(number), None
+        with checker.making(where, counts=True):
+            row = _at(number, source.row)
+        if row is None:
+            continue
+        if not is_settled:
+            (format, note), is_settled = format.settled(row, where), True
+            if note:
+                notes.add(note)
         rendered: list[Rendered] = []
         if checker.takes(row, where):
             with checker.making(where):
@@ -155,24 +159,31 @@ def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
 
 
 def _texts(source: Source, vocabulary: Vocabulary, checker: Checker | None) -> Iterator[Some]:
-    before = 0
-    for texts in _batches(source, "text"):
-        if checker is not None:
-            texts = [_checked(before + i, text, source, checker) for i, text in enumerate(texts)]
-            before += len(texts)
+    # Without checks too, all that cannot be read is counted before the first is named.
+    reader = checker or Checker(Checks())
+
+    def read(number: int) -> str:
+        """A text, or none where it is to be left out: the others keep their numbers."""
+        where = source.where(number) if source.has_rows else f"document {number:,}"
+        with reader.making(where, counts=True):
+            text = _at(number, source.__getitem__)["text"]
+            if checker is None:
+                reader.report.rows += 1
+                return text
+            row = _at(number, source.row) if source.has_rows else {"text": text}
+            return text if checker.takes(row, where) and checker.keeps([text], where) else ""
+        return ""
+
+    for texts in _batches(map(read, range(len(source)))):
         yield Some([text.encode() for text in texts], *_framed(texts, vocabulary))
-
-
-def _checked(number: int, text: str, source: Source, checker: Checker) -> str:
-    """A text, or none where it is to be left out: the others keep their numbers."""
-    where = source.where(number) if source.has_rows else f"document {number:,}"
-    row = _at(number, source.row) if source.has_rows else {"text": text}
-    return text if checker.takes(row, where) and checker.keeps([text], where) else ""
+    if checker is None:
+        reader.finish_reading()
 
 
 def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
     before = 0
-    for documents in _batches(source, "tokens"):
+    numbers = range(len(source))
+    for documents in _batches(_at(number, source.__getitem__)["tokens"] for number in numbers):
         tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
         is_strange = (tokens < 0) | (tokens >= vocabulary.size)
         if is_strange.any():
@@ -188,12 +199,12 @@ def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
         yield Some(raw, tokens.astype(np.int64), sizes)
 
 
-def _batches(source: Source, column: str) -> Iterator[list[Any]]:
+def _batches(documents: Iterable[Any]) -> Iterator[list[Any]]:
     batch: list[Any] = []
     size = 0
-    for number in range(len(source)):
-        batch.append(_at(number, source.__getitem__)[column])
-        size += len(batch[-1])
+    for document in documents:
+        batch.append(document)
+        size += len(document)
         if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, size = [], 0

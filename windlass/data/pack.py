@@ -10,13 +10,16 @@ from typing import Literal, NamedTuple
 import numpy as np
 from rich.console import Console
 
-from windlass import files
+from windlass import files, seal
 from windlass.columns import LENGTH, Column, sized
 from windlass.data.corpus import Corpus, claimed, opened, room, save
+from windlass.data.integrity import is_whole
 from windlass.data.split import Arrays, Numbers
+from windlass.errors import UserError
 from windlass.formats import Longer
 
-FORMAT = 3  # raised whenever the same documents would be packed differently
+FORMAT = 4  # raised whenever the same documents would be packed differently
+COUNTED = 2**22  # targets that are counted at a time
 
 Packing = Literal["documents", "none"]
 
@@ -79,7 +82,8 @@ class Sequences:
 
     def __reduce__(self):
         # Another process maps the same files; nothing of what they hold is sent.
-        return _reopened, (self.corpus.folder, self.folder, self.length, self.seen, self.beside)
+        corpus = self.corpus.folder, self.corpus.cuts
+        return _reopened, (*corpus, self.folder, self.length, self.seen, self.beside)
 
     def __len__(self) -> int:
         return len(self.index.first) - 1
@@ -142,6 +146,17 @@ class Sequences:
         """Number of documents that are longer than a row."""
         return int(np.load(self.folder / "longer.npy")[0])
 
+    @cached_property
+    def counts(self) -> np.ndarray:
+        """Count of each token as a target, or the sum of its weights."""
+        return np.load(self.folder / "counts.npy")
+
+    @property
+    def examples(self) -> np.ndarray:
+        """Numbers of the rows of the source that the documents here were made of."""
+        documents = np.unique(self.index.document)
+        return documents if self.corpus.owner is None else np.unique(self.corpus.owner[documents])
+
     @property
     def efficiency(self) -> float:
         """Packing efficiency: the share of all positions that hold a target."""
@@ -185,17 +200,30 @@ class Sequences:
             return flat.reshape(len(numbers), self.length)
 
         eos = self.corpus.vocabulary.eos
+        tokens, targets = self.corpus.tokens[source], self.corpus.tokens[source + 1]
+        self._check_known(tokens, targets)
         further = {}
         for name, values in self._further.items():
             further[name] = self.columns[name].padded(len(numbers))
             further[name][is_row] = values[numbers[is_row]]
         return further | {
-            "tokens": column("tokens", self.corpus.tokens[source], eos),
-            "targets": column("targets", self.corpus.tokens[source + 1], eos),
+            "tokens": column("tokens", tokens, eos),
+            "targets": column("targets", targets, eos),
             "weight": column("weight", weight, 0),
             "position": column("position", position, 0),
             "document": column("document", np.repeat(_count(pieces), size), -1),
         }
+
+    def _check_known(self, *ids: np.ndarray) -> None:
+        """Refuse ids above the vocabulary, which a model would embed as some other token."""
+        # The hashes say that a cache is as it was; bytes may still change while it is mapped.
+        largest, size = max(int(some.max(initial=0)) for some in ids), self.corpus.vocabulary.size
+        if largest >= size:
+            raise UserError(
+                f"prepared data in {self.corpus.folder} holds the token {largest:,}, and the "
+                f"tokenizer has {size:,}; the next start checks all of it, and makes it again if "
+                "it is damaged"
+            )
 
     @cached_property
     def _further(self) -> dict[str, np.ndarray]:
@@ -216,10 +244,16 @@ class Sequences:
 
 
 def _reopened(
-    corpus_folder: Path, folder: Path, length: int, seen: int, beside: dict[str, Beside]
+    corpus_folder: Path,
+    cuts: tuple[int, ...],
+    folder: Path,
+    length: int,
+    seen: int,
+    beside: dict[str, Beside],
 ) -> Sequences:
     corpus = opened(corpus_folder)
     assert corpus is not None
+    corpus = corpus.cut(cuts) if cuts else corpus
     return Sequences(corpus, folder, length, seen, beside)
 
 
@@ -240,12 +274,12 @@ def sequences(
     Groups of `together` documents follow each other, and stay in one row.
     """
     described = f"{FORMAT} {length} {stride} {packing} {longer} {together} ".encode()
-    described += documents.astype(np.int64).tobytes()
+    described += documents.astype(np.int64).tobytes() + repr(corpus.cuts).encode()
     name = hashlib.sha256(described).hexdigest()[:32]
     folder = corpus.folder / "rows" / name
-    if not folder.is_dir():
+    if not is_whole(folder):
         with claimed(corpus.folder / "building" / name, console) as partial:
-            if not folder.is_dir():
+            if not is_whole(folder, console):
                 settings = (length, stride, packing, longer, together)
                 index = arrange(corpus.offsets, documents, *settings)
                 whole = targets_of(corpus.offsets, documents).reshape(-1, together).sum(axis=1)
@@ -254,8 +288,24 @@ def sequences(
                     for field, values in index._asdict().items():
                         save(partial / f"{field}.npy", values)
                     save(partial / "longer.npy", np.array([too_long]))
+                    save(partial / "counts.npy", _counts(corpus, index))
+                    seal.seal(partial)
                     files.publish(partial, folder)
     return Sequences(corpus, folder, length, length - stride if is_once else 0)
+
+
+def _counts(corpus: Corpus, index: Index) -> np.ndarray:
+    """Count of each token among the targets of all pieces, or the sum of its weights."""
+    counts = np.zeros(corpus.vocabulary.size)
+    parts = 1 + int(index.size.sum(dtype=np.int64)) // COUNTED
+    for begin, size in zip(
+        np.array_split(index.begin, parts), np.array_split(index.size, parts), strict=True
+    ):
+        # The first token of a document is given, and never predicted.
+        targets = np.repeat(begin, size) + _count(size) + 1
+        weights = None if corpus.weights is None else corpus.weights[targets]
+        counts += np.bincount(corpus.tokens[targets], weights, minlength=len(counts))
+    return counts
 
 
 def targets_of(offsets: np.ndarray, documents: np.ndarray) -> np.ndarray:

@@ -3,6 +3,7 @@
 import hashlib
 from dataclasses import dataclass, field
 from functools import cached_property
+from pathlib import Path
 
 import numpy as np
 
@@ -38,6 +39,11 @@ class Prepared:
     def fingerprint(self) -> str:
         """Hash of the content: the same data gives the same one, wherever it is stored."""
         raise NotImplementedError
+
+    @property
+    def folders(self) -> list[Path]:
+        """Folders of the cache with what was prepared, each of them sealed."""
+        return []
 
     @property
     def unigram_entropy(self) -> float | None:
@@ -86,6 +92,11 @@ class Tokenized(Prepared):
         return self._joined([corpus.fingerprint for corpus in self.corpora])
 
     @property
+    def folders(self) -> list[Path]:
+        rows = [part.folder for name in self.splits for part in self.parts(name)]
+        return [*(corpus.folder for corpus in self.corpora), *rows]
+
+    @property
     def unigram_entropy(self) -> float:
         share = self.frequencies[self.frequencies > 0]
         return float(-(share * np.log(share)).sum())
@@ -96,10 +107,11 @@ class Tokenized(Prepared):
 
     @cached_property
     def frequencies(self) -> np.ndarray:
-        """The share of each token among all that are to be predicted, as sources are mixed."""
-        pairs = zip(self.data.parts, self.parts("train"), strict=True)
+        """The share of each token among all that are trained on, as sources are mixed."""
+        trained = self.parts("train")
+        pairs = zip(self.data.parts, trained, strict=True)
         weights = [part.share * rows.tokens_per_row for part, rows in pairs]
-        counts = [corpus.counts / corpus.counts.sum() for corpus in self.corpora]
+        counts = [rows.counts / rows.counts.sum() for rows in trained]
         return np.average(counts, axis=0, weights=weights)
 
     def split(self, name: str) -> Sequences | Mixture:

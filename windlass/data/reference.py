@@ -5,7 +5,6 @@ weights it is, and what the files hold.
 """
 
 import hashlib
-import json
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from windlass import seal
 from windlass.columns import Column
 from windlass.data import Data, Prepared
 from windlass.data.mix import Mixture
@@ -70,21 +70,21 @@ def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) ->
                 f"these {name.rpartition('-')[0]} rows are others. Take the change back, or start "
                 "another run with run.dir"
             )
-        if not is_whole(run, name, written):
+        if not is_whole(run, name, written["rows"]):
             raise UserError(
                 f"{_file(run, name)} is not as it was written; put it back from a copy, or start "
                 "another run with run.dir"
             )
 
 
-def is_whole(run: Path, name: str, written: dict[str, Any]) -> bool:
+def is_whole(run: Path, name: str, rows: dict[str, Any]) -> bool:
     """Test that a file is there, and as it was written."""
     file = _file(run, name)
-    if name not in written["rows"] or not file.is_file():
+    if name not in rows or not file.is_file():
         return False
     with file.open("rb") as content:
         digest = hashlib.file_digest(content, "sha256").hexdigest()
-    return digest == written["rows"][name]["content"]
+    return digest == rows[name]["content"]
 
 
 def write(file: Path, rows: int, column: Column, batches: Iterator[np.ndarray]) -> str:
@@ -102,7 +102,25 @@ def write(file: Path, rows: int, column: Column, batches: Iterator[np.ndarray]) 
 def read(run: Path) -> dict[str, Any] | None:
     """The manifest of the files; None where there are none."""
     about = run / FOLDER / ABOUT
-    return json.loads(about.read_bytes()) if about.is_file() else None
+    try:
+        return seal.opened(about)
+    except FileNotFoundError:
+        return None
+    except ValueError:
+        raise UserError(
+            f"{about} is not as it was written; put it back from a copy, or start another run with "
+            "run.dir"
+        ) from None
+
+
+def damaged(run: Path) -> list[str]:
+    """The files that are missing or not as they were written; of a run without any, none."""
+    try:
+        written = read(run)
+    except UserError:
+        return [f"{FOLDER}/{ABOUT}"]
+    rows = {} if written is None else written["rows"]
+    return [f"{FOLDER}/{name}.npy" for name in rows if not is_whole(run, name, rows)]
 
 
 def _of(split: str, rows: Split) -> Iterator[tuple[str, Sequences]]:

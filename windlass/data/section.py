@@ -42,7 +42,8 @@ class Data:
     stride: int | None = None
     packing: Packing = "documents"  # none: one document, or a piece of one, in each sequence
     shuffle: bool = True  # anew in every epoch
-    validation: float = 0.0  # the share of documents held out, of every source
+    # the share of documents held out, of every source; of a single document its end
+    validation: float = 0.0
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
     split_seed: int = 0  # seed of the draw of these documents
     workers: int = 0  # processes that make batches; 0: a thread of this one does

@@ -62,18 +62,21 @@ def facts(prepared: Prepared) -> Iterator[tuple[str, str]]:
     """Counts of the checked examples of each source, by name."""
     if not isinstance(prepared, Tokenized):
         return
-    for part, rows in zip(prepared.data.parts, prepared.parts("train"), strict=True):
+    every = zip(*(prepared.parts(name) for name in prepared.splits), strict=True)
+    for part, splits in zip(prepared.data.parts, every, strict=True):
+        rows, *_ = splits
         checked = rows.corpus.checked
         if checked is None:
             continue
         several = "" if prepared.data.mixture is None else f"{part.key}: "
-        for name, value in checked.lines():
+        kept = len(np.unique(np.concatenate([one.examples for one in splits])))
+        for name, value in checked.lines(kept):
             yield name, f"{several}{value}"
         longest = int(np.diff(rows.corpus.offsets).max())
         text = f"{longest:,} tokens, with {rows.tokens:,} in all to train on"
-        if rows.longer:
+        if longer := sum(one.longer for one in splits):
             done = LONGER[prepared.data.lengthy]
-            text += f"; {rows.longer:,} longer than data.length ({rows.length:,}) are {done}"
+            text += f"; {longer:,} longer than data.length ({rows.length:,}) are {done}"
         yield "longest", f"{several}{text}"
 
 

@@ -7,12 +7,21 @@ CLOSE, FAR = 0.1, 0.2  # nats: nearer than this a model generalises, further it 
 LAST = 0.1  # the share of all steps whose training loss is taken for that of the end
 
 
-def verdict(loss: float, baseline: float, *, names: tuple[str, str]) -> str:
+def verdict(
+    loss: float, baseline: float, *, names: tuple[str, str], unigram: float | None = None
+) -> str:
     """A line on a loss and the one it should be as low as, with the limits it is judged by.
 
-    `names` say what both are of, as in `test` and `validation`.
+    `names` say what both are of, as in `test` and `validation`; `unigram` is the entropy of token
+    frequencies, where the loss is that of tokens.
     """
     new, old = names
+    if unigram is not None and loss > unigram:
+        return (
+            f"worse than guessing: the {new} loss is {loss:.4f}, and who knows nothing but how "
+            f"frequent each token is has {unigram:.4f}; more steps, or another "
+            "optim.learning_rate may help"
+        )
     gap = loss - baseline
     apart = f"the {new} loss is {abs(gap):.4f} {'above' if gap > 0 else 'below'} that of {old}"
     if abs(gap) < CLOSE:

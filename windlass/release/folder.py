@@ -6,13 +6,12 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import NamedTuple
 
-from windlass import files
-from windlass.checkpoint import seal
+from windlass import files, seal
 from windlass.config import listing
 from windlass.errors import UserError
 from windlass.units import size
 
-MARK = "windlass.json"  # in every export: what it was made from, and the hash of each file
+MARK = seal.EXPORT  # in every export: what it was made from, and the hash of each file
 LOCK = ".lock"
 
 

@@ -1,17 +1,18 @@
 """The folder of a run: its recipe, its lock, and its siblings of the same recipe."""
 
 import os
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
-from windlass import files
+from windlass import files, seal
 from windlass.checkpoint.store import best_in, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.config.start import Weights
 from windlass.data.tokenizer import Tokenizer
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.processes import hosts, shared_folders
 from windlass.run import Run, Train
@@ -29,6 +30,7 @@ RECIPE, METRICS, COMPILES, SAMPLES, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
     "lock",
 )
 MODEL = "model"  # a folder: the small files of the published model that a run began with
+SEAL = seal.NAME  # hashes of the three that the run computes from: recipe, tokenizer and model
 
 
 def siblings(folder: Path, name: str, run: Run) -> list[str]:
@@ -37,9 +39,13 @@ def siblings(folder: Path, name: str, run: Run) -> list[str]:
     for other in sorted(folder.parent.glob(f"{name}-*")):
         if other == folder or not (other / RECIPE).is_file():
             continue
+        try:
+            theirs = essential(stored(other))
+        except UserError:  # not as it was written: of no concern to this run
+            continue
         keys = [
             f"{key} {show(there)}, here {show(here)}"
-            for key, there, here in differences(essential(stored(other)), essential(tree(run)))
+            for key, there, here in differences(theirs, essential(tree(run)))
         ]
         steps = steps_in(folder_of(other))
         where = f"at step {steps[-1]}" if steps else "without a checkpoint"
@@ -59,12 +65,55 @@ def stored(folder: Path) -> dict[str, Any]:
     path = folder / RECIPE
     if not path.is_file():
         raise UserError(f"{folder} is not a run: it has no {RECIPE}")
+    check(folder, only=[RECIPE])
     return load(path).merged(None)
 
 
-def store(folder: Path, run: Run) -> None:
-    """Write the resolved recipe, whole or not at all."""
+def store(
+    folder: Path, run: Run, vocabulary: Vocabulary | None, prepared: Sequence[Path] = ()
+) -> None:
+    """Write the resolved recipe and the tokenizer, and the hashes of all that a run computes from.
+
+    `prepared` are the folders of its tokens, which have hashes of their own.
+    """
+    if (folder / MODEL).is_dir():  # stored once: what is there now need not be what was
+        check(folder, only=[name for name in damaged(folder) if name.startswith((MODEL, SEAL))])
+    # Without a seal nothing is doubted; one that is half out of date would be a false alarm.
+    (folder / SEAL).unlink(missing_ok=True)
     files.write(folder / RECIPE, to_yaml(run))
+    if vocabulary is not None:
+        vocabulary.save(folder / TOKENIZER)
+    places = [str(place.absolute()) for place in prepared]
+    seal.seal(folder, parts=(RECIPE, TOKENIZER, MODEL), prepared=places)
+
+
+def damaged(folder: Path, only: Collection[str] | None = None) -> list[str]:
+    """Files that a run computes from and that are not as it wrote them; none without a seal."""
+    return seal.broken(folder, only=only) if (folder / SEAL).is_file() else []
+
+
+def check(folder: Path, only: Collection[str] | None = None) -> None:
+    """Refuse to compute from files that are not as the run wrote them."""
+    if broken := damaged(folder, only):
+        names = listing((str(folder / name) for name in broken), "and")
+        verb = "is" if len(broken) == 1 else "are"
+        raise UserError(
+            f"{names} {verb} not as the run wrote {'it' if len(broken) == 1 else 'them'}, and what "
+            f"is computed from there may be of another model or of other data. {_mended(broken)}; "
+            "keys can be changed on the command line instead"
+        )
+
+
+def _mended(broken: list[str]) -> str:
+    """Advice on damaged files: the trainer writes some of them anew."""
+    if broken == [SEAL]:
+        return f"Put back a copy; {SEAL} has the hashes of others, and can go where they are good"
+    if any(name.startswith(MODEL) for name in broken):
+        return "Put back a copy"
+    return (
+        "Put back a copy, or give the command that trained the run again, which writes "
+        f"{RECIPE} and a learned tokenizer anew"
+    )
 
 
 class WeightsAt(NamedTuple):
@@ -79,6 +128,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
 
     The best are those that were measured: of the average, where the run keeps one.
     """
+    check(folder)
     if weights not in get_args(Weights):
         raise UserError(f"weights is {weights}; it must be {listing(get_args(Weights))}")
     train = read(Train, stored(folder)["train"], origin=str(folder / RECIPE))
@@ -105,10 +155,13 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
 def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     """The tokenizer of a run; the run's own copy of a hub's, or of a file that is gone."""
     own = folder / TOKENIZER
-    if tokenizer.kind == "hub" and own.is_dir():
-        return Tokenizer(kind="file", path=str(own), eos=tokenizer.eos)
     is_gone = tokenizer.path is not None and not Path(tokenizer.path).expanduser().exists()
-    return replace(tokenizer, path=str(own)) if is_gone and own.is_dir() else tokenizer
+    if not own.is_dir() or not (is_gone or tokenizer.kind == "hub"):
+        return tokenizer
+    check(folder, only=[name for name in damaged(folder) if name.startswith((TOKENIZER, SEAL))])
+    if tokenizer.kind == "hub":
+        return Tokenizer(kind="file", path=str(own), eos=tokenizer.eos)
+    return replace(tokenizer, path=str(own))
 
 
 def roomy(folder: Path) -> AbstractContextManager[None]:

@@ -18,7 +18,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 import numpy as np
 
 from windlass.columns import Column
-from windlass.config import section, tree
+from windlass.config import listing, section, tree
 from windlass.config.reading import closest
 from windlass.errors import UserError
 
@@ -176,7 +176,7 @@ class Blocks(Numbered):
 class Files(Documents):
     """The keys of every kind of source that reads files."""
 
-    suffix: ClassVar[str]  # of the files that are meant in a folder
+    suffix: ClassVar[str | tuple[str, ...]]  # of the files that are meant in a folder
 
     path: str
 
@@ -257,7 +257,7 @@ class Reader:
         self.close()
 
 
-def files(path: str, suffix: str, key: str = "path") -> list[SourceFile]:
+def files(path: str, suffix: str | tuple[str, ...], key: str = "path") -> list[SourceFile]:
     """Files of a path, a folder, a pattern or a URL, in the order of their names."""
     try:
         return _far(path, suffix) if _is_url(path) else _near(path, suffix)
@@ -310,12 +310,13 @@ def _is_url(path: str) -> bool:
     return "://" in path
 
 
-def _near(path: str, suffix: str) -> list[SourceFile]:
+def _near(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
     place = Path(path).expanduser()
     if place.is_file():
         return [SourceFile(str(place))]
     if place.is_dir():
-        inside = sorted(file for file in place.rglob(f"*{suffix}") if file.is_file())
+        below = (file for file in place.rglob("*") if file.name.endswith(suffix))
+        inside = sorted(file for file in below if file.is_file())
         if not inside:
             raise _Refused(_without_files(suffix))
         return [SourceFile(str(file)) for file in inside]
@@ -326,7 +327,7 @@ def _near(path: str, suffix: str) -> list[SourceFile]:
     return paths
 
 
-def _far(path: str, suffix: str) -> list[SourceFile]:
+def _far(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
     # Not above: nobody who reads a recipe or files of this machine waits for it.
     import fsspec
 
@@ -354,9 +355,10 @@ def _far(path: str, suffix: str) -> list[SourceFile]:
     return [SourceFile(system.unstrip_protocol(name), system) for name in sorted(names)]
 
 
-def _without_files(suffix: str) -> str:
+def _without_files(suffix: str | tuple[str, ...]) -> str:
+    endings = suffix if isinstance(suffix, str) else listing(suffix)
     return (
-        f", a folder without a file that ends in {suffix}; "
+        f", a folder without a file that ends in {endings}; "
         "a pattern such as *.md names files with another ending"
     )
 

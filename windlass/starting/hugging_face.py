@@ -11,10 +11,10 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, PyTree
 
-from windlass import adapters
+from windlass import adapters, seal
 from windlass.adapters import BaseAdapter
 from windlass.checkpoint.fingerprint import named
-from windlass.config import Layers
+from windlass.config import Layers, listing
 from windlass.config.start import Start
 from windlass.data import Data
 from windlass.devices.axes import placements
@@ -99,6 +99,11 @@ def weights(start: Start, key: str = "model") -> Path:
     return folder
 
 
+def check(start: Start) -> None:
+    """Check that the weights are there, and those of an export as they were written."""
+    _check_export(weights(start), is_weights=True)
+
+
 def take(
     start: Start, model: PyTree, names: Mapping[str, str], key: str = "model"
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
@@ -174,7 +179,10 @@ def _copy_in_run(start: Start, layers: Layers) -> Path | None:
     """The newest copy, in a run of the recipe, of the small files of the model it began with."""
     places = [run / folders.MODEL for run in runs.of_recipe(layers)]
     same = [place for place in places if _is_of(place, start)]
-    return max(same, key=lambda place: place.stat().st_mtime, default=None)
+    newest = max(same, key=lambda place: place.stat().st_mtime, default=None)
+    if newest is not None:
+        folders.check(newest.parent)
+    return newest
 
 
 def _is_of(place: Path, start: Start) -> bool:
@@ -191,10 +199,28 @@ def _origin(place: Path) -> dict[str, str]:
     return json.loads((place / START).read_text(encoding="utf-8"))
 
 
+def _check_export(folder: Path, *, is_weights: bool) -> None:
+    """Refuse an export whose weights, or whose other files, are not as they were written."""
+    if not (folder / seal.EXPORT).is_file():
+        return
+    try:
+        names = seal.opened(folder / seal.EXPORT)["files"]
+    except ValueError:
+        names = {seal.EXPORT: ""}
+    only = [name for name in names if name.endswith(".safetensors") == is_weights]
+    if broken := seal.broken(folder, seal.EXPORT, only=[x for x in only if x != "README.md"]):
+        raise UserError(
+            f"{listing((str(folder / name) for name in broken), 'and')}: not as the export was "
+            f"written; put back a copy or export it again, or remove {folder / seal.EXPORT} if "
+            "somebody changed it on purpose"
+        )
+
+
 def _check_kind(folder: Path, start: Start, key: str) -> None:
     """Refuse what is no whole model, and say what it is."""
     named = f"{key}.hub is {start.hub}" if start.hub else f"{key}.path is {start.path}"
     if (folder / configs.FILE).is_file():
+        _check_export(folder, is_weights=False)
         return
     if runs.is_run(folder):
         raise UserError(f"{named}, which is a run; {key}.run names one")

@@ -70,10 +70,10 @@ def check(start: Start) -> None:
         other_run.check(start)
     elif start.hub is not None:
         shared_folders.once(
-            "downloading the weights", fetch.place(), lambda: hugging_face.weights(start)
+            "downloading the weights", fetch.place(), lambda: hugging_face.check(start)
         )
     else:
-        hugging_face.weights(start)
+        hugging_face.check(start)
 
 
 def take(built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:

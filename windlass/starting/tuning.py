@@ -26,6 +26,7 @@ from windlass.hub.fetch import CONFIGS, fetch
 from windlass.run import Run
 from windlass.run_folder import runs
 from windlass.run_folder.folder import MODEL
+from windlass.sources.jsonl import COMPRESSED
 from windlass.starting import origin
 
 BASE = "chat-lora"
@@ -36,6 +37,7 @@ LARGEST_BATCH = 16
 LONGEST = 4096  # tokens in a sequence
 MULTIPLE = 128  # of which a length is one: matrices are multiplied in pieces that wide
 FILES = {".jsonl": "jsonl", ".ndjson": "jsonl", ".json": "jsonl", ".parquet": "parquet"}
+FILES |= {f"{name}{end}": "jsonl" for name in (".jsonl", ".json") for end in COMPRESSED}
 FILES |= {".csv": "csv", ".txt": "text"}
 A_NAME = re.compile(r"[\w.-]+/[\w.-]+")  # of the hub
 
@@ -111,20 +113,25 @@ def _model(name: str) -> dict[str, Any]:
 def _source(name: str) -> dict[str, Any]:
     place = Path(name).expanduser()
     if place.is_file():
-        if place.suffix not in FILES:
+        if _ending(place) not in FILES:
             raise UserError(
                 f"--data is {name}; files that end in {listing(FILES)} are read, and folders of "
                 "them"
             )
-        return {"kind": FILES[place.suffix], "path": name}
+        return {"kind": FILES[_ending(place)], "path": name}
     if place.is_dir():
-        return _in_folder(name, {file.suffix for file in place.iterdir()} & FILES.keys())
-    if A_NAME.fullmatch(name) and name[0] not in ".~" and place.suffix not in FILES:
+        return _in_folder(name, {_ending(file) for file in place.iterdir()} & FILES.keys())
+    if A_NAME.fullmatch(name) and name[0] not in ".~" and _ending(place) not in FILES:
         return _hub(name)
     raise UserError(
         f"--data is {name}: there is no such file or folder, and a data set of the hub is named "
         "OWNER/NAME"
     )
+
+
+def _ending(file: Path) -> str:
+    """The ending of a name, both where the last is of a compressed file."""
+    return "".join(file.suffixes[-2:]) if file.suffix in COMPRESSED else file.suffix
 
 
 def _in_folder(name: str, endings: set[str]) -> dict[str, Any]:
@@ -133,7 +140,8 @@ def _in_folder(name: str, endings: set[str]) -> dict[str, Any]:
     if len(kinds) != 1:
         return _hub(name)
     (kind,) = kinds
-    if SOURCES.load(kind).suffix in endings:
+    meant = SOURCES.load(kind).suffix
+    if endings & {*([meant] if isinstance(meant, str) else meant)}:
         return {"kind": kind, "path": name}
     return {"kind": kind, "path": f"{name}/*{min(endings)}"} if len(endings) == 1 else _hub(name)
 
@@ -258,5 +266,6 @@ def _explained(recipe: dict[str, Any], choices: list[Tuned]) -> str:
 
 def _stem(name: str) -> str:
     last = Path(name.rstrip("/")).name
-    stem = Path(last).stem if Path(last).suffix in FILES else last
+    ending = _ending(Path(last))
+    stem = last.removesuffix(ending) if ending in FILES else last
     return re.sub(r"[^\w.-]+", "-", stem).strip("-.") or "here"

@@ -1,6 +1,5 @@
 """Provenance of a run: versions, commits and devices, noted each time it is started."""
 
-import json
 import os
 import platform
 import subprocess
@@ -10,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, Literal
 
-from windlass import files
+from windlass import seal
 from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.version import __version__
@@ -60,7 +59,7 @@ class About:
 
     def _store(self, **changed: list[dict[str, Any]]) -> None:
         whole = {"starts": read(self.path), "looks": read(self.path, "looks")} | changed
-        files.write_json(self.path, whole)
+        seal.write_signed(self.path, whole)
 
 
 def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[str, Any]]:
@@ -68,10 +67,13 @@ def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[s
     if not path.exists():
         return []
     try:
-        whole = json.loads(path.read_bytes())
+        whole = seal.opened(path)
         return whole["starts"] if part == "starts" else whole.get(part, [])
-    except (ValueError, KeyError) as error:  # it is replaced whole, so somebody edited it
-        raise UserError(f"{path} is not as it was written: {error}; remove it") from None
+    except (ValueError, KeyError):  # it is replaced whole, so somebody edited it
+        raise UserError(
+            f"{path} is not as it was written; put back a copy, or remove it: it says when the run "
+            "was started and its test rows were looked at, and nothing is computed from it"
+        ) from None
 
 
 def cores() -> int:

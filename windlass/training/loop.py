@@ -183,6 +183,8 @@ class Loop:
             ):
                 state, frozen = self.restore_or_initialise()
             if self.is_finished(state):
+                if folders.damaged(self.folder):
+                    self.store_inputs()
                 metrics = self.report.already_finished(state, self.gives_up(state))
                 return Trained(self.folder, int(state.step), True, metrics, None)
             return self.train_from(int(state.step), state, frozen)
@@ -191,10 +193,7 @@ class Loop:
 
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
-        if processes.is_first():
-            folders.store(self.folder, self.session.run)
-            if (vocabulary := self.session.prepared.vocabulary) is not None:
-                vocabulary.save(self.folder / folders.TOKENIZER)
+        self.store_inputs()
         self.report.begin(first)
         if self.writer is not None:
             self.writer.truncate(first)
@@ -224,6 +223,12 @@ class Loop:
             with self.terminal.doing("saving"):
                 self.store.wait()
         return self.end(state, latest)
+
+    def store_inputs(self) -> None:
+        """Store what the run computes from: its recipe and its tokenizer."""
+        if processes.is_first():
+            prepared = self.session.prepared
+            folders.store(self.folder, self.session.run, prepared.vocabulary, prepared.folders)
 
     def go(
         self, step: Callable, state: State, frozen: Frozen, first: int

@@ -20,11 +20,11 @@ def outcome(
     where = "" if int(progress.best_step) == done else f" at step {progress.best_step}"
     measured = f"{latest[run.train.watched]:.4f} nats a {unit} on validation rows{which}"
     yield "loss", f"{measured}, at best {float(progress.best):.4f}{where}"
-    entropy = session.prepared.unigram_entropy
-    if unit == "token" and entropy is not None:
+    entropy = session.prepared.unigram_entropy if unit == "token" else None
+    if entropy is not None:
         yield "unigram", f"{entropy:.4f}, the entropy of the corpus's token frequencies"
     loss = latest.get("validation_cross_entropy", latest.get("validation_loss", math.nan))
     trained = training_loss(metrics.read(records), done, per_epoch)
     if trained is not None:
         names = ("validation", f"the last {trained.steps} training steps")
-        yield "verdict", verdict(loss, trained.loss, names=names)
+        yield "verdict", verdict(loss, trained.loss, names=names, unigram=entropy)

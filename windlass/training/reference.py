@@ -15,7 +15,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PyTree
 from rich.console import Console
 
-from windlass import files
+from windlass import files, seal
 from windlass.checkpoint.fingerprint import measure
 from windlass.data import Prepared, reference
 from windlass.data.load import evaluation_batches
@@ -48,7 +48,7 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
         partial.mkdir()
     about = {"weights": weights, "rows": _computed(session, state, frozen, partial, console)}
     if hosts.is_first():
-        files.write_json(partial / reference.ABOUT, about)
+        seal.write_signed(partial / reference.ABOUT, about)
         files.publish(partial, run / reference.FOLDER)
     hosts.barrier("the reference is written")
 
@@ -108,7 +108,7 @@ def _is_there(weights: str, prepared: Prepared, run: Path) -> bool:
         and about["weights"] == weights
         and all(
             about["rows"].get(name, {}).get("rows") == part.fingerprint
-            and reference.is_whole(run, name, about)
+            and reference.is_whole(run, name, about["rows"])
             for name, part in reference.files(prepared).items()
         )
     )

@@ -10,6 +10,7 @@ from typing import Any
 from windlass.files import write
 
 NAME = "files.json"
+EXPORT = "windlass.json"  # of an export, with what it was made from
 
 
 def signed(content: dict) -> dict:
@@ -24,17 +25,31 @@ def opened(file: Path) -> dict:
     content = json.loads(text)
     if isinstance(content, dict) and "sha256" in content:
         content = {key: value for key, value in content.items() if key != "sha256"}
-        if json.dumps(signed(content)) == text:
+        if text in (json.dumps(signed(content)), _laid_out(content)):
             return content
     raise ValueError(f"{file} does not hold what was written")
 
 
-def seal(folder: Path, *, leave: Collection[str], name: str = NAME, **about: Any) -> None:
+def write_signed(file: Path, content: dict) -> None:
+    """Atomic write of JSON with its own hash, laid out for people to read."""
+    write(file, _laid_out(content))
+
+
+def seal(
+    folder: Path,
+    *,
+    leave: Collection[str] = (),
+    parts: Collection[str] = ("",),
+    name: str = NAME,
+    **about: Any,
+) -> None:
     """Hash every file of the folder but those to leave, which are still to be written.
 
-    `name` is that of the seal, and `about` is what else it says.
+    `parts` are files and folders in it where not all is meant, `name` is that of the seal, and
+    `about` is what else it says.
     """
-    paths = (str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file())
+    below = (path for part in parts for path in (folder / part, *(folder / part).rglob("*")))
+    paths = (str(path.relative_to(folder)) for path in below if path.is_file())
     files = _hashes(folder, sorted(path for path in paths if path not in leave))
     write(folder / name, json.dumps(signed({**about, "files": files})))
 
@@ -47,14 +62,20 @@ def extend(folder: Path, names: Collection[str]) -> None:
         write(folder / NAME, json.dumps(signed({"files": files})))
 
 
-def broken(folder: Path, name: str = NAME) -> list[str]:
-    """The files that are missing or not as they were sealed."""
+def broken(folder: Path, name: str = NAME, *, only: Collection[str] | None = None) -> list[str]:
+    """The files, or those of them that are named, that are missing or not as they were sealed."""
     try:
         expected = opened(folder / name)["files"]
     except (ValueError, FileNotFoundError):
         return [name]
+    if only is not None:
+        expected = {name: expected[name] for name in only if name in expected}
     present = _hashes(folder, [name for name in expected if (folder / name).is_file()])
     return [name for name in expected if present.get(name) != expected[name]]
+
+
+def _laid_out(content: dict) -> str:
+    return json.dumps(signed(content), indent=2) + "\n"
 
 
 def _hashes(folder: Path, names: list[str]) -> dict[str, str]:

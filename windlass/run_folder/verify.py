@@ -1,0 +1,53 @@
+"""Verification of all that a run computes from: checkpoints, recipe, tokenizer, prepared data."""
+
+from pathlib import Path
+
+from windlass import seal
+from windlass.checkpoint import verify as checkpoints
+from windlass.checkpoint.archive import Damage
+from windlass.checkpoint.verify import Finding, VerifyReport
+from windlass.data import integrity, reference
+from windlass.errors import UserError
+from windlass.run_folder import folder as folders
+from windlass.telemetry import about
+
+FILES, PREPARED = "recipe and tokenizer", "prepared data"
+
+
+def verify(run: Path) -> VerifyReport:
+    """Compare every file that a run computes from with its hash; change nothing.
+
+    Prepared data that is no longer there would be made again, and is left out.
+    """
+    found = [*checkpoints.verify(run).findings, _finding(FILES, _own(run))]
+    found += [_finding(f"{PREPARED} {place}", seal.broken(place)) for place in _prepared(run)]
+    return VerifyReport(run, found)
+
+
+def verify_cache(cache: Path) -> VerifyReport:
+    """Compare every file of a cache of prepared data with its hash; change nothing."""
+    found = [_finding(name, broken) for name, broken in integrity.damage(cache).items()]
+    return VerifyReport(cache, found)
+
+
+def _own(run: Path) -> list[str]:
+    """Damaged files of the run's own, beside its checkpoints."""
+    broken = [*seal.broken(run), *reference.damaged(run)]
+    path = run / folders.ABOUT
+    try:
+        is_good = bool(about.read(path))
+    except UserError:
+        is_good = False
+    return broken if is_good else [*broken, folders.ABOUT]
+
+
+def _prepared(run: Path) -> list[Path]:
+    try:
+        places = seal.opened(run / folders.SEAL)["prepared"]
+    except (ValueError, FileNotFoundError):
+        return []
+    return [place for place in map(Path, places) if place.is_dir()]
+
+
+def _finding(name: str, broken: list[str]) -> Finding:
+    return Finding(name, Damage(broken, []))
