@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
-from functools import partial
 from pathlib import Path
 from typing import Any, get_args
 
@@ -12,8 +11,6 @@ from rich.text import Text
 
 from windlass import data
 from windlass.checkpoint import verify as checking
-from windlass.checkpoint.archive import manifest
-from windlass.checkpoint.store import folder_of
 from windlass.config import AnyRecipe, Layers, Limits, Written, json_schema, listing, read, tree
 from windlass.data import Prepared, reference
 from windlass.data.split import SPLITS
@@ -269,11 +266,11 @@ def evaluate(
         # Other rows in other batches are no other model; other tokens are.
         agreed = ("tokenizer", *map(frozen_models.key, described.helpers))
         identity = {name: session.identity[name] for name in agreed}
-        say = partial(_say, console)
-        loaded = opened.load(say, identity=identity)
-        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary, say)[0])
+        loaded = opened.load(identity=identity)
+        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary)[0])
         reached = loaded.step
-        _warn_of_changed_documents(folder, described, prepared, reached, console)
+        written = str(loaded.identity.get("data", ""))
+        _warn_of_changed_documents(folder, described, prepared, written, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and prepared.is_weighted:
@@ -512,12 +509,11 @@ def _tokenizer(folder: Path, run: Run) -> Tokenizer:
 
 
 def _warn_of_changed_documents(
-    folder: Path, run: Run, prepared: Prepared, step: int, console: Console | None
+    folder: Path, run: Run, prepared: Prepared, written: str, console: Console | None
 ) -> None:
     """Warn when a run's own documents are no longer those that it was trained on."""
     is_other = _is_other_data(folder, run)
-    written = manifest(folder_of(folder) / str(step))["identity"].get("data", "")
-    if not is_other and not str(written).startswith(prepared.fingerprint[:12]):
+    if not is_other and not written.startswith(prepared.fingerprint[:12]):
         _say(console, f"the documents of {folder} changed since it was trained: these are measured")
 
 
@@ -552,7 +548,7 @@ def _generator(opened: FinishedRun) -> Generator:
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "
             f"to generate; `windlass evaluate {opened.folder}` measures its loss"
         )
-    return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
+    return Generator(opened.model(), vocabulary, ends(vocabulary))
 
 
 def _prompt(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:

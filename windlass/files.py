@@ -55,7 +55,7 @@ def publish(partial: Path, folder: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
-def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
+def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:
     """Take the advisory lock of an open file, which the system lets go when its holder dies.
 
     False where another process has it, unless this one is to wait.
@@ -66,6 +66,23 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def folder_lock(folder: Path, *, shared: bool) -> Iterator[bool]:
+    """The advisory lock of a folder in this block; False where another process has it.
+
+    It needs no permission to write there. A file system that knows no such locks grants any.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            is_ours = lock(descriptor, shared=shared)
+        except OSError:
+            is_ours = True
+        yield is_ours
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

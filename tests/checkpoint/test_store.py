@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from windlass.checkpoint import Checkpoint, archive, seal
-from windlass.checkpoint.store import load
+from windlass.checkpoint.store import best_step, chosen_step, load, reading
 from windlass.errors import UserError
 
 
@@ -311,46 +311,130 @@ def test_a_tree_without_arrays_can_be_stored(opened, identity):
 
 
 def test_loading_reads_only_what_is_asked_for_and_changes_nothing(
-    opened, place, abstract, identity, same_bits, said, tmp_path
+    opened, place, abstract, identity, same_bits, tmp_path
 ):
     store = opened()
-    for step in (1, 2, 3):
+    for step in (1, 2):
         store.save(step, place(step, (2, 2, 2)), identity)
     store.wait()
-    spoil(store.folder / "3")
     (store.folder / ("4" + archive.UNFINISHED)).mkdir()
     before = names(store.folder)
 
     wanted = abstract(place(0))._replace(moments=None, nothing=None)
-    loaded = load(tmp_path, wanted, identity, say=said.append)
-    assert loaded.step == 2
+    loaded = load(tmp_path, wanted, identity)
+    assert loaded.step == 2 and loaded.identity == identity
     assert same_bits(loaded.state, place(2)._replace(moments=None, nothing=None))
-    assert said[0].startswith("checkpoint at step 3 is damaged (file state/")
-    assert load(tmp_path, wanted, identity, say=said.append, step=1).step == 1
+    assert load(tmp_path, wanted, identity, step=1).step == 1
     assert names(store.folder) == before
 
 
-def test_loading_says_what_is_there(opened, place, abstract, identity, said, tmp_path):
+def test_loading_says_what_is_there(opened, place, abstract, identity, tmp_path):
     wanted = abstract(place(0))
     with pytest.raises(UserError) as refused:
-        load(tmp_path, wanted, identity, say=said.append)
+        load(tmp_path, wanted, identity)
     assert str(refused.value) == f"no checkpoint in {tmp_path}/checkpoints"
-
     store = opened()
     for step in (1, 2):
         store.save(step, place(step), identity)
     store.wait()
     with pytest.raises(UserError) as refused:
-        load(tmp_path, wanted, identity, say=said.append, step=5)
+        load(tmp_path, wanted, identity, step=5)
     assert str(refused.value) == f"no checkpoint at step 5 in {store.folder}; there are 1, 2"
-    spoil(store.folder / "2")
+
+
+def test_loading_refuses_a_damaged_checkpoint_and_names_those_that_are_good(
+    opened, place, abstract, identity, tmp_path
+):
+    wanted, store = abstract(place(0)), opened()
+    for step in (1, 2, 3):
+        store.save(step, place(step), identity)
+    store.wait()
+    file = archive.MANIFEST
+
+    def refusal(step: int | None) -> str:
+        with pytest.raises(UserError) as refused:
+            load(tmp_path, wanted, identity, step=step)
+        return str(refused.value)
+
+    (store.folder / "3" / file).write_text("{}")
+    for step in (None, 3):
+        assert refusal(step) == (
+            f"checkpoint at step 3 in {store.folder} is damaged (file {file}); good there: steps "
+            f"1, 2. --step 2 uses that one, and so does everything once {store.folder}/3 is moved "
+            "away"
+        )
+    assert load(tmp_path, wanted, identity, step=2).step == 2
+    for step in (1, 2):
+        (store.folder / str(step) / file).write_text("{}")
+    assert refusal(None) == (
+        f"checkpoint at step 3 in {store.folder} is damaged (file {file}), and none of the others "
+        "there is good"
+    )
+
+
+def test_a_checkpoint_that_might_be_the_best_is_not_passed_over(opened, place, identity, tmp_path):
+    store = opened()
+    for step in (1, 2):
+        store.save(step, place(step), identity, {"validation_loss": 3.0 - step})
+    store.wait()
+    assert best_step(tmp_path, "validation_loss") == 2
+    (store.folder / "2" / archive.MANIFEST).write_text("{}")
+    with pytest.raises(UserError, match="checkpoint at step 2 .* good there: step 1. --step 1"):
+        best_step(tmp_path, "validation_loss")
+
+
+def test_a_checkpoint_stays_while_it_is_read_and_goes_after_a_later_save(
+    opened, place, abstract, identity, same_bits, tmp_path
+):
+    store = opened(keep=1)
+
+    def save(step: int) -> None:
+        store.save(step, place(step), identity)
+        store.wait()
+
+    def read(step: int):
+        save(2)
+        save(3)
+        return load(tmp_path, abstract(place(0)), identity, step=step)
+
+    save(1)
+    loaded = reading(tmp_path, lambda: chosen_step(tmp_path), read)
+    assert loaded.step == 1 and same_bits(loaded.state, place(1))
+    assert store.steps() == [1, 3]
+    save(4)
+    assert store.steps() == [4]
+
+
+def test_a_checkpoint_that_is_removed_while_it_is_read_is_given_up_for_a_newer_one(
+    opened, place, identity, tmp_path
+):
+    """As on a file system whose locks do not reach the host that trains."""
+    store, tried = opened(), []
+    store.save(0, place(0), identity)
+    store.wait()
+
+    def read(step: int) -> int:
+        tried.append(step)
+        store.save(step + 1, place(step + 1), identity)
+        store.wait()
+        if step < 2:
+            shutil.rmtree(store.folder / str(step))
+        return len(archive.manifest(store.folder / str(step))["arrays"])
+
+    assert reading(tmp_path, lambda: chosen_step(tmp_path), read)
+    assert tried == [0, 1, 2]
+
+    def never(step: int) -> None:
+        shutil.rmtree(store.folder / str(step))
+        (store.folder / str(step + 1)).mkdir()
+        raise FileNotFoundError
+
     with pytest.raises(UserError) as refused:
-        load(tmp_path, wanted, identity, say=said.append, step=2)
-    assert str(refused.value).startswith(f"checkpoint at step 2 in {store.folder} is damaged (file")
-    spoil(store.folder / "1")
-    with pytest.raises(UserError) as refused:
-        load(tmp_path, wanted, identity, say=said.append)
-    assert str(refused.value) == f"no good checkpoint in {store.folder}: 1, 2 are damaged"
+        reading(tmp_path, lambda: chosen_step(tmp_path), never)
+    assert str(refused.value) == (
+        f"the checkpoints in {store.folder} are replaced faster than they can be read; a higher "
+        "checkpoint.keep of the run that trains there keeps them longer"
+    )
 
 
 def test_keeping_none_is_refused():

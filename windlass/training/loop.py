@@ -318,7 +318,7 @@ class Loop:
     def with_helpers(self, frozen: Frozen) -> Frozen:
         session = self.session
         vocabulary = session.prepared.vocabulary
-        loaded, facts = frozen_models.take(session.built, vocabulary, self.terminal.warning)
+        loaded, facts = frozen_models.take(session.built, vocabulary)
         self.terminal.banner(facts)
         return frozen._replace(helpers=loaded)
 
