@@ -2,6 +2,7 @@
 
 import errno
 import fcntl
+import itertools
 import json
 import os
 import shutil
@@ -13,6 +14,7 @@ from typing import IO, Any
 from windlass.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, a quota, the size of one file
+DAMAGED = ".damaged"  # ends the name of what was damaged and is kept
 PARTIAL = ".partial"  # ends the name of a file that is being written; a kill leaves it
 
 
@@ -53,6 +55,13 @@ def publish(partial: Path, folder: Path) -> None:
         folder.rename(former)
     partial.rename(folder)
     shutil.rmtree(former, ignore_errors=True)
+
+
+def aside(path: Path) -> Path:
+    """A free name beside a damaged file or folder: NAME.damaged, NAME.damaged-2, ..."""
+    names = itertools.chain([DAMAGED], (f"{DAMAGED}-{n}" for n in itertools.count(2)))
+    paths = (path.with_name(path.name + name) for name in names)
+    return next(free for free in paths if not free.exists())
 
 
 def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:

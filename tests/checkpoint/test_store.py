@@ -176,8 +176,9 @@ def test_when_no_checkpoint_is_good_nothing_starts_at_step_0(opened, place, abst
         with pytest.raises(UserError) as refused:
             store.restore(abstract(place(0)), identity)
         assert str(refused.value) == (
-            f"no good checkpoint is left in {store.folder}, only 1.damaged, 2.damaged; "
-            "to start again at step 0, move that folder away"
+            f"no good checkpoint is left in {store.folder}, only 1.damaged, 2.damaged; put back a "
+            "copy of one, start another run with run.dir, or start again at step 0 once "
+            f"`windlass runs --delete {store.folder.parent}` has deleted this one"
         )
 
 

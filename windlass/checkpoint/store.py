@@ -1,6 +1,5 @@
 """The checkpoints of a run: written in the background, kept by count, checked when read."""
 
-import itertools
 import math
 import os
 import re
@@ -18,7 +17,7 @@ from jaxtyping import PyTree
 from windlass.checkpoint import archive, seal
 from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
-from windlass.files import FULL, folder_lock
+from windlass.files import DAMAGED, FULL, aside, folder_lock
 from windlass.processes import hosts
 
 T = TypeVar("T")
@@ -127,11 +126,11 @@ class Store:
 
     def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
         folder = self.folder / str(step)
-        aside = _aside(folder)
-        os.rename(folder, aside)
+        place = aside(folder)
+        os.rename(folder, place)
         self._say(
             f"checkpoint at step {step} is damaged ({damaged}); "
-            f"it is now {aside}, and an older one is tried"
+            f"it is now {place}, and an older one is tried"
         )
 
     def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:
@@ -395,10 +394,11 @@ def _refuse_other_arrays(title: str, written: dict, wanted: dict, *, part: bool)
 
 
 def _refuse_if_only_damaged(folder: Path) -> None:
-    if damaged := sorted(path.name for path in folder.glob("*.damaged*")):
+    if damaged := sorted(path.name for path in folder.glob(f"*{DAMAGED}*")):
         raise UserError(
             f"no good checkpoint is left in {folder}, only {_list(damaged)}; "
-            "to start again at step 0, move that folder away"
+            "put back a copy of one, start another run with run.dir, or start again at step 0 once "
+            f"`windlass runs --delete {folder.parent}` has deleted this one"
         )
 
 
@@ -426,12 +426,6 @@ def _remove(folder: Path) -> None:
         going = folder.with_name(folder.name + REMOVING)
         os.rename(folder, going)
     shutil.rmtree(going)
-
-
-def _aside(folder: Path) -> Path:
-    names = itertools.chain([".damaged"], (f".damaged-{n}" for n in itertools.count(2)))
-    paths = (folder.with_name(folder.name + name) for name in names)
-    return next(path for path in paths if not path.exists())
 
 
 def _title(name: str) -> str:
