@@ -10,7 +10,8 @@ import pytest
 
 from windlass.checkpoint import Checkpoint, archive, seal
 from windlass.checkpoint.store import best_step, chosen_step, load, reading
-from windlass.errors import UserError
+from windlass.errors import PeerLost, UserError
+from windlass.processes import hosts
 
 
 def names(folder: Path) -> set[str]:
@@ -262,6 +263,31 @@ def test_a_folder_that_cannot_be_written_is_told(opened, place, identity, tmp_pa
         f"saving checkpoint at step 1 in {tmp_path}/checkpoints failed: Not a directory; "
         "there is none yet"
     )
+
+
+@pytest.mark.parametrize("is_wrapped", [False, True])
+def test_a_peer_that_is_lost_during_a_save_is_no_fault_of_the_disk(
+    opened, place, identity, monkeypatch, is_wrapped
+):
+    """With a plain ValueError, as Gloo's failures come out of some calls of JAX."""
+    lost = ValueError("UNKNOWN: Gloo all-reduce failed: Connection closed by peer [10.0.0.3]:4711")
+
+    def write(*_):
+        if not is_wrapped:
+            raise lost
+        try:
+            raise lost
+        except ValueError:
+            raise RuntimeError("the save failed")  # noqa: B904  as a library may
+
+    store = opened()
+    monkeypatch.setattr(archive, "write", write)
+    with pytest.raises(UserError, match="saving checkpoint at step 1 in .* failed"):
+        store.save(1, place(1), identity)
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    monkeypatch.setattr(hosts, "broadcast", lambda name, look: look())
+    with pytest.raises(PeerLost):
+        store.save(1, place(1), identity)
 
 
 def test_frozen_arrays_of_a_start_that_saved_no_step_give_way_to_those_made_anew(

@@ -19,6 +19,7 @@ from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
 from windlass.files import DAMAGED, FULL, aside, folder_lock
 from windlass.processes import hosts
+from windlass.processes.failures import is_of_an_exchange
 
 T = TypeVar("T")
 Identity = dict[str, str | int | float]
@@ -165,9 +166,10 @@ class Store:
 
     def _failure(self, name: str, error: Exception) -> Exception:
         """The exception to raise: a UserError, unless another process failed."""
-        for one in (error, error.__cause__):
-            if hosts.count() > 1 and isinstance(one, JaxRuntimeError):
-                return PeerLost(str(one))
+        of_jax = any(isinstance(one, JaxRuntimeError) for one in (error, error.__cause__))
+        is_late = isinstance(error, TimeoutError)
+        if hosts.count() > 1 and (of_jax or is_late or is_of_an_exchange(error)):
+            return PeerLost(str(error))
         if hosts.count() == 1:  # others may still be writing there; the next start removes it
             shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()

@@ -18,7 +18,14 @@ from windlass.config.reading import show
 from windlass.errors import PeerLost, UserError
 from windlass.processes import hosts as processes
 from windlass.processes.clusters import Hosts
-from windlass.processes.failures import Lost, NewestStep, left, log_hint, process_name
+from windlass.processes.failures import (
+    Lost,
+    NewestStep,
+    is_of_an_exchange,
+    left,
+    log_hint,
+    process_name,
+)
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
 from windlass.version import __version__
@@ -28,8 +35,6 @@ WAITING = "waiting for the other processes"
 PATIENCE_SECONDS = 5.0  # of waiting for them, before that is printed
 OWN_WORDS_SECONDS = 1.0  # a process that refuses what another refuses, too, says so itself
 CLOSED_SECONDS = 5.0  # until the ending of a process that closes its connections is known
-# In the error of a failed collective between processes, whoever's fault it is.
-EXCHANGES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 # What may be another on each host: where and how fast rows are read.
 OWN = ("data.cache", "data.workers", "data.prefetch")
@@ -151,7 +156,7 @@ class Peers:
     def _explain(self, error: Exception) -> None:
         """Distinguish a fault of this process from one that is only the end of another."""
         text = str(error)
-        if not isinstance(error, PeerLost) and not any(word in text for word in EXCHANGES):
+        if not isinstance(error, PeerLost) and not is_of_an_exchange(error):
             first = text.partition("\n")[0]
             self.end(f"it failed, by {type(error).__name__}: {first}", FAILED)
             return
