@@ -1,6 +1,8 @@
+import itertools
 import math
 import resource
 import shutil
+import time
 from pathlib import Path
 
 import jax
@@ -253,6 +255,18 @@ def test_a_failed_write_is_told_by_the_next_call_and_loses_nothing(
     assert store.save(3, large, identity)
     store.wait()
     assert store.steps() == [1, 3]
+
+
+@pytest.mark.parametrize("jump", [1e7, -1e7])
+def test_a_clock_that_is_set_while_a_checkpoint_is_saved_does_not_make_it_late(
+    opened, place, abstract, identity, same_bits, monkeypatch, jump
+):
+    real, jumps = time.time, itertools.count(1)
+    store = opened()
+    monkeypatch.setattr(time, "time", lambda: real() + jump * next(jumps))
+    store.save(1, place(1), identity)
+    store.wait()
+    assert same_bits(store.restore(abstract(place(1)), identity).state, place(1))
 
 
 def test_a_folder_that_cannot_be_written_is_told(opened, place, identity, tmp_path):

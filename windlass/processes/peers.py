@@ -28,11 +28,9 @@ from windlass.processes.failures import (
 )
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
-from windlass.version import __version__
+from windlass.version import __version__, source_hash
 
 REFUSED, FAILED = 2, 1
-WAITING = "waiting for the other processes"
-PATIENCE_SECONDS = 5.0  # of waiting for them, before that is printed
 OWN_WORDS_SECONDS = 1.0  # a process that refuses what another refuses, too, says so itself
 CLOSED_SECONDS = 5.0  # until the ending of a process that closes its connections is known
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
@@ -62,8 +60,8 @@ class Peers:
         self.folder: str | None = None
         self.is_over = False  # the run ends early, here first or by another process
         if processes.joined() is None:
-            with signals.phase(WAITING), _print_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
-                processes.join(hosts)
+            with signals.phase(processes.WAITING):
+                processes.join(hosts, lambda text: say(f"{signals.who}{text}"))
         self.names = processes.each("name", socket.gethostname())
         self._send(names=self.names)
         self._ending = processes.Ending()
@@ -93,7 +91,9 @@ class Peers:
 
     def compare(self, recipe: dict) -> None:
         """Refuse to train different recipes, or by different programs, as one run."""
-        ours = {"windlass": __version__, "jax": jax.__version__, **recipe}
+        programs = {"windlass": __version__, "jax": jax.__version__}
+        programs["windlass.source"] = source_hash()
+        ours = programs | recipe
         every = [json.loads(one) for one in processes.each("recipe", json.dumps(ours))]
         wrong = [
             f"process {number} has {key} {show(theirs)}, process 0 has {show(first)}"
@@ -103,8 +103,8 @@ class Peers:
         ]
         if wrong:
             what = "the same recipe and the same keys"
-            if any(key in wrong[0].split() for key in ("windlass", "jax")):
-                what = "the same versions of windlass and JAX"
+            if any(key in wrong[0].split() for key in programs):
+                what = "the same versions of windlass and JAX, to the last line of their source"
             raise UserError("\n".join(wrong) + f"; start every host with {what}")
 
     def ask_to_stop(self, number: signal.Signals) -> None:
@@ -199,14 +199,3 @@ def check_devices(processes: int, devices: list) -> None:
             f"device.count is {len(devices)}, which leaves {who} without a device; leave it out, "
             "or start fewer processes"
         )
-
-
-@contextmanager
-def _print_after(seconds: float, text: str) -> Iterator[None]:
-    """Print a line, should this block take longer than `seconds`."""
-    timer = threading.Timer(seconds, say, [text])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()
