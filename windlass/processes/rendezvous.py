@@ -97,7 +97,7 @@ class _Gathering:
                 self._welcome(one, _read(text) or {})
 
     def _welcome(self, connection: socket.socket, hello: dict[str, Any]) -> None:
-        rank, count, name = (hello.get(key) for key in ("process", "processes", "host"))
+        rank, count, name = hello.get("process"), hello.get("processes"), str(hello.get("host"))
         if not isinstance(rank, int) or not isinstance(count, int):
             connection.close()  # something else that tries this port
             return
