@@ -17,7 +17,8 @@ from pathlib import Path
 
 HERE = Path(__file__).parent
 ALL = (
-    *("quickstart", "finetune", "meshes", "hosts", "huggingface", "kill", "launch", "plan"),
+    *("quickstart", "finetune", "meshes", "hosts", "processes", "huggingface", "kill"),
+    *("launch", "plan"),
     "long_tests",
 )
 

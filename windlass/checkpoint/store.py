@@ -244,7 +244,8 @@ def chosen_step(run_dir: str | Path, step: int | None = None) -> int:
 def _with_good_ones(folder: Path, step: int, damaged: archive.Damaged) -> str:
     """The refusal of a damaged checkpoint, with those that could be used in its place."""
     what = f"{_title(str(step))} in {folder} is damaged ({damaged})"
-    good = [other for other in steps_in(folder) if not seal.broken(folder / str(other))]
+    others = [other for other in steps_in(folder) if other != step]
+    good = [other for other in others if not seal.broken(folder / str(other))]
     if not good:
         return f"{what}, and none of the others there is good"
     are = "step" if len(good) == 1 else "steps"
