@@ -181,7 +181,7 @@ def _send(connection: socket.socket, **words: Any) -> None:
 
 
 def _lines(connection: socket.socket) -> Iterator[dict[str, Any]]:
-    """What process 0 says, until it goes or turns out to be something else."""
+    """Messages of process 0, until it goes or turns out to be something else."""
     with connection.makefile("rb") as stream:
         while words := _read(stream.readline(LONGEST_LINE)):
             yield words
