@@ -34,6 +34,7 @@ class Processes:
         devices: int = 4,
         each: Mapping[int, Sequence[str]] | None = None,
         environ: Mapping[str, str] | None = None,
+        environ_of: Mapping[int, Mapping[str, str]] | None = None,  # of one process alone
     ):
         self.started: list[subprocess.Popen] = []
         self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
@@ -47,7 +48,8 @@ class Processes:
                     subprocess.Popen(
                         [sys.executable, "-m", "windlass", "train", *own],
                         cwd=folder,
-                        env=os.environ | {"JAX_PLATFORMS": "cpu", **environ},
+                        env=os.environ
+                        | {"JAX_PLATFORMS": "cpu", **environ, **(environ_of or {}).get(i, {})},
                         stdin=subprocess.DEVNULL,
                         stdout=output,
                         stderr=subprocess.STDOUT,

@@ -3,7 +3,6 @@
 import dataclasses
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import partial
 from pathlib import Path
 from signal import SIGINT
 from typing import Any, get_args
@@ -12,8 +11,6 @@ from rich.console import Console
 from rich.text import Text
 
 from windlass import config
-from windlass.checkpoint.archive import manifest
-from windlass.checkpoint.store import folder_of
 from windlass.checkpoint.verify import VerifyReport
 from windlass.config import (
     AnyRecipe,
@@ -334,12 +331,12 @@ def evaluate(
         # Other rows in other batches are no other model; other tokens are.
         agreed = ("tokenizer", *map(frozen_models.key, described.helpers))
         identity = {name: session.identity[name] for name in agreed}
-        say = partial(_say, console)
-        loaded = opened.load(say, identity=identity)
-        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary, say)[0])
+        loaded = opened.load(identity=identity)
+        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary)[0])
         reached = loaded.step
         if is_run:
-            _warn_of_changed_documents(folder, described, prepared, reached, console)
+            written = str(loaded.identity.get("data", ""))
+            _warn_of_changed_documents(folder, described, prepared, written, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
         if "perplexity" in answer and prepared.is_weighted:
@@ -605,12 +602,11 @@ def _tokenizer(folder: Path, run: Run) -> Tokenizer:
 
 
 def _warn_of_changed_documents(
-    folder: Path, run: Run, prepared: Prepared, step: int, console: Console | None
+    folder: Path, run: Run, prepared: Prepared, written: str, console: Console | None
 ) -> None:
     """Warn when a run's own documents are no longer those that it was trained on."""
     is_other = _is_other_data(folder, run)
-    written = manifest(folder_of(folder) / str(step))["identity"].get("data", "")
-    if not is_other and not str(written).startswith(prepared.fingerprint[:12]):
+    if not is_other and not written.startswith(prepared.fingerprint[:12]):
         _say(console, f"the documents of {folder} changed since it was trained: these are measured")
 
 
@@ -645,7 +641,7 @@ def _generator(opened: FinishedRun) -> Generator:
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "
             f"to generate; `windlass evaluate {opened.folder}` measures its loss"
         )
-    return Generator(opened.model(partial(_say, None)), vocabulary, ends(vocabulary))
+    return Generator(opened.model(), vocabulary, ends(vocabulary))
 
 
 def _prompt(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:

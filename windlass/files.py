@@ -14,6 +14,7 @@ from typing import IO, Any
 from windlass.errors import UserError
 
 FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)  # the disk, a quota, the size of one file
+DAMAGED = ".damaged"  # ends the name of what was damaged and is kept
 PARTIAL = ".partial"  # ends the name of a file that is being written; a kill leaves it
 
 
@@ -56,16 +57,19 @@ def publish(partial: Path, folder: Path) -> None:
     shutil.rmtree(former, ignore_errors=True)
 
 
+def aside(path: Path) -> Path:
+    """A free name beside a damaged file or folder: NAME.damaged, NAME.damaged-2, ..."""
+    names = itertools.chain([DAMAGED], (f"{DAMAGED}-{n}" for n in itertools.count(2)))
+    paths = (path.with_name(path.name + name) for name in names)
+    return next(free for free in paths if not free.exists())
+
+
 def put_aside(path: Path) -> Path:
     """Rename what is damaged, so that it can be made again; returns its new place."""
-    names = itertools.chain([".damaged"], (f".damaged-{n}" for n in itertools.count(2)))
-    places = (path.with_name(path.name + name) for name in names)
-    aside = next(place for place in places if not place.exists())
-    path.rename(aside)
-    return aside
+    return path.rename(aside(path))
 
 
-def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
+def lock(file: IO[Any] | int, *, shared: bool = False, wait: bool = False) -> bool:
     """Take the advisory lock of an open file, which the system lets go when its holder dies.
 
     False where another process has it, unless this one is to wait.
@@ -76,6 +80,23 @@ def lock(file: IO[Any], *, shared: bool = False, wait: bool = False) -> bool:
     except BlockingIOError:
         return False
     return True
+
+
+@contextmanager
+def folder_lock(folder: Path, *, shared: bool) -> Iterator[bool]:
+    """The advisory lock of a folder in this block; False where another process has it.
+
+    It needs no permission to write there. A file system that knows no such locks grants any.
+    """
+    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    try:
+        try:
+            is_ours = lock(descriptor, shared=shared)
+        except OSError:
+            is_ours = True
+        yield is_ours
+    finally:
+        os.close(descriptor)
 
 
 @contextmanager

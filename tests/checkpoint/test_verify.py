@@ -5,6 +5,7 @@ import numpy as np
 import pytest
 
 from windlass import seal
+from windlass.checkpoint import archive
 from windlass.checkpoint.verify import verify
 from windlass.errors import UserError
 
@@ -73,6 +74,26 @@ def test_a_missing_file_is_found(run, tmp_path, place, abstract, identity):
     (run.folder / "2" / name).unlink()
     assert name in verify(tmp_path).findings[1].damage.files
     assert run.restore(abstract(place(0)), identity).step == 1
+
+
+def test_an_array_that_its_own_list_does_not_name_is_damaged(run, tmp_path):
+    file = run.folder / "2" / "state" / "_METADATA"
+    file.write_text(file.read_text().replace('"key": "step"', '"key": "stek"'))
+    assert str(verify(tmp_path).findings[1]) == (
+        "step 2: damaged (file state/_METADATA; array step)"
+    )
+
+
+def test_a_checkpoint_that_a_trainer_removes_meanwhile_is_no_finding(run, tmp_path, monkeypatch):
+    examine = archive.examine
+
+    def removing(folder: Path) -> archive.Damage:
+        if folder.name == "1":
+            shutil.rmtree(folder)  # as on another host, where the lock of this one is not seen
+        return examine(folder)
+
+    monkeypatch.setattr(archive, "examine", removing)
+    assert [finding.name for finding in verify(tmp_path).findings] == ["2"]
 
 
 def test_verify_needs_neither_the_mesh_nor_the_model_and_reports_in_words(

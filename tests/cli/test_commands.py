@@ -204,6 +204,32 @@ def test_a_damaged_checkpoint_is_named_and_the_exit_code_is_1(program, place, tm
     assert "manifest/metadata" in damaged.out
 
 
+@pytest.mark.parametrize(
+    "words",
+    [["evaluate"], ["generate", "Once"], ["chat"], ["export", "--to", "exported"]],
+    ids=lambda words: words[0],
+)
+def test_a_damaged_newest_checkpoint_is_no_reason_to_use_an_older_one(
+    program, place, tmp_path, words
+):
+    run = trained.only_run(place)
+    folder = f"runs/{run.name}/checkpoints"
+    shutil.copytree(run, tmp_path / "runs" / run.name)
+    shutil.copy(place / trained.CORPUS, tmp_path)
+    manifest = tmp_path / folder / "4/manifest/metadata"
+    manifest.write_bytes(b" " + manifest.read_bytes()[1:])
+    command, *rest = words
+    ended = program(command, "tiny", *rest, cwd=tmp_path)
+    assert ended == (
+        2,
+        "",
+        f"checkpoint at step 4 in {folder} is damaged (file manifest/metadata); good there: steps "
+        f"0, 2. --step 2 uses that one, and so does everything once {folder}/4 is moved away\n",
+    )
+    if command != "chat":  # the run has no chat template
+        assert program(command, "tiny", *rest, "--step", "2", cwd=tmp_path).code == 0
+
+
 def _verified(place: Path, run: str, state: str) -> str:
     prepared = seal.opened(place / run / seal.NAME)["prepared"]
     assert len(prepared) == 3  # tokens, and the rows of training and validation

@@ -2,6 +2,8 @@
 
 import copy
 import json
+import re
+import shutil
 import signal
 from pathlib import Path
 from socket import gethostname
@@ -10,7 +12,7 @@ from types import SimpleNamespace
 import pytest
 import yaml
 
-from tests.spawn import LONGEST, processes
+from tests.spawn import LONGEST, REPOSITORY, processes
 from tests.training.campaign import RECIPE, Ended, weights
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.errors import UserError
@@ -98,6 +100,23 @@ def test_processes_with_different_recipes_are_refused_on_every_host(start):
         "same recipe and the same keys\n"
     )
     assert ended == [Ended(2, message), Ended(2, f"process 1 of 2: {message}")]
+
+
+@pytest.mark.long
+def test_processes_of_one_version_with_different_source_are_refused_on_every_host(start, tmp_path):
+    other = tmp_path / "other"
+    shutil.copytree(REPOSITORY / "windlass", other / "windlass")
+    file = other / "windlass" / "version.py"
+    file.write_text(file.read_text() + "# another line\n")
+    path = {1: {"PYTHONPATH": str(other)}}
+    with start("run", environ_of=path) as different:
+        ended = different.finish()
+    assert [one.code for one in ended] == [2, 2]
+    assert re.fullmatch(
+        r'process 1 has windlass.source "\w+", process 0 has "\w+"; start every host with the same '
+        r"versions of windlass and JAX, to the last line of their source\n",
+        ended[0].output,
+    )
 
 
 def test_what_one_process_refuses_ends_the_others_with_its_words(start):

@@ -63,6 +63,18 @@ def test_in_the_loop_a_signal_is_only_noted():
     )
 
 
+def test_a_closed_terminal_is_as_sigterm_and_under_nohup_it_is_nothing():
+    assert told(BEFORE_THE_LOOP, signal.SIGHUP) == Ended(
+        129, "SIGHUP while compiling the step: nothing was lost\n"
+    )
+    noted = told(IN_THE_LOOP, signal.SIGHUP)
+    assert noted.code == 0 and noted.output.startswith("SIGHUP: finishing this step, then saving")
+    ignoring = "    import signal; signal.signal(signal.SIGHUP, signal.SIG_IGN)"
+    assert told(f"{ignoring}{BEFORE_THE_LOOP}", signal.SIGHUP, signal.SIGTERM) == Ended(
+        143, "SIGTERM while compiling the step: nothing was lost\n"
+    )
+
+
 def test_a_second_ctrl_c_stops_at_once():
     ended = told(IN_THE_LOOP, signal.SIGINT, signal.SIGINT)
     assert ended.code == 130
@@ -116,12 +128,12 @@ def test_a_trainer_ends_when_its_parent_and_the_terminal_are_gone():
 
 
 def test_what_was_set_before_is_set_again_after():
-    before = [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
-    from windlass.processes.signals import Signals
+    from windlass.processes.signals import HANDLED, Signals
 
+    before = [signal.getsignal(number) for number in HANDLED]
     with pytest.raises(KeyError), Signals().listening():
         raise KeyError
-    assert before == [signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)]
+    assert before == [signal.getsignal(number) for number in HANDLED]
 
 
 def test_a_signal_while_a_run_starts_or_compiles_is_survived(tmp_path):

@@ -49,7 +49,7 @@ def ours(run: Path, tokens: np.ndarray, dtype: str = "float32") -> np.ndarray:
     """The logits of the run's last checkpoint."""
     source = open_on_cpu(run, weights="last", step=None)
     with source.scope():
-        return check.logits(check.rounded(source.stored_model(print)[1], dtype), tokens)
+        return check.logits(check.rounded(source.stored_model()[1], dtype), tokens)
 
 
 def test_transformers_computes_what_the_run_computes(run, exported):

@@ -48,7 +48,7 @@ def stored(run: Path):
     """The model of a run as its checkpoint has it."""
     source = open_on_cpu(run, weights="last", step=None)
     with source.scope():
-        return source.stored_model(print)[1]
+        return source.stored_model()[1]
 
 
 def begun(whole: dict, *keys: str) -> tuple[Built, dict, list]:
@@ -92,7 +92,7 @@ def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(
     built, arrays, facts = begun(whole, "adapter=null")
     source = open_on_cpu(lookup, weights="last", step=None)
     with source.scope():
-        plain = eqx.filter_jit(adapters.merged)(source.stored_model(print)[1])
+        plain = eqx.filter_jit(adapters.merged)(source.stored_model()[1])
     expected = named(eqx.filter(plain, eqx.is_array))
     assert built.run.adapter == () and arrays.keys() == expected.keys()
     assert facts[0] == ("start", f"{tmp_path / 'it'}, the adapter merged")

@@ -188,3 +188,16 @@ def test_on_a_terminal_a_silence_is_explained_in_place():
     assert re.search(r"\rstep 0/10 ━+ +saving, 1:30 *\r", shown), shown
     # The bar takes the place of whatever was drawn before it.
     assert "training" not in shown.partition("step 0/10")[2] and shown.rstrip().endswith("left")
+
+
+def test_a_loss_that_jumps_far_above_the_last_ones_is_warned_of_once():
+    report, file, _ = plain()
+    losses = [6.9, 5.0, 5.2, 4.8, 9.0, 4.7, 117.0, 120.0, float("inf"), 300.0]
+    for step, loss in enumerate(losses, start=1):
+        report.step(step, {"loss": loss})
+    warnings = [line for line in file.getvalue().splitlines() if line.startswith("warning")]
+    assert warnings == [
+        "warning: the loss jumped to 117.0000 at step 7, from 9.0000 at most in the 6 reports "
+        "before; if it stays there, a lower optim.learning_rate, a longer warm-up or a smaller "
+        "optim.clip_norm may help in another run, and `windlass data` shows the rows"
+    ]

@@ -365,6 +365,62 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_refused(finished, here):
     assert refused(f"run.dir={run}").startswith(f"no good checkpoint is left in {run}/checkpoints")
 
 
+def test_a_run_whose_checkpoints_were_deleted_does_not_start_at_step_0_unasked(finished, here):
+    run = mine(finished, here)
+    checkpoints = folder_of(run)
+    why = (
+        f"{run} was trained to step 6, and has no checkpoint any more; put back {checkpoints}, "
+        "start another run with run.dir, or start again at step 0 once `windlass runs --delete "
+        f"{run}` has deleted what is left"
+    )
+    for step in steps_in(checkpoints):
+        shutil.rmtree(checkpoints / str(step))
+    assert refused(f"run.dir={run}") == why
+    shutil.rmtree(checkpoints)
+    (run / folders.ABOUT).unlink()
+    assert refused(f"run.dir={run}") == why
+    # As a kill before the first save leaves it.
+    checkpoints.mkdir()
+    assert Told(f"run.dir={run}").trained.step == 6
+
+
+def test_files_beside_the_checkpoints_that_are_spoilt_do_not_keep_a_run_from_going_on(
+    finished, here
+):
+    run = mine(finished, here)
+    recorded = numbers(run, "loss")
+    spoilt = b"\xff\n[1]\n{}\nnull\n"
+    for name in (folders.METRICS, folders.COMPILES):
+        (run / name).write_bytes(spoilt + (run / name).read_bytes())
+    (run / folders.SAMPLES).write_bytes(b"\xff\n--- step 6\nwas \xfe\n--- step 8\nis not\n")
+    told = Told(f"run.dir={run}", "train.steps=7", "train.sample=Once")
+    assert told.trained.step == 7
+    for name in (folders.METRICS, folders.COMPILES):
+        assert (
+            f"warning: {run / name} has 4 lines that are no records; the others are kept, and all "
+            f"are in {run / name}.damaged"
+        ) in told.text
+        assert (run / f"{name}.damaged").read_bytes().startswith(spoilt)
+    assert numbers(run, "loss")[: len(recorded)] == recorded
+    kept = (run / folders.SAMPLES).read_bytes()
+    assert kept.startswith(b"\xff\n--- step 6\nwas \xfe\n--- step 7\n")
+
+
+def test_a_run_whose_output_nobody_reads_any_more_saves_and_goes_on(here, monkeypatch):
+    reads, writes = os.pipe()
+    with open(writes, "w", buffering=1) as output:
+        monkeypatch.setattr("sys.stdout", output)
+        with ConsoleReport() as report:
+            report.note("read")
+            os.close(reads)
+            keys = ["run.dir=run", "checkpoint.every=5", "train.steps=6", *UNMEASURED]
+            words = [*SMALL, *keys, "telemetry.every=1"]
+            trained = train(copy.deepcopy(RECIPE), words, signals=Signals(), report=report)
+        print("what comes after is no error either", flush=True)
+    assert trained.is_finished and numbers(Path("run"), "step") == [*range(1, 7)]
+    assert steps_in(folder_of("run")) == [1, 5, 6]  # of those that are kept: saved when it was lost
+
+
 def test_a_checkpoint_of_another_model_is_refused_with_both(finished, here):
     run = mine(finished, here)
     fields = "vocab 257, embed 32, mlp {}, layers 2, heads 4, kv_heads 2, head_dim 8, "

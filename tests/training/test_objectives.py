@@ -87,7 +87,7 @@ def test_the_sums_of_all_microbatches_of_all_steps_give_the_head_of_least_square
             hidden.append(np.asarray(states, np.float64).reshape(-1, states.shape[-1]))
             targets.append(np.asarray(batch["targets"]).ravel())
             used.append(np.asarray(batch["weight"]).ravel() > 0)
-        found = np.asarray(opened.model(print).head.weight)
+        found = np.asarray(opened.model().head.weight)
     keep = np.concatenate(used)
     x, y = np.concatenate(hidden)[keep], np.eye(257)[np.concatenate(targets)[keep]]
     expected = np.linalg.solve(x.T @ x + 2.0 * np.eye(x.shape[1]), x.T @ y).T
@@ -123,9 +123,9 @@ def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_p
     trained(tmp_path / "next", start, "optim.learning_rate=1e-30", "train.steps=1")
     opened, other = open_run(half), open_run(tmp_path / "next", step=0)
     with opened.scope():
-        solved = opened.model(print).head.weight
+        solved = opened.model().head.weight
     with other.scope():
-        np.testing.assert_array_equal(other.model(print).head.weight, solved)
+        np.testing.assert_array_equal(other.model().head.weight, solved)
 
     # Training goes on from the head that is trained.
     trained(half, written)
@@ -194,7 +194,7 @@ def test_the_carry_of_step_0_is_of_the_first_batch(tmp_path):
     opened = open_run(run, step=0)
     with opened.scope():
         (first,) = _batches(opened, steps=1)
-        hidden, _, _ = opened.model(print)(first)
+        hidden, _, _ = opened.model()(first)
         weight = np.asarray(first["weight"])[..., None]
         expected = (np.asarray(hidden) * weight).sum(1) / weight.sum(1)
     np.testing.assert_allclose(_restored(run, 0)["rows.state"], expected, rtol=EXACT, atol=1e-6)

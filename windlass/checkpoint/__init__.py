@@ -7,7 +7,9 @@ from windlass.config import Every, section
 class Checkpoint:
     """Checkpoint interval and retention; the end of a run and a stop by signal always save one."""
 
-    every: Every = Every(500)  # interval; also a list, such as [50, 1 epoch]
+    # interval, or a list of several, each of which counts for itself; a kill -9 loses what came
+    # after the newest checkpoint
+    every: Every = Every(500, also=(Every(15, "min"),))
     keep: int = 3  # newest checkpoints to keep, beside the one of the lowest validation loss
 
     def __post_init__(self):

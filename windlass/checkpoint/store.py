@@ -7,7 +7,7 @@ import shutil
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -18,13 +18,16 @@ from windlass import seal
 from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
-from windlass.files import FULL, put_aside
+from windlass.files import DAMAGED, FULL, folder_lock, put_aside
 from windlass.processes import hosts
+from windlass.processes.failures import is_of_an_exchange
 
+T = TypeVar("T")
 Identity = dict[str, str | int | float]
 
 FROZEN = "frozen"
 REMOVING = ".removing"
+ATTEMPTS = 20  # to read a checkpoint before a trainer on another host removes it
 
 # What Orbax and the file system raise when bytes cannot be written.
 FAILURES = (OSError, ValueError, RuntimeError)
@@ -36,6 +39,7 @@ class Restored(NamedTuple):
     step: int
     state: PyTree
     metrics: dict[str, float]
+    identity: Identity
 
 
 class Store:
@@ -114,7 +118,7 @@ class Store:
             else:
                 if hosts.is_first():  # a kill right after the commit left this undone
                     seal.extend(folder, archive.LATE)
-                return Restored(step, restored, manifest["metrics"])
+                return Restored(step, restored, manifest["metrics"], manifest["identity"])
         if hosts.is_first():
             _refuse_if_only_damaged(self.folder)
             # Those of a start that ended before it saved a step: what is made anew may differ.
@@ -123,10 +127,10 @@ class Store:
         return None
 
     def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
-        aside = put_aside(self.folder / str(step))
+        place = put_aside(self.folder / str(step))
         self._say(
             f"checkpoint at step {step} is damaged ({damaged}); "
-            f"it is now {aside}, and an older one is tried"
+            f"it is now {place}, and an older one is tried"
         )
 
     def restore_frozen(self, arrays: PyTree, identity: Identity) -> PyTree:
@@ -161,9 +165,10 @@ class Store:
 
     def _failure(self, name: str, error: Exception) -> Exception:
         """The exception to raise: a UserError, unless another process failed."""
-        for one in (error, error.__cause__):
-            if hosts.count() > 1 and isinstance(one, JaxRuntimeError):
-                return PeerLost(str(one))
+        of_jax = any(isinstance(one, JaxRuntimeError) for one in (error, error.__cause__))
+        is_late = isinstance(error, TimeoutError)
+        if hosts.count() > 1 and (of_jax or is_late or is_of_an_exchange(error)):
+            return PeerLost(str(error))
         if hosts.count() == 1:  # others may still be writing there; the next start removes it
             shutil.rmtree(self.folder / (name + archive.UNFINISHED), ignore_errors=True)
         steps = self.steps()
@@ -183,40 +188,70 @@ class Store:
 
 
 def load(
-    run_dir: str | Path,
-    state: PyTree,
-    identity: Identity,
-    *,
-    say: Callable[[str], None],
-    step: int | None = None,
+    run_dir: str | Path, state: PyTree, identity: Identity, *, step: int | None = None
 ) -> Restored:
-    """The newest good checkpoint of a run, or that of one step, without touching its folder.
+    """The newest checkpoint of a run, or that of one step, without touching its folder.
 
-    Only the arrays that the abstract state names are read, so that moments can be left out. The
-    run may be training meanwhile.
+    Only the arrays that the abstract state names are read, so that moments can be left out. One
+    that is damaged is refused: an older one would be another model.
     """
-    folder, steps = folder_of(run_dir), hosts.broadcast("saved", lambda: saved(run_dir, step))
-    for candidate in reversed(steps):
+    folder = folder_of(run_dir)
+
+    def read(number: int) -> Restored:
         try:
-            restored, manifest = _read(folder / str(candidate), state, identity, part=True)
-            return Restored(candidate, restored, manifest["metrics"])
+            restored, manifest = _read(folder / str(number), state, identity, part=True)
         except archive.Damaged as damaged:
-            if step is not None:
-                where = f"{_title(str(step))} in {folder}"
-                raise UserError(f"{where} is damaged ({damaged})") from damaged
-            say(f"{_title(str(candidate))} is damaged ({damaged})")
-    raise UserError(f"no good checkpoint in {folder}: {_list(steps)} are damaged")
+            raise UserError(_with_good_ones(folder, number, damaged)) from damaged
+        return Restored(number, restored, manifest["metrics"], manifest["identity"])
+
+    return reading(run_dir, lambda: chosen_step(run_dir, step), read)
 
 
-def saved(run_dir: str | Path, step: int | None = None) -> list[int]:
-    """The steps a run has a checkpoint of, oldest first, or the one requested."""
+def reading(run_dir: str | Path, choose: Callable[[], int], read: Callable[[int], T]) -> T:
+    """The result of `read` for the step that `choose` returns; the run may be training meanwhile.
+
+    Its folder is locked until then, so that a trainer leaves it there. A lock does not reach every
+    other host: what is removed there meanwhile is given up, and chosen again.
+    """
+    folder = folder_of(run_dir)
+    for _ in range(ATTEMPTS):
+        step = hosts.broadcast("saved", choose)
+        place = folder / str(step)
+        try:
+            with folder_lock(place, shared=True):
+                return read(step)
+        except Exception:
+            if place.is_dir() or hosts.count() > 1:
+                raise
+    raise UserError(
+        f"the checkpoints in {folder} are replaced faster than they can be read; a higher "
+        "checkpoint.keep of the run that trains there keeps them longer"
+    )
+
+
+def chosen_step(run_dir: str | Path, step: int | None = None) -> int:
+    """The newest step that a run has a checkpoint of, or the one requested, if it is there."""
     folder = folder_of(run_dir)
     steps = steps_in(folder)
     if not steps:
         raise UserError(f"no checkpoint in {folder}")
     if step is not None and step not in steps:
         raise UserError(f"no checkpoint at step {step} in {folder}; there are {_list(steps)}")
-    return steps if step is None else [step]
+    return steps[-1] if step is None else step
+
+
+def _with_good_ones(folder: Path, step: int, damaged: archive.Damaged) -> str:
+    """The refusal of a damaged checkpoint, with those that could be used in its place."""
+    what = f"{_title(str(step))} in {folder} is damaged ({damaged})"
+    others = [other for other in steps_in(folder) if other != step]
+    good = [other for other in others if not seal.broken(folder / str(other))]
+    if not good:
+        return f"{what}, and none of the others there is good"
+    are = "step" if len(good) == 1 else "steps"
+    return (
+        f"{what}; good there: {are} {_list(good)}. --step {good[-1]} uses that one, and so does "
+        f"everything once {folder / str(step)} is moved away"
+    )
 
 
 def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
@@ -225,7 +260,10 @@ def contents(run_dir: str | Path, name: str) -> dict[str, Any]:
     try:
         return archive.manifest(folder / name)
     except archive.Damaged as damaged:
-        raise UserError(f"{_title(name)} in {folder} is damaged ({damaged})") from damaged
+        what = f"{_title(name)} in {folder} is damaged ({damaged})"
+        if name != FROZEN:
+            what = _with_good_ones(folder, int(name), damaged)
+        raise UserError(what) from damaged
 
 
 def load_frozen(
@@ -295,6 +333,18 @@ def best_in(folder: Path, metric: str) -> int | None:
     return min(finite, key=lambda step: (values[step], -step), default=None)
 
 
+def best_step(run_dir: str | Path, metric: str) -> int | None:
+    """The same, for those who use a run; a checkpoint that might be the best is not passed over."""
+    folder = folder_of(run_dir)
+    for step in steps_in(folder):
+        try:
+            archive.manifest(folder / str(step))
+        except archive.Damaged as damaged:
+            if (folder / str(step)).is_dir():  # and is not removed meanwhile
+                raise UserError(_with_good_ones(folder, step, damaged)) from damaged
+    return best_in(folder, metric)
+
+
 def identity_in(run_dir: str | Path) -> Identity | None:
     """The identity in the newest readable checkpoint of a run, if there is any."""
     folder = folder_of(run_dir)
@@ -346,10 +396,11 @@ def _refuse_other_arrays(title: str, written: dict, wanted: dict, *, part: bool)
 
 
 def _refuse_if_only_damaged(folder: Path) -> None:
-    if damaged := sorted(path.name for path in folder.glob("*.damaged*")):
+    if damaged := sorted(path.name for path in folder.glob(f"*{DAMAGED}*")):
         raise UserError(
             f"no good checkpoint is left in {folder}, only {_list(damaged)}; "
-            "to start again at step 0, move that folder away"
+            "put back a copy of one, start another run with run.dir, or start again at step 0 once "
+            f"`windlass runs --delete {folder.parent}` has deleted this one"
         )
 
 
@@ -369,9 +420,13 @@ def _metric(folder: Path, name: str) -> float:
 
 
 def _remove(folder: Path) -> None:
-    # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
-    going = folder.with_name(folder.name + REMOVING)
-    os.rename(folder, going)
+    """Remove a checkpoint, unless somebody reads it: then it goes after a later save."""
+    with folder_lock(folder, shared=False) as is_free:
+        if not is_free:
+            return
+        # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
+        going = folder.with_name(folder.name + REMOVING)
+        os.rename(folder, going)
     shutil.rmtree(going)
 
 

@@ -1,11 +1,13 @@
 """Verification of checkpoints: every file and array of a run against its hash."""
 
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
 from windlass.checkpoint import archive
 from windlass.checkpoint.store import FROZEN, folder_of, steps_in
 from windlass.errors import UserError
+from windlass.files import folder_lock
 
 
 class Finding(NamedTuple):
@@ -39,11 +41,26 @@ class VerifyReport(NamedTuple):
 
 
 def verify(run_dir: str | Path) -> VerifyReport:
-    """Compare every file and array of a run's checkpoints with their hashes; change nothing."""
+    """Compare every file and array of a run's checkpoints with their hashes; change nothing.
+
+    One that a trainer removes before it is looked at is no finding.
+    """
     folder = folder_of(run_dir)
-    names = [str(step) for step in steps_in(folder)]
-    if (folder / FROZEN).exists():
-        names.append(FROZEN)
-    if not names:
+    frozen = [FROZEN] if (folder / FROZEN).exists() else []
+    findings: list[Finding] = []
+    while not findings and (names := [*map(str, steps_in(folder)), *frozen]):
+        findings = list(_findings(folder, names))
+    if not findings:
         raise UserError(f"no checkpoint in {folder}")
-    return VerifyReport(folder, [Finding(name, archive.examine(folder / name)) for name in names])
+    return VerifyReport(folder, findings)
+
+
+def _findings(folder: Path, names: Iterable[str]) -> Iterator[Finding]:
+    for name in names:
+        try:
+            with folder_lock(folder / name, shared=True):
+                damage = archive.examine(folder / name)
+        except FileNotFoundError:
+            continue
+        if (folder / name).is_dir():
+            yield Finding(name, damage)

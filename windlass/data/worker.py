@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from windlass.errors import UserError
+from windlass.processes.signals import HANDLED
 
 Make = Callable[..., dict[str, np.ndarray]]  # of row numbers, their epochs and a seed
 
@@ -52,10 +53,10 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
 
 @contextmanager
 def _signals_blocked() -> Iterator[None]:
-    """Block SIGINT and SIGTERM in this thread, and for good in a process that it starts."""
-    # Ctrl-C reaches every process of a terminal, one that still imports too; when to stop is for
-    # the one that trains to say.
-    before = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGINT, signal.SIGTERM))
+    """Block the signals that stop a run in this thread, and for good in a process it starts."""
+    # Ctrl-C, or its end, reaches every process of a terminal, one that still imports too; when to
+    # stop is for the one that trains to say.
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, HANDLED)
     try:
         yield
     finally:

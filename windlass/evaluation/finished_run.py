@@ -4,15 +4,15 @@ import dataclasses
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Int, PyTree
 
-from windlass.checkpoint.store import load, load_frozen, saved
+from windlass.checkpoint.store import Identity, chosen_step, load, load_frozen, reading
 from windlass.data import vocabulary as vocabularies
 from windlass.data.vocabulary import Vocabulary
 from windlass.devices.mesh import Mesh
@@ -34,6 +34,8 @@ from windlass.starting.describe import describe
 from windlass.starting.hugging_face import START
 from windlass.telemetry.compile_cache import keep
 
+T = TypeVar("T")
+
 
 class Loaded(NamedTuple):
     """The arrays of a checkpoint that was verified."""
@@ -42,6 +44,7 @@ class Loaded(NamedTuple):
     weights: PyTree  # as they are trained: the last, or their average
     frozen: Frozen
     carry: Carry
+    identity: Identity  # that it was written with
 
     def with_helpers(self, helpers: dict[str, PyTree]) -> "Loaded":
         """With the models that the objective names, for an evaluation."""
@@ -59,9 +62,10 @@ class FinishedRun:
     Nothing is read before `load` or `model`, which are to be called in the run's `scope`.
     """
 
-    def __init__(self, folder: Path, place: WeightsAt, described: Described):
-        self.folder, self.place, self.built = folder, place, Built(described)
+    def __init__(self, folder: Path, place: Callable[[], WeightsAt], described: Described):
+        self.folder, self.built = folder, Built(described)
         self.run = self.built.run
+        self._place = place  # asked anew each time: the run may be training meanwhile
 
     def scope(self) -> AbstractContextManager:
         return self.built.described.scope()
@@ -70,10 +74,9 @@ class FinishedRun:
     def programs(self) -> Programs:
         return Programs(self.built, steps=1)  # none of which depends on how many there are
 
-    @cached_property
-    def step(self) -> int:
-        """The step requested, which a damaged checkpoint may turn out not to have."""
-        return saved(self.folder, self.place.step)[-1]
+    def reading(self, read: Callable[[int], T]) -> T:
+        """The result of `read` for the step requested, whose checkpoint stays there meanwhile."""
+        return reading(self.folder, lambda: chosen_step(self.folder, self._place().step), read)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -130,9 +133,8 @@ class FinishedRun:
 
     def load(
         self,
-        say: Callable[[str], None],
         *,
-        identity: dict[str, str | int | float] | None = None,
+        identity: Identity | None = None,
         frozen: bool = True,
         as_stored: bool = False,
     ) -> Loaded:
@@ -142,25 +144,31 @@ class FinishedRun:
         that were not trained stay abstract; `as_stored` keeps their dtype, which differs by device.
         """
         weights, rest = self.built.parted(self.built.abstract)
-        part, own = self.place.part, self.built.identity
+        part, own = self._place().part, self.built.identity
         expected = own | (identity or {})
-        restored = load(self.folder, {part: weights}, expected, say=say, step=self.place.step)
-        if frozen and jax.tree.leaves(rest):
-            stored = {"model": rest}
-            stored = load_frozen(self.folder, stored, own, part=True, as_stored=as_stored)
-            rest = stored["model"]
-        carry = load_carry(self.programs, self.folder, restored.step, own, say)
-        return Loaded(restored.step, restored.state[part], Frozen(rest, {}), carry)
 
-    def model(self, say: Callable[[str], None]) -> Any:
+        def read(step: int) -> Loaded:
+            restored = load(self.folder, {part: weights}, expected, step=step)
+            unchanged = rest
+            if frozen and jax.tree.leaves(rest):
+                stored = {"model": rest}
+                stored = load_frozen(self.folder, stored, own, part=True, as_stored=as_stored)
+                unchanged = stored["model"]
+            carry = load_carry(self.programs, self.folder, step, own)
+            arrays = restored.state[part], Frozen(unchanged, {}), carry
+            return Loaded(step, *arrays, restored.identity)
+
+        return self.reading(read)
+
+    def model(self) -> Any:
         """The model as it computes; what the objective solves for is solved."""
-        return self.built.model(*self._solved(self.load(say)))
+        return self.built.model(*self._solved(self.load()))
 
-    def stored_model(self, say: Callable[[str], None], *, frozen: bool = True) -> tuple[int, Any]:
-        """The step, and the same with its arrays in the dtypes they were written in."""
+    def stored_model(self, *, frozen: bool = True) -> tuple[Loaded, Any]:
+        """The checkpoint, and the same model with its arrays in the dtypes they were written in."""
         frozen = frozen or solves(self.run.objective)
-        loaded = self.load(say, frozen=frozen, as_stored=True)
-        return loaded.step, eqx.combine(*self._solved(loaded), self.built.static)
+        loaded = self.load(frozen=frozen, as_stored=True)
+        return loaded, eqx.combine(*self._solved(loaded), self.built.static)
 
     def _solved(self, loaded: Loaded) -> tuple[PyTree, PyTree]:
         return self.programs.finish(loaded.weights, loaded.frozen.model, loaded.carry)
@@ -175,7 +183,7 @@ def open_run(
 ) -> FinishedRun:
     """A run on the devices that its recipe or the overrides request."""
     folder = runs.find(run)
-    place = folders.place_of(folder, weights, step)
+    place = _place(folder, weights, step)
     keys = [f"run.dir={folder}", *overrides]
     return FinishedRun(folder, place, describe(folder / folders.RECIPE, keys, is_trained=False))
 
@@ -183,7 +191,7 @@ def open_run(
 def open_on_cpu(run: str | Path | None, *, weights: str, step: int | None) -> FinishedRun:
     """A run on one CPU in float32, whatever it was trained on."""
     folder = runs.find(run)
-    place = folders.place_of(folder, weights, step)
+    place = _place(folder, weights, step)
     layers = origin.load(folder / folders.RECIPE, [f"run.dir={folder}"])
     recipe = dataclasses.replace(
         layers.read(Run, None), mesh=Mesh(), precision=Precision(compute="float32")
@@ -191,3 +199,8 @@ def open_on_cpu(run: str | Path | None, *, weights: str, step: int | None) -> Fi
     here = DeviceChoice("cpu", 1, "cpu", [], [])
     devices, alone = jax.devices("cpu")[:1], choice(recipe, 1)
     return FinishedRun(folder, place, Described(layers, recipe, here, devices, alone, [], keep()))
+
+
+def _place(folder: Path, weights: str, step: int | None) -> Callable[[], WeightsAt]:
+    folders.place_of(folder, weights, step)  # what cannot be is refused before anything is built
+    return partial(folders.place_of, folder, weights, step)

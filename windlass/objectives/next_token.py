@@ -53,6 +53,11 @@ class Objective(BaseObjective):
             uniform = z - jnp.mean(logits, axis=-1)  # the cross-entropy with all tokens alike
             loss += self.label_smoothing * (uniform - cross_entropy)
         weight = columns["weight"]
-        is_best = (target_logit >= jnp.max(logits, axis=-1)).astype(jnp.float32)
-        sums = {"cross_entropy": cross_entropy * weight, "accuracy": is_best * weight}
+        # Of n logits that are all the highest, each is drawn as often: a target among them counts
+        # as 1/n. Collapsed logits would otherwise be right about every token.
+        highest = jnp.max(logits, axis=-1, keepdims=True)
+        ties = jnp.sum((logits == highest).astype(jnp.float32), axis=-1)
+        is_best = (target_logit == highest[..., 0]).astype(jnp.float32)
+        accuracy = is_best / jnp.maximum(ties, 1.0)
+        sums = {"cross_entropy": cross_entropy * weight, "accuracy": accuracy * weight}
         return loss * weight, sums

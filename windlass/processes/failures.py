@@ -11,7 +11,8 @@ from windlass.processes.hosts import HEARTBEAT_SECONDS
 # What JAX logs before it ends a process that has lost others, or the one that serves them all.
 SILENT = r"stopped sending heartbeats\):\n(.*?)\nThe tasks have crashed"
 CLOSED = "Failed to send RPC to coordination service"
-
+# In the error of a failed collective between processes, whoever's fault it is.
+EXCHANGES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 
 # The newest step that is saved in a folder of a run: a question for the room of checkpoints.
 NewestStep = Callable[[Path], int | None]
@@ -37,6 +38,17 @@ def in_log(text: str) -> Lost | None:
         gone = sorted({int(number) for number in numbers})
         return Lost(gone, f"no sign of life for {HEARTBEAT_SECONDS} s")
     return Lost([0], "its connection is closed") if CLOSED in text else None
+
+
+def is_of_an_exchange(error: BaseException | None) -> bool:
+    """Test for a failed collective: an error of JAX, or a plain ValueError from Gloo.
+
+    Whatever catches it on the way, as Orbax does, raises another from it.
+    """
+    if error is None:
+        return False
+    is_own = any(word in str(error) for word in EXCHANGES)
+    return is_own or is_of_an_exchange(error.__cause__ or error.__context__)
 
 
 def process_name(process: int, names: Sequence[str]) -> str:

@@ -3,11 +3,11 @@
 import json
 import os
 import signal
-import socket
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import jax
@@ -16,10 +16,14 @@ from jax.errors import JaxRuntimeError
 from jax.experimental import multihost_utils
 
 from windlass.errors import PeerLost, UserError
+from windlass.processes import rendezvous
 from windlass.processes.clusters import Hosts
+from windlass.processes.signals import say
 
 T = TypeVar("T")
 HEARTBEAT_SECONDS = 30  # without a sign of life, after which a process counts as gone
+WAITING = "waiting for the other processes"
+PATIENCE_SECONDS = 10.0  # of waiting for them, before that is printed
 JOINING_SECONDS = 300  # until all processes must be there
 LEAVING_SECONDS = 60  # until all processes must have ended, once one has
 HEARING_SECONDS = 5  # that process 0 goes on serving the others, when the run ends early
@@ -32,22 +36,26 @@ _uses: Counter[str] = Counter()
 _joined: Hosts | None = None
 
 
-def join(hosts: Hosts) -> None:
-    """Wait for the other processes; to be called before any device is touched."""
+def join(hosts: Hosts, say: Callable[[str], None] = say) -> None:
+    """Wait for the other processes; to be called before any device is touched.
+
+    Where JAX itself finds the coordinator, it alone knows who is missing, and does not tell.
+    """
     global _joined
-    _check_port(hosts)
     arguments: dict[str, Any] = {}  # by JAX itself
     if hosts.coordinator is not None:
+        rendezvous.meet(hosts, say, seconds=JOINING_SECONDS)
         arguments = dict(coordinator_address=hosts.coordinator, num_processes=hosts.processes)
         arguments |= dict(process_id=hosts.process, local_device_ids=hosts.local_devices)
         arguments |= dict(cluster_detection_method="deactivate")
     try:
-        jax.distributed.initialize(
-            **arguments,
-            initialization_timeout=JOINING_SECONDS,
-            heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
-            shutdown_timeout_seconds=LEAVING_SECONDS,
-        )
+        with _print_after(PATIENCE_SECONDS, WAITING, say):
+            jax.distributed.initialize(
+                **arguments,
+                initialization_timeout=JOINING_SECONDS,
+                heartbeat_timeout_seconds=HEARTBEAT_SECONDS,
+                shutdown_timeout_seconds=LEAVING_SECONDS,
+            )
     except JaxRuntimeError as error:
         where = hosts.coordinator or "the port that JAX chose for it (JAX_COORDINATOR_PORT)"
         what = str(error).partition("\n")[0]
@@ -59,22 +67,15 @@ def join(hosts: Hosts) -> None:
     _joined = hosts
 
 
-def _check_port(hosts: Hosts) -> None:
-    """Refuse a port that something else listens on.
-
-    JAX may crash there without a word, or share it with another run and mix the processes of both.
-    """
-    if hosts.coordinator is None or hosts.process:
-        return
-    with socket.socket() as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(("", int(hosts.coordinator.rpartition(":")[2])))
-        except OSError as error:
-            raise UserError(
-                f"{hosts} cannot listen for the others at {hosts.coordinator} ({error.strerror}); "
-                "another port would do, on every host"
-            ) from None
+@contextmanager
+def _print_after(seconds: float, text: str, say: Callable[[str], None]) -> Iterator[None]:
+    """Print a line, should this block take longer than `seconds`."""
+    timer = threading.Timer(seconds, say, [text])
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
 
 
 def joined() -> Hosts | None:

@@ -18,18 +18,21 @@ from windlass.config.reading import show
 from windlass.errors import PeerLost, UserError
 from windlass.processes import hosts as processes
 from windlass.processes.clusters import Hosts
-from windlass.processes.failures import Lost, NewestStep, left, log_hint, process_name
+from windlass.processes.failures import (
+    Lost,
+    NewestStep,
+    is_of_an_exchange,
+    left,
+    log_hint,
+    process_name,
+)
 from windlass.processes.hosts import HEARTBEAT_SECONDS
 from windlass.processes.signals import Signals, clear, say
-from windlass.version import __version__
+from windlass.version import __version__, source_hash
 
 REFUSED, FAILED = 2, 1
-WAITING = "waiting for the other processes"
-PATIENCE_SECONDS = 5.0  # of waiting for them, before that is printed
 OWN_WORDS_SECONDS = 1.0  # a process that refuses what another refuses, too, says so itself
 CLOSED_SECONDS = 5.0  # until the ending of a process that closes its connections is known
-# In the error of a failed collective between processes, whoever's fault it is.
-EXCHANGES = ("Gloo", "NCCL", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 CLOSED = ("closed by peer", "reset by peer", "Broken pipe")
 # What may be another on each host: where and how fast rows are read.
 OWN = ("data.cache", "data.workers", "data.prefetch")
@@ -57,8 +60,8 @@ class Peers:
         self.folder: str | None = None
         self.is_over = False  # the run ends early, here first or by another process
         if processes.joined() is None:
-            with signals.phase(WAITING), _print_after(PATIENCE_SECONDS, f"{signals.who}{WAITING}"):
-                processes.join(hosts)
+            with signals.phase(processes.WAITING):
+                processes.join(hosts, lambda text: say(f"{signals.who}{text}"))
         self.names = processes.each("name", socket.gethostname())
         self._send(names=self.names)
         self._ending = processes.Ending()
@@ -88,7 +91,9 @@ class Peers:
 
     def compare(self, recipe: dict) -> None:
         """Refuse to train different recipes, or by different programs, as one run."""
-        ours = {"windlass": __version__, "jax": jax.__version__, **recipe}
+        programs = {"windlass": __version__, "jax": jax.__version__}
+        programs["windlass.source"] = source_hash()
+        ours = programs | recipe
         every = [json.loads(one) for one in processes.each("recipe", json.dumps(ours))]
         wrong = [
             f"process {number} has {key} {show(theirs)}, process 0 has {show(first)}"
@@ -98,8 +103,8 @@ class Peers:
         ]
         if wrong:
             what = "the same recipe and the same keys"
-            if any(key in wrong[0].split() for key in ("windlass", "jax")):
-                what = "the same versions of windlass and JAX"
+            if any(key in wrong[0].split() for key in programs):
+                what = "the same versions of windlass and JAX, to the last line of their source"
             raise UserError("\n".join(wrong) + f"; start every host with {what}")
 
     def ask_to_stop(self, number: signal.Signals) -> None:
@@ -151,7 +156,7 @@ class Peers:
     def _explain(self, error: Exception) -> None:
         """Distinguish a fault of this process from one that is only the end of another."""
         text = str(error)
-        if not isinstance(error, PeerLost) and not any(word in text for word in EXCHANGES):
+        if not isinstance(error, PeerLost) and not is_of_an_exchange(error):
             first = text.partition("\n")[0]
             self.end(f"it failed, by {type(error).__name__}: {first}", FAILED)
             return
@@ -194,14 +199,3 @@ def check_devices(processes: int, devices: list) -> None:
             f"device.count is {len(devices)}, which leaves {who} without a device; leave it out, "
             "or start fewer processes"
         )
-
-
-@contextmanager
-def _print_after(seconds: float, text: str) -> Iterator[None]:
-    """Print a line, should this block take longer than `seconds`."""
-    timer = threading.Timer(seconds, say, [text])
-    timer.start()
-    try:
-        yield
-    finally:
-        timer.cancel()

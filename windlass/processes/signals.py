@@ -1,4 +1,4 @@
-"""Ctrl-C and SIGTERM: the loop finishes its step and saves; before the loop, the process ends.
+"""Ctrl-C, SIGTERM, SIGHUP: the loop finishes its step and saves; before it, the process ends.
 
 An exception that leaves a signal handler during a compilation crashes the process, and a handler
 does not run at all while the compiler works. So the handlers do nothing, and a thread receives a
@@ -16,7 +16,8 @@ from typing import Any
 
 from windlass.processes.pipe import Pipe
 
-HANDLED = (signal.SIGINT, signal.SIGTERM)
+# SIGHUP comes when a terminal or an ssh session is closed.
+HANDLED = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 SHOW_CURSOR = "\x1b[?25h"
 CLEAR_LINE = "\r\x1b[K"
 
@@ -42,7 +43,10 @@ class Signals:
             return
         reads, writes = os.pipe()
         os.set_blocking(writes, False)
-        before = {number: signal.signal(number, _nothing) for number in HANDLED}
+        # Under nohup SIGHUP is ignored, and who asked for that wants the run to go on.
+        is_ignored = signal.getsignal(signal.SIGHUP) == signal.SIG_IGN
+        handled = [n for n in HANDLED if n != signal.SIGHUP or not is_ignored]
+        before = {number: signal.signal(number, _nothing) for number in handled}
         descriptor = signal.set_wakeup_fd(writes, warn_on_full_buffer=False)
         watcher = threading.Thread(target=self._watch, args=[reads], daemon=True)
         watcher.start()
@@ -159,5 +163,8 @@ def clear() -> None:
     """Leave a terminal as it was before a bar was drawn on it."""
     # A bar draws itself again below the text, hides the cursor, and keeps what is written to the
     # stream from getting through as it is.
-    if sys.stderr.isatty():
-        os.write(sys.stderr.fileno(), f"{CLEAR_LINE}{SHOW_CURSOR}".encode())
+    try:
+        if sys.stderr.isatty():
+            os.write(sys.stderr.fileno(), f"{CLEAR_LINE}{SHOW_CURSOR}".encode())
+    except (OSError, ValueError):  # as in `say`
+        pass

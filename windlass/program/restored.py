@@ -1,6 +1,5 @@
 """The carry of a checkpoint, for those that use a run without training it."""
 
-from collections.abc import Callable
 from pathlib import Path
 
 import jax
@@ -12,9 +11,7 @@ from windlass.objectives import Carry
 from windlass.program.programs import Programs
 
 
-def load_carry(
-    programs: Programs, folder: Path, step: int, identity: Identity, say: Callable[[str], None]
-) -> Carry:
+def load_carry(programs: Programs, folder: Path, step: int, identity: Identity) -> Carry:
     """The carry of a run at a step, as it was stored: its rows may be those of another batch."""
     abstract = programs.abstract_carry()
     if not jax.tree.leaves(abstract):
@@ -28,4 +25,4 @@ def load_carry(
 
     leaves = [stored(path, x) for path, x in named(abstract).items()]
     shapes = jax.tree.unflatten(jax.tree.structure(abstract), leaves)
-    return store.load(folder, {"carry": shapes}, identity, say=say, step=step).state["carry"]
+    return store.load(folder, {"carry": shapes}, identity, step=step).state["carry"]

@@ -4,11 +4,11 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import yaml
 
-from windlass.checkpoint.store import contents
+from windlass.checkpoint.store import Identity
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics
 from windlass.units import number
@@ -25,6 +25,13 @@ LOSSES = {
 WEIGHTS = {"last": "the last", "best": "the best", "ema": "the average of the"}
 
 
+class SavedAt(NamedTuple):
+    """The checkpoint that is exported: its step, and the identity that it was written with."""
+
+    step: int
+    identity: Identity
+
+
 @dataclass(frozen=True)
 class Subject:
     """Subject of a model card."""
@@ -34,7 +41,7 @@ class Subject:
     adapters: tuple[Any, ...]  # its sections
     form: Form
     weights: str
-    step: int
+    saved: SavedAt
     title: str
     address: str  # what others load: the name on the hub, or the folder's
     base: str | None  # the model it started from, as the hub names it
@@ -96,12 +103,12 @@ def _facts(of: Subject) -> str:
 def _rows(of: Subject) -> Iterator[tuple[str, str]]:
     train = of.recipe["train"]
     steps = f" of {train['steps']}" if train.get("steps") else ""
-    yield "weights", f"{WEIGHTS[of.weights]} weights, at step {of.step}{steps}"
-    measured = _measured(of.run / folders.METRICS, of.step)
+    yield "weights", f"{WEIGHTS[of.weights]} weights, at step {of.saved.step}{steps}"
+    measured = _measured(of.run / folders.METRICS, of.saved.step)
     if "tokens" in measured:
         yield "tokens trained on", number(measured["tokens"])
     yield from ((title, number(measured[key])) for key, title in LOSSES.items() if key in measured)
-    identity = contents(of.run, str(of.step))["identity"]
+    identity = of.saved.identity
     yield "data", f"{identity.get('data', 'unknown')} (hash of the documents)"
     yield "tokenizer", f"{identity.get('tokenizer', 'unknown')}"
     if starts := about.read(of.run / folders.ABOUT):

@@ -11,9 +11,9 @@ from typing import Any, Literal
 import equinox as eqx
 import jax
 from rich.console import Console
-from rich.text import Text
 
 from windlass import adapters
+from windlass.checkpoint import store
 from windlass.config import listing, read, section, tree
 from windlass.config.start import Weights
 from windlass.data.progress import progress
@@ -23,7 +23,7 @@ from windlass.hub import peft, weights
 from windlass.layers.names import named
 from windlass.release import check as checking
 from windlass.release import contents, folder, merge, push
-from windlass.release.card import Form, Subject
+from windlass.release.card import Form, SavedAt, Subject
 from windlass.release.check import LogitDifference
 from windlass.release.contents import ExportFile
 from windlass.units import size
@@ -89,23 +89,29 @@ class Export:
 
     def __call__(self) -> Exported:
         source, options = self.source, self.options
-        planned = list(self.files(source.abstract, source.step))
-        self.refuse_early(planned)
+        at, planned = source.reading(self.planned)
+        self.refuse_early(planned, at)
         if options.dry_run:
-            return self.exported(planned, source.step)
+            return self.exported(planned, at.step)
         with source.scope():
             whole = self.form != "adapter" or options.check
-            step, model = source.stored_model(self.say, frozen=whole)
-            files = list(self.files(model, step))
+            loaded, model = source.stored_model(frozen=whole)
+            at = SavedAt(loaded.step, loaded.identity)
+            files = list(self.files(model, at))
             with folder.written(self.to) as place:
                 self.write(files, place)
             comparison = self.compared(model) if options.check else None
         address = None
         if options.push is not None and (comparison is None or comparison.good):
             address = push.push(self.to, options.push, options.private)
-        return self.exported(files, step, comparison, address)
+        return self.exported(files, at.step, comparison, address)
 
-    def refuse_early(self, planned: list[ExportFile]) -> None:
+    def planned(self, step: int) -> tuple[SavedAt, list[ExportFile]]:
+        """Files of the export before any array is read."""
+        at = SavedAt(step, store.contents(self.source.folder, str(step))["identity"])
+        return at, list(self.files(self.source.abstract, at))
+
+    def refuse_early(self, planned: list[ExportFile], at: SavedAt) -> None:
         """Refuse what is known to fail before anything is read or written."""
         folder.check_vacant(self.to, self.options.force)
         if self.options.push is not None and not self.options.dry_run:
@@ -116,9 +122,9 @@ class Export:
             needed = _total(planned)
             if self.form == "adapter" and self.options.check:
                 needed += sum(4 * x.size for x in jax.tree.leaves(self.source.built.stages[0]))
-            folder.check_room(self.to, needed, self.smaller())
+            folder.check_room(self.to, needed, self.smaller(at))
 
-    def files(self, model: Any, step: int, dtype: str | None = None) -> Iterator[ExportFile]:
+    def files(self, model: Any, at: SavedAt, dtype: str | None = None) -> Iterator[ExportFile]:
         """Files of the export; an abstract model has the same names and sizes."""
         source, dtype = self.source, dtype or self.dtype
         if self.form == "adapter":
@@ -132,7 +138,7 @@ class Export:
                 _bytes(self.options.shard_size),
                 has_adapters=self.form == "own",
             )
-        yield from contents.beside(source, self.subject(step))
+        yield from contents.beside(source, self.subject(at))
 
     @property
     def base(self) -> str | None:
@@ -143,7 +149,7 @@ class Export:
         # A folder of this machine is of use on it, and nobody else's business.
         return start["path"] if self.options.push is None else Path(start["path"]).name
 
-    def subject(self, step: int) -> Subject:
+    def subject(self, at: SavedAt) -> Subject:
         source, options = self.source, self.options
         return Subject(
             run=source.folder,
@@ -151,7 +157,7 @@ class Export:
             adapters=source.run.adapter,
             form=self.form,
             weights=options.weights,
-            step=step,
+            saved=at,
             title=(options.push or self.to.name).rpartition("/")[2],
             address=options.push or self.to.name,
             base=source.start.get("hub"),
@@ -196,13 +202,13 @@ class Export:
                 file.write(Path(place), lambda count: None)
             yield Path(place)
 
-    def smaller(self) -> str:
+    def smaller(self, at: SavedAt) -> str:
         """Advice on what takes less room, if anything does."""
         less = []
         if self.form == "adapter":
             less += ["without --check"] if self.options.check else []
         elif self.dtype == "float32":
-            total = _total(self.files(self.source.abstract, self.source.step, "bfloat16"))
+            total = _total(self.files(self.source.abstract, at, "bfloat16"))
             less.append(f"--dtype bfloat16 takes {size(total)}")
         if self.form == "merged" and not _not_alone(self.source):
             less.append("--as adapter takes next to nothing")
@@ -217,9 +223,6 @@ class Export:
     ) -> Exported:
         sizes = {file.name: file.size for file in files}
         return Exported(self.to, self.form, step, sizes, comparison, address)
-
-    def say(self, text: str) -> None:
-        self.console.print(Text(text))
 
 
 def _form(requested: Form | None, source: FinishedRun) -> Form:

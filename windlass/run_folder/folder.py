@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Literal, NamedTuple, get_args
 
 from windlass import files, seal
-from windlass.checkpoint.store import best_in, folder_of, steps_in
+from windlass.checkpoint.store import best_step, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.config.start import Weights
 from windlass.data.tokenizer import Tokenizer
@@ -143,7 +143,7 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
         return WeightsAt(step, "ema")
     if step is not None:
         raise UserError(f"weights=best has a step of its own; leave step {step} out")
-    best = best_in(folder_of(folder), train.watched)
+    best = best_step(folder, train.watched)
     if best is None:
         raise UserError(
             f"no checkpoint in {folder_of(folder)} has a {train.watched.replace('_', ' ')}; "

@@ -26,6 +26,7 @@ WRITTEN = (
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.
     *(f"{name}.*{files.PARTIAL}" for name in REPLACED),
+    *(f"{name}{files.DAMAGED}*" for name in LINES),
     *(f"{reference.FOLDER}{files.PARTIAL}", f".{reference.FOLDER}.former"),
     f"{shared_folders.PROBE}*",
     folders.RECIPE,  # the last to go: what is half deleted is still a run, to be deleted again
@@ -122,6 +123,25 @@ def standing(folder: Path) -> Standing:
         size_bytes=size_of(folder),
         changed=newest.stat().st_mtime,
     )
+
+
+def check_checkpoints(folder: Path) -> None:
+    """Refuse to start at step 0 in the folder of a run whose checkpoints somebody took away."""
+    checkpoints = folder_of(folder)
+    if steps_in(checkpoints) or any(checkpoints.glob(f"*{files.DAMAGED}*")):
+        return
+    starts = about.read(folder / folders.ABOUT)
+    # A start after step 0 had restored one, and an end had saved one. Records alone may be of a
+    # start that was killed before its first was saved, but its folder was there by then.
+    reached = [start.get(name) or 0 for start in starts for name in ("step", "at")]
+    if not checkpoints.exists():
+        reached.append((metrics.last(folder / folders.METRICS) or {}).get("step", 0))
+    if step := max(reached, default=0):
+        raise UserError(
+            f"{folder} was trained to step {step}, and has no checkpoint any more; put back "
+            f"{checkpoints}, start another run with run.dir, or start again at step 0 once "
+            f"`windlass runs --delete {folder}` has deleted what is left"
+        )
 
 
 def trained_by(folder: Path) -> str | None:

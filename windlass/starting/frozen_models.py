@@ -5,7 +5,6 @@ A run stores none of their weights. It stores which they are, and reads them aga
 
 import hashlib
 import json
-from collections.abc import Callable
 from dataclasses import field
 from pathlib import Path
 from typing import Annotated, Any
@@ -123,7 +122,7 @@ def identity(run: Run) -> dict[str, str]:
 
 
 def take(
-    built: Built, vocabulary: Vocabulary | None, say: Callable[[str], None]
+    built: Built, vocabulary: Vocabulary | None
 ) -> tuple[dict[str, PyTree], list[tuple[str, str]]]:
     """The arrays of each helper where they live, in the precision they compute in, and facts.
 
@@ -133,7 +132,7 @@ def take(
     for name, helper in built.run.helpers.items():
         if vocabulary is not None:
             _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
-        arrays, origin = _arrays(built, name, helper.start, say)
+        arrays, origin = _arrays(built, name, helper.start)
         like = built.helpers[name].arrays
         leaves = [arrays[path].astype(x.dtype) for path, x in named(like).items()]
         trees[name] = jax.tree.unflatten(jax.tree.structure(like), leaves)
@@ -142,15 +141,13 @@ def take(
     return trees, facts
 
 
-def _arrays(
-    built: Built, name: str, start: Start, say: Callable[[str], None]
-) -> tuple[dict[str, Array], str]:
+def _arrays(built: Built, name: str, start: Start) -> tuple[dict[str, Array], str]:
     if start.run is None:
         abstract, config = built.helpers[name].arrays, built.run.helpers[name].model
         arrays, (origin, _) = hugging_face.take(start, abstract, models.names(config), key(name))
         return arrays, origin[1]
     folder, place = other_run.check(start, key(name))
-    step, arrays = other_run.whole(folder, place, built.described, say)
+    step, arrays = other_run.whole(folder, place, built.described)
     return arrays, f"{folder} at step {step}"
 
 

@@ -5,7 +5,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -29,6 +29,7 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
 
+T = TypeVar("T")
 SHOWN = 8  # arrays in a refusal
 # The sections that a run goes on with when the run that they came from is gone.
 SECTIONS = ("model", "start", "residual", "tokenizer", "adapter")
@@ -107,55 +108,73 @@ def take(
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
     folder, place = check(start)
-    stored = _Stored.of(folder, place)
+    return _reading(folder, place, lambda stored: _taken(stored, start, built, vocabulary, say))
+
+
+def _taken(
+    stored: "_Stored", start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
+) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+    folder = stored.folder
     stage = adapter.shared(folders.stored(folder).get("adapter"), built.run.adapter)
     merges, model = stage is None, built.stages[stage or 0]
-    source = f"{folder} at step {{}}, {start.which} weights{', the adapter merged' * merges}"
-    step, computed = None, {}
+    which = f"{start.which} weights{', the adapter merged' * merges}"
+    computed = {}
     if merges or stored.is_solved:
-        step, computed = stored.computed(built.described, say, merges=merges)
+        computed = stored.computed(built.described, merges=merges)
     here, known = named(model), computed or stored.arrays
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
         raise UserError(_no_match(folder, here, known))
     _check_vocabulary(folder, stored.tokenizer, vocabulary, model, fits, say)
-    if step is None:
-        step, arrays = stored.read({path: here[path] for path in fits}, say)
-    else:
+    if computed:
         arrays = {path: computed[path] for path in fits}
-    return {stage or 0: arrays}, [("start", source.format(step)), *_listed(fits, here, known)]
+    else:
+        arrays = stored.read({path: here[path] for path in fits})
+    source = f"{folder} at step {stored.step}, {which}"
+    return {stage or 0: arrays}, [("start", source), *_listed(fits, here, known)]
 
 
 def whole(
-    folder: Path, place: folders.WeightsAt, described: Described, say: Callable[[str], None]
+    folder: Path, place: folders.WeightsAt, described: Described
 ) -> tuple[int, dict[str, Array]]:
     """The step and the plain model of another run, by path, on the mesh of one that is described.
 
     Its adapter is merged, and solved is what its objective solves for.
     """
-    stored = _Stored.of(folder, place)
     merges = bool(folders.stored(folder).get("adapter"))
-    return stored.computed(described, say, merges=merges)
+
+    def read(stored: _Stored) -> tuple[int, dict[str, Array]]:
+        return stored.step, stored.computed(described, merges=merges)
+
+    return _reading(folder, place, read)
+
+
+def _reading(folder: Path, place: folders.WeightsAt, read: Callable[["_Stored"], T]) -> T:
+    """The result of `read` for a checkpoint of a run, which may be training meanwhile."""
+    return store.reading(
+        folder,
+        lambda: store.chosen_step(folder, place.step),
+        lambda step: read(_Stored.of(folder, step, place.part)),
+    )
 
 
 class _Stored(NamedTuple):
     """The arrays of another run, as its manifests have them."""
 
     folder: Path
-    step: int | None
+    step: int
     part: str  # of the state
     trained: dict[str, dict]
     frozen: dict[str, dict]
     tokenizer: str  # what its checkpoint says of it
 
     @staticmethod
-    def of(folder: Path, place: folders.WeightsAt) -> "_Stored":
-        newest = store.steps_in(store.folder_of(folder))[-1]
-        manifest = store.contents(folder, str(newest if place.step is None else place.step))
-        trained, frozen = _below(place.part, manifest["arrays"]), {}
+    def of(folder: Path, step: int, part: str) -> "_Stored":
+        manifest = store.contents(folder, str(step))
+        trained, frozen = _below(part, manifest["arrays"]), {}
         if (store.folder_of(folder) / store.FROZEN).exists():
             frozen = _below("model", store.contents(folder, store.FROZEN)["arrays"])
-        return _Stored(folder, *place, trained, frozen, manifest["identity"]["tokenizer"])
+        return _Stored(folder, step, part, trained, frozen, manifest["identity"]["tokenizer"])
 
     @property
     def is_solved(self) -> bool:
@@ -170,10 +189,8 @@ class _Stored(NamedTuple):
     def arrays(self) -> dict[str, dict]:
         return self.trained | self.frozen
 
-    def read(
-        self, here: dict[str, Any], say: Callable[[str], None]
-    ) -> tuple[int, dict[str, Array]]:
-        """The step, and the arrays of these paths, each where it is to live."""
+    def read(self, here: dict[str, Any]) -> dict[str, Array]:
+        """The arrays of these paths, each where it is to live."""
 
         def shapes(of: dict[str, dict]) -> dict[str, jax.ShapeDtypeStruct]:
             # As it is stored: it is compared with its fingerprint before it is cast.
@@ -184,28 +201,26 @@ class _Stored(NamedTuple):
             }
 
         state = {self.part: shapes(self.trained)}
-        restored = store.load(self.folder, state, {}, say=say, step=self.step)
+        restored = store.load(self.folder, state, {}, step=self.step)
         arrays = dict(restored.state[self.part])
         if frozen := shapes(self.frozen):
             arrays |= store.load_frozen(self.folder, {"model": frozen}, {}, part=True)["model"]
-        return restored.step, arrays
+        return arrays
 
-    def computed(
-        self, described: Described, say: Callable[[str], None], *, merges: bool
-    ) -> tuple[int, dict[str, Array]]:
-        """The step and the weights as the run uses them: solved, and with its adapter merged."""
+    def computed(self, described: Described, *, merges: bool) -> dict[str, Array]:
+        """The weights as the run uses them: solved, and with its adapter merged."""
         theirs = without_batch(self.recipe)
         alike = replace(described, run=theirs, began=None, divided=None)
         programs = Programs(Built(alike), steps=1)
         built = programs.built
-        step, arrays = self.read(named(built.abstract), say)
+        arrays = self.read(named(built.abstract))
         leaves = [arrays[path] for path in named(built.abstract)]
         model = jax.tree.unflatten(jax.tree.structure(built.abstract), leaves)
-        carry = load_carry(programs, self.folder, step, {}, say)
+        carry = load_carry(programs, self.folder, self.step, {})
         model = eqx.combine(*programs.finish(*built.parted(model), carry), built.static)
         if merges:
             model = eqx.filter_jit(adapters.merged)(model)
-        return step, named(eqx.filter(model, eqx.is_array))
+        return named(eqx.filter(model, eqx.is_array))
 
 
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:

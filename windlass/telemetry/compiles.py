@@ -16,7 +16,7 @@ from windlass.processes import hosts
 from windlass.processes.exclusive import EXCLUSIVE
 from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.console import ConsoleReport
-from windlass.telemetry.metrics import read, truncate
+from windlass.telemetry.metrics import mend, read
 from windlass.telemetry.signature import Signature, key, summarize
 from windlass.units import counted, duration, size
 
@@ -135,8 +135,8 @@ class Watch:
         self._file, self.step = path, step
         for record in self._unwritten:
             record["step"] = step
-        if hosts.is_first():
-            truncate(path)  # only of a line that a killed process left unfinished
+        if hosts.is_first() and (mended := mend(path)) is not None:
+            self.report.warning(mended)
         self.flush()
 
     def took(self, step: int) -> None:
@@ -182,11 +182,11 @@ class Watch:
         for path in self._former:
             try:
                 records = read(path) if path.exists() else []
-            except UserError:  # somebody spoilt it, and it is no reason not to train
+            except (UserError, OSError):  # somebody spoilt it, and it is no reason not to train
                 continue
             for record in reversed(records):
-                if record["program"] == program and not record["cached"]:
-                    return record["seconds"]
+                if record.get("program") == program and not record.get("cached"):
+                    return record.get("seconds")
         return None
 
     def compile(

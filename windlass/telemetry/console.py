@@ -1,9 +1,13 @@
 """Console output of a run: a progress bar on a terminal, plain lines anywhere else."""
 
+import math
+import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from typing import TextIO, cast
 
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
@@ -11,10 +15,12 @@ from rich.status import Status
 from rich.text import Text
 
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
+from windlass.telemetry.output import LastingOutput
 from windlass.units import count, duration, number
 
 NAME_WIDTH = 12  # of the left column of facts
 EVALUATED = ("validation_ema_", "validation_")  # printed before the first of several such numbers
+RECENT, FEWEST = 10, 3  # losses that the next one is compared with, and before there is a warning
 STARVED = 0.1  # of a step spent waiting for data, above which there is a warning
 
 
@@ -32,14 +38,17 @@ class ConsoleReport:
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ):
-        self.console = console or Console(highlight=False)
+        self._output = LastingOutput(sys.stdout)
+        self.console = console or Console(file=cast(TextIO, self._output), highlight=False)
+        self._is_read = True
         self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
         self._bar: Progress | None = None
         self._status: Status | None = None
         self._total, self._first = 0, 0
-        self._is_starved = False
+        self._is_starved, self._has_spiked = False, False
+        self._losses: deque[float] = deque(maxlen=RECENT)
         self._patience, self._spoke = patience, clock()
         self._doing: list[Doing] = []  # what goes on, the innermost last
         self._lock = threading.Lock()  # over what goes on, which a thread looks at
@@ -143,6 +152,7 @@ class ConsoleReport:
         else:
             self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
         self._warn_of_waiting(step, metrics)
+        self._warn_of_spike(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
         parts, before = [], None
@@ -162,6 +172,12 @@ class ConsoleReport:
         """Summary after the last step, a fact in a line."""
         self.close()
         self.banner(summary)
+
+    def has_lost_reader(self) -> bool:
+        """True once, after standard output was found to lead nowhere any more."""
+        is_new = self._is_read and self._output.is_lost
+        self._is_read = self._is_read and not is_new
+        return is_new
 
     @property
     def seconds(self) -> float:
@@ -195,6 +211,22 @@ class ConsoleReport:
                 f"{share:.0%} of a step is spent waiting for data (see data_wait_ms in "
                 "metrics.jsonl); more data.workers or a larger data.prefetch may help"
             )
+
+    def _warn_of_spike(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        """Warn once of a loss that is finite, and twice the highest of the last ones, and a nat."""
+        if not math.isfinite(loss := metrics.get("loss", math.nan)):
+            return
+        highest = max(self._losses, default=0.0)
+        is_spike = len(self._losses) >= FEWEST and loss > highest + abs(highest) + 1
+        if is_spike and not self._has_spiked:
+            self._has_spiked = True
+            self.warning(
+                f"the loss jumped to {number(loss)} at step {step}, from {number(highest)} at most "
+                f"in the {len(self._losses)} reports before; if it stays there, a lower "
+                "optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help in "
+                "another run, and `windlass data` shows the rows"
+            )
+        self._losses.append(loss)
 
     def _end_status(self) -> None:
         with self._lock:

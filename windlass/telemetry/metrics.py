@@ -12,6 +12,7 @@ from windlass import files
 from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.telemetry.tensorboard import Events
+from windlass.units import counted
 
 T = TypeVar("T")
 
@@ -53,9 +54,7 @@ class Metrics:
         self.path, self._clock = Path(path), clock
         self._events = Events(self.path.parent)
         self._is_writer = hosts.is_first()
-        # A line that a killed process left unfinished would spoil the next one.
-        if self._is_writer:
-            truncate(self.path)
+        self.mended = mend(self.path) if self._is_writer else None  # what there is to say of it
 
     def write(self, step: int, values: Mapping[str, Any]) -> None:
         if not self._is_writer:
@@ -98,6 +97,26 @@ def last(path: str | Path, name: str = "step") -> dict[str, Any] | None:
         if key in line and name in (record := _record(line, path)):
             return record
     return None
+
+
+def mend(path: Path) -> str | None:
+    """Keep the records of a file alone, and what else it was beside it; gives what there is to say.
+
+    A line that a killed process left unfinished would spoil the next one, and goes without a word.
+    """
+    if path.is_dir():
+        place = files.aside(path)
+        path.rename(place)
+        return f"{path} was a folder, which is now {place}; the records begin anew"
+    lines = _finished(path) if path.exists() else []
+    good = [line for line in lines if _is_record(line)]
+    if len(good) < len(lines):
+        place = files.aside(path)
+        files.write(place, path.read_bytes())
+        files.write(path, b"".join(good))
+        bad = counted(len(lines) - len(good), "line")
+        return f"{path} has {bad} that are no records; the others are kept, and all are in {place}"
+    truncate(path)
 
 
 def truncate(path: str | Path, step: int | None = None) -> None:
@@ -213,9 +232,19 @@ class Meter:
 
 def _record(line: bytes, where: str | Path) -> dict[str, Any]:
     try:
-        return {name: _number(value) for name, value in json.loads(line).items()}
+        record = json.loads(line)
     except ValueError as error:  # neither JSON nor UTF-8
         raise UserError(f"{where} is not JSON: {error}") from error
+    if not isinstance(record, dict):
+        raise UserError(f"{where} is no record: it has no names")
+    return {name: _number(value) for name, value in record.items()}
+
+
+def _is_record(line: bytes) -> bool:
+    try:
+        return isinstance(_record(line, "").get("step"), int)
+    except UserError:
+        return False
 
 
 def _finished(path: Path) -> list[bytes]:

@@ -25,6 +25,7 @@ from windlass.program.built import InitialArrays
 from windlass.program.described import Described, Divided
 from windlass.program.step import Batch, Frozen, State
 from windlass.run_folder import folder as folders
+from windlass.run_folder import runs
 from windlass.starting import frozen_models, origin
 from windlass.starting.describe import describe
 from windlass.telemetry import metrics
@@ -123,6 +124,8 @@ def _train(
         Watch(report, strict=strict, cache=cache, former=former) as watch,
     ):
         folders.check_shared(folder)
+        if processes.is_first():
+            runs.check_checkpoints(folder)
         is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
         with signals.phase("looking for the weights to start from"):
             if described.run.start is not None and is_new:
@@ -250,7 +253,7 @@ class Loop:
             clock.step(done)
             ends = done == self.steps or self.signals.ends(done)
             evaluates = done == self.steps or evaluation_due(done)
-            saves = ends or save_due(done)
+            saves = ends or save_due(done) or self.is_left_alone()
             if evaluates or saves or done == first + 1 or report_due(done):
                 latest = self.report.step(done, state, metrics)
             if evaluates:
@@ -273,6 +276,13 @@ class Loop:
             if ends:
                 break
         return state, latest
+
+    def is_left_alone(self) -> bool:
+        """True once, where nobody reads what is printed any more: the next may be a kill.
+
+        Of several processes none knows that of the first before a step that all of them save at.
+        """
+        return processes.count() == 1 and self.terminal.has_lost_reader()
 
     @contextmanager
     def saves_if_refused(self, state: State) -> Iterator[None]:
@@ -333,7 +343,7 @@ class Loop:
     def with_helpers(self, frozen: Frozen) -> Frozen:
         session = self.session
         vocabulary = session.prepared.vocabulary
-        loaded, facts = frozen_models.take(session.built, vocabulary, self.terminal.warning)
+        loaded, facts = frozen_models.take(session.built, vocabulary)
         self.terminal.banner(facts)
         return frozen._replace(helpers=loaded)
 

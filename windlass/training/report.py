@@ -48,6 +48,8 @@ class RunReport:
         self.terminal, self.watch, self.plans = terminal, watch, plans
         self.described, self.steps = session.built.described, session.length.steps
         self.records = Metrics(folder / folders.METRICS)
+        if self.records.mended is not None:
+            terminal.warning(self.records.mended)
         self.about = About(folder / folders.ABOUT)
         self.forecast = Forecast(folder / folders.PLAN)
         self._abstract = abstract

@@ -40,8 +40,11 @@ class Writer:
         """Drop the samples after a step: a run that goes on from there writes them again."""
         if not hosts.is_first() or not self.file.exists():
             return
-        text = self.file.read_text(encoding="utf-8")
-        titles = re.finditer(rf"^{self.TITLE}(\d+)$", text, re.MULTILINE)
+        if self.file.is_dir():  # and so is not what a run wrote
+            files.put_aside(self.file)
+            return
+        text = self.file.read_bytes()  # in which somebody may have left what is not UTF-8
+        titles = re.finditer(rf"^{self.TITLE}(\d+)$".encode(), text, re.MULTILINE)
         later = [title.start() for title in titles if int(title[1]) > step]
         if later:
             files.write(self.file, text[: later[0]])
