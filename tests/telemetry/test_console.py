@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from windlass.telemetry.console import ConsoleReport
+from windlass.terminal import Terminal
 
 SPEEDS = {"loss": 3.21456, "step_ms": 250, "tokens_per_second": 12_345.0, "mfu": 0.4123}
 
@@ -188,3 +189,14 @@ def test_on_a_terminal_a_silence_is_explained_in_place():
     assert re.search(r"\rstep 0/10 ━+ +saving, 1:30 *\r", shown), shown
     # The bar takes the place of whatever was drawn before it.
     assert "training" not in shown.partition("step 0/10")[2] and shown.rstrip().endswith("left")
+
+
+def test_escape_codes_in_a_sample_do_not_reach_the_terminal():
+    file = io.StringIO()
+    console = Terminal(file=file, force_terminal=True, color_system=None, width=120)
+    with ConsoleReport(console, clock=Clock()) as report:
+        report.sample("a\x1b]0;title\x07b\x1b[2J\x9b31mc\u202ed\udce9 [/x] \u0645\u200c\u06cc")
+    assert (
+        file.getvalue()
+        == "  a\ufffd]0;titleb\ufffd[2J\ufffd31mc\ufffdd\ufffd [/x] \u0645\u200c\u06cc\n"
+    )

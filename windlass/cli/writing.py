@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Annotated, Any, Literal, TextIO
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from windlass.cli.options import (
@@ -16,12 +15,12 @@ from windlass.cli.options import (
     RunName,
     Step,
     WhichWeights,
-    harmless,
     options,
     waiting,
 )
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.terminal import Terminal, harmless
 
 Temperature = Annotated[str, typer.Option(metavar="X", help="sampling temperature; 0: greedy")]
 TopK = Annotated[str | None, typer.Option(metavar="N", help="sample from the k likeliest tokens")]
@@ -159,7 +158,7 @@ def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str 
     from windlass.data.progress import progress
 
     with (
-        progress(Console(stderr=True), "generating", len(examples)) as tell,
+        progress(Terminal(stderr=True), "generating", len(examples)) as tell,
         _opened(out) as file,
     ):
         for number, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
@@ -196,7 +195,7 @@ def _write(prompt: str, pieces: Iterator[str]) -> None:
     with waiting("loading the model"):
         first = next(pieces, "")  # what is refused is refused before anything is written
     if on_terminal:
-        Console(highlight=False, soft_wrap=True).print(Text(prompt, "bold"), end="")
+        Terminal(soft_wrap=True).print(Text(prompt, "bold"), end="")
     else:
         sys.stdout.write(prompt)
     for piece in chain([first], pieces):

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from windlass.config import credentials
 from windlass.config.reading import (
     Check,
     Problem,
@@ -106,6 +107,8 @@ def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
             raise UserError(f"{origin} holds {show(data)}; a recipe is a mapping of sections")
     tree = _nested(data or {}, "", problems)
     command_line = _command_line(overrides, problems)
+    credentials.refuse(tree, origin)
+    credentials.refuse(command_line, "the command line")
     special = overlay(tree.pop("by_device", {}), command_line.pop("by_device", {}))
     by_device = _by_device(special, problems)
     if overrides:

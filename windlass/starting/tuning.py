@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass import config
-from windlass.config import Written, listing
+from windlass.config import Written, credentials, listing
 from windlass.config.sections import flat
 from windlass.config.start import Start
 from windlass.config.text import write
@@ -53,6 +53,7 @@ def chosen(
 
     Keys of the command line are in it as they stand there.
     """
+    credentials.refuse({"--model": model, "--data": data}, "the command line")
     recipe = config.load(BASE).merged(None)
     command_line = config.load({}, overrides).command_line
     name = f"{_stem(model)}-{_stem(data)}"

@@ -11,6 +11,7 @@ from rich.status import Status
 from rich.text import Text
 
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
+from windlass.terminal import Terminal
 from windlass.units import count, duration, number
 
 NAME_WIDTH = 12  # of the left column of facts
@@ -32,7 +33,7 @@ class ConsoleReport:
         clock: Callable[[], float] = time.monotonic,
         patience: float = PATIENCE,
     ):
-        self.console = console or Console(highlight=False)
+        self.console = console or Terminal()
         self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal
