@@ -30,9 +30,20 @@ SOURCE = 2**20  # characters of a template
 INTEGER_BITS = 2**14
 EMPTY = sys.getsizeof("")
 ITEM = 64  # bytes of an item in a container, and of a number
+# Tuples, since a union is made anew each time it is written.
+TEXTS, PLAIN = (str, bytes), (str, bytes, int)
+SEQUENCES = (str, bytes, list, tuple)
+CONTAINERS = (list, tuple, set, KeysView, ValuesView, ItemsView)
 STEPS = "loop steps"  # a filter that no template can name
 WITHOUT = ("lipsum", "pprint", "urlize")  # of no use in a chat, and slow or long
 SLOW = {"striptags", "title", "urlencode", "wordcount", "wordwrap", "xmlattr"}  # for SOURCE at most
+
+
+class Budget(threading.local):
+    """Bytes that were made for a conversation, and when it must end; of each thread its own."""
+
+    made = 0
+    ends = float("inf")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -48,7 +59,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
             self.globals.pop(name, None)
         self.filters |= {name: self._measured(name, one) for name, one in self.filters.items()}
         self.filters[STEPS] = functools.partial(Steps, tick=self.tick)
-        self._budget = threading.local()
+        self._budget = Budget()
 
     def begin(self) -> None:
         """Begin a conversation with a whole budget."""
@@ -56,7 +67,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def tick(self) -> None:
         """Look at the clock."""
-        if time.monotonic() > getattr(self._budget, "ends", float("inf")):
+        if time.monotonic() > self._budget.ends:
             raise SecurityError(f"it takes more than {SECONDS:g} seconds")
 
     def made(self, value: Any) -> Any:
@@ -81,18 +92,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
         __self.tick()
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja's own around str.format
         owner = getattr(method, "__self__", None)
-        if isinstance(owner, str | bytes | int):
+        if isinstance(owner, PLAIN):
             args = __self._bounded(method.__name__, owner, args, kwargs)
         elif isinstance(__obj, LoopContext):  # of a recursive loop
             args = tuple(Steps(one, tick=__self.tick) for one in args)
         return __self.made(super().call(__context, __obj, *args, **kwargs))
 
     def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-        if operator == "*":
+        if operator == "+" and type(left) is str and type(right) is str:  # as most are
+            self._allow(len(left) + len(right))
+        elif operator == "*":
             for one, times in ((left, right), (right, left)):
-                if isinstance(one, str | bytes | list | tuple) and isinstance(times, int):
+                if isinstance(one, SEQUENCES) and isinstance(times, int):
                     self._allow(measure(one) * times)
-        elif operator == "+" and isinstance(left, str | bytes | list | tuple):
+        elif operator == "+" and isinstance(left, SEQUENCES):
             self._allow(measure(left) + measure(right))
         elif operator == "%" and isinstance(left, str):
             self._allow(_formatted(left, right))
@@ -102,7 +115,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.made(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, str | bytes | int) and attr in ("translate", "to_bytes", "maketrans"):
+        if isinstance(obj, PLAIN) and attr in ("translate", "to_bytes", "maketrans"):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
@@ -142,8 +155,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def _spend(self, size: int) -> None:
         self._allow(size)
-        self._budget.made = getattr(self._budget, "made", 0) + size
-        if self._budget.made > MADE:
+        budget = self._budget
+        budget.made += size
+        if budget.made > MADE:
             raise SecurityError(f"it makes values of more than {MADE:,} characters")
 
 
@@ -256,18 +270,18 @@ def measure(value: Any) -> int:
 
     No more is counted than is refused.
     """
-    if isinstance(value, str | bytes):
+    if isinstance(value, TEXTS):
         return sys.getsizeof(value) - EMPTY
     total, pending = 0, [value]
     while pending and total <= LONGEST:
         one = pending.pop()
         kind = type(one)
         total += ITEM
-        if issubclass(kind, str | bytes):
+        if issubclass(kind, TEXTS):
             total += sys.getsizeof(one)
         elif issubclass(kind, dict):
             pending += [*one.keys(), *one.values()]
-        elif issubclass(kind, list | tuple | set | KeysView | ValuesView | ItemsView):
+        elif issubclass(kind, CONTAINERS):
             pending += one
         elif issubclass(kind, Namespace):  # which answers slowly
             total += ITEM * ITEM
