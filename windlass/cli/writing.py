@@ -182,11 +182,10 @@ def _opened(out: str | None) -> Iterator[TextIO]:
         yield sys.stdout
         return
     try:
-        file = open(out, "w", encoding="utf-8")
+        with open(out, "w", encoding="utf-8", errors="replace") as file:
+            yield file
     except OSError as error:
         raise UserError(f"--out is {out}, which cannot be written: {error.strerror}") from None
-    with file:
-        yield file
 
 
 def _write(prompt: str, pieces: Iterator[str]) -> None:

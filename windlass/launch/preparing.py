@@ -1,6 +1,7 @@
 """Preparing a launch: a request is completed, or refused, before anything is rented."""
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -129,7 +130,7 @@ def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
     for key, value in _path_keys(merged):
         section = key.rpartition(".")[0]
         is_source = section.startswith("data.")
-        if value == MOUNT or value.startswith(f"{MOUNT}/"):
+        if _is_mounted(value):
             if bucket is None:
                 yield key, f"is {value}, and there is no --bucket that would be mounted there"
             continue
@@ -145,11 +146,16 @@ def _away(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
         yield key, f"is {value}, {where}; {listing(would)} would do"
 
 
+def _is_mounted(path: str) -> bool:
+    """A path that is in the bucket, wherever its `..` lead."""
+    return f"{posixpath.normpath(path)}/".startswith(f"{MOUNT}/")
+
+
 def _run_folder(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
     folder = flat(merged).get("run.dir")
     if bucket is None or not isinstance(folder, str) or "://" in folder:
         return
-    if not folder.startswith(f"{MOUNT}/"):
+    if not _is_mounted(folder) or posixpath.normpath(folder) == MOUNT:
         yield (
             "run.dir",
             f"is {folder}, which is not in the bucket; leave it out, or take a folder under "

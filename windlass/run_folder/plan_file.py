@@ -70,7 +70,7 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        whole = json.loads(path.read_bytes())
+        whole = files.parse_json(path.read_bytes())
         known = {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
         planned = known["planned"] or {}
         parts = {name: planned.get(name) or {} for name in ("memory", "time")}
@@ -78,7 +78,7 @@ def read(path: Path) -> dict[str, Any] | None:
         if wrong := [name for name, part in parts.items() if not isinstance(part, dict)]:
             raise ValueError(f"{wrong[0]} has no names")
         return known
-    except (ValueError, KeyError, AttributeError) as error:  # it is replaced whole
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # it is replaced whole
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 
 

@@ -9,6 +9,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.sources import Files, Records, decode, kind
 
 
@@ -33,14 +34,15 @@ class Source(Files, Records):
         file, where = self.files[number], self.where(index)
         raw = decode(file, self.reader.read(file, begin, end), begin)
         try:
-            row = json.loads(raw.rstrip())
-        except json.JSONDecodeError as wrong:
+            row = parse_json(raw.rstrip())
+        except ValueError as wrong:
             hint = "one JSON object to a line is expected"
             if raw.lstrip().startswith("["):
                 hint += "; `jq -c '.[]'` turns an array into lines"
-            raise UserError(
-                f"{where} is not JSON ({wrong.msg} at column {wrong.colno}); {hint}"
-            ) from None
+            what = str(wrong)
+            if isinstance(wrong, json.JSONDecodeError):
+                what = f"{wrong.msg} at column {wrong.colno}"
+            raise UserError(f"{where} is not JSON ({what}); {hint}") from None
         if not isinstance(row, dict):
             raise UserError(f"{where} is {kind(row)}; one JSON object to a line is expected")
         return _mended(row) if "\\u" in raw else row

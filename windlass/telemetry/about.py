@@ -1,6 +1,5 @@
 """Provenance of a run: versions, commits and devices, noted each time it is started."""
 
-import json
 import os
 import platform
 import re
@@ -70,9 +69,13 @@ def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[s
     if not path.exists():
         return []
     try:
-        whole = json.loads(path.read_bytes())
-        return whole["starts"] if part == "starts" else whole.get(part, [])
-    except (ValueError, KeyError) as error:  # it is replaced whole, so somebody edited it
+        whole = files.parse_json(path.read_bytes())
+        found = whole["starts"] if part == "starts" else whole.get(part, [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ValueError(f"{part} is no list of mappings")
+        return found
+    # It is replaced whole, so somebody edited it.
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 
 

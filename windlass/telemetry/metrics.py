@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass import files
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.processes import hosts
 from windlass.telemetry.tensorboard import Events
 
@@ -213,8 +214,8 @@ class Meter:
 
 def _record(line: bytes, where: str | Path) -> dict[str, Any]:
     try:
-        return {name: _number(value) for name, value in json.loads(line).items()}
-    except ValueError as error:  # neither JSON nor UTF-8
+        return {name: _number(value) for name, value in parse_json(line).items()}
+    except (ValueError, AttributeError) as error:  # neither JSON nor UTF-8, or no mapping
         raise UserError(f"{where} is not JSON: {error}") from error
 
 
