@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ALL = (
     *("quickstart", "finetune", "meshes", "hosts", "huggingface", "kill", "launch", "plan"),
-    "long_tests",
+    *("hostile", "long_tests"),
 )
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.

@@ -76,3 +76,18 @@ def test_a_row_has_all_columns_and_a_place(tmp_path: Path):
     source = Source(path=str(file))
     assert source.row(0) == {"a": [{"b": "\ufffd"}], "c": None}
     assert source.where(0) == f"{file} line 2"
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "it is nested too deeply"),
+        ("9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_a_line_that_python_cannot_hold_is_named(tmp_path: Path, value: str, why: str):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"text": {value}}}\n')
+    with pytest.raises(UserError) as refused:
+        Source(path=str(file))[0]
+    assert str(refused.value).startswith(f"{file} line 1 is not JSON ({why}")

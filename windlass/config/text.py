@@ -22,7 +22,8 @@ _PLAIN = {
 
 
 LONGEST = 2**18  # characters of a recipe: the parser reads some 100,000 a second
-MOST = 10_000  # values of a recipe; one that is repeated by an alias counts each time
+SHOWN = 100  # characters of a line on either side of what does not parse
+MOST = 5_000  # values of a recipe; one that is repeated by an alias counts each time
 
 
 class _Loader(yaml.SafeLoader):
@@ -73,9 +74,10 @@ def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
         assert error.problem_mark is not None
         line, column = error.problem_mark.line, error.problem_mark.column
         source = text.splitlines()[line] if line < len(text.splitlines()) else ""
+        begin = max(0, column - SHOWN)  # a line may be as long as the file
         raise UserError(
             f"{origin} does not parse: line {line + 1}, column {column + 1}: {error.problem}\n"
-            f"  {source}\n  {' ' * column}^"
+            f"  {source[begin : column + SHOWN]}\n  {' ' * (column - begin)}^"
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1

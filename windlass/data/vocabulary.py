@@ -405,7 +405,10 @@ def _end(library: Library, file: Path, eos: str | None, settings: dict[str, Any]
             f"{file} does not say which token ends a document; "
             f"tokenizer.eos names one: {', '.join(special) or 'it has no special tokens'}"
         )
-    number = library.token_to_id(eos) if isinstance(eos, str) else None
+    try:
+        number = library.token_to_id(eos)
+    except (TypeError, UnicodeEncodeError):  # no text, or half a character
+        number = None
     if number is None:
         raise UserError(
             f"tokenizer.eos is {eos if isinstance(eos, str) else show(eos)}, which is not in "

@@ -50,6 +50,7 @@ def prepare(
     _refuse(layers.origin, [*_away(merged, place), *_run_folder(merged, place)])
     run = _read(recipe, overrides, requested)
     text = _text(recipe)
+    _check_text([text, *overrides])
     name = _name(layers.name, run, [text, *overrides]) if name is None else _valid_name(name)
     keys, added = flat(merged), []
     if place is not None and not keys.get("run.dir"):
@@ -199,6 +200,18 @@ def _name(recipe: str, run: Run | None, texts: Sequence[str]) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
     return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+def _check_text(texts: Sequence[str]) -> None:
+    """Refuse what no file and no command line of the machines can hold."""
+    for text in texts:
+        odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+        if odd is not None:
+            shown = text[max(0, text.index(odd) - 20) :][:40].encode(errors="replace").decode()
+            raise UserError(
+                f"{shown!r} holds {odd!a}, which is no character of a text: the machines are sent "
+                "UTF-8"
+            )
 
 
 def _plain(recipe: str) -> str:
