@@ -7,8 +7,9 @@ import sys
 
 import pytest
 
-from windlass.cli import prepare_streams
+from windlass.cli import prepare_streams, writing
 from windlass.cli.commands import run
+from windlass.errors import UserError
 from windlass.processes.signals import Signals
 
 
@@ -65,3 +66,10 @@ def test_the_name_of_a_run_is_no_markup_and_no_escape_code(program, place, tmp_p
     assert (ended.code, ended.err) == (0, "")
     shown = {tuple(line.split()[:2]) for line in ended.out.splitlines()[1:]}
     assert shown == {(name.replace("\x1b", "\ufffd"), "[/x]") for name in names}
+
+
+def test_a_full_disk_under_generated_texts_is_named():
+    with pytest.raises(UserError) as refused:
+        writing._write_lines([{"prompt": "a"}], ["b"], "/dev/full")
+    said = "--out is /dev/full, which cannot be written: No space left on device"
+    assert str(refused.value) == said

@@ -20,6 +20,7 @@ from windlass.cli.options import (
 )
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.files import full_disk
 from windlass.terminal import Terminal, harmless
 
 Temperature = Annotated[str, typer.Option(metavar="X", help="sampling temperature; 0: greedy")]
@@ -181,11 +182,16 @@ def _opened(out: str | None) -> Iterator[TextIO]:
     if out is None:
         yield sys.stdout
         return
+
+    def refusal(error: OSError) -> str:
+        return f"--out is {out}, which cannot be written: {error.strerror}"
+
     try:
-        with open(out, "w", encoding="utf-8", errors="replace") as file:
-            yield file
+        file = open(out, "w", encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"--out is {out}, which cannot be written: {error.strerror}") from None
+        raise UserError(refusal(error)) from None
+    with full_disk(refusal), file:
+        yield file
 
 
 def _write(prompt: str, pieces: Iterator[str]) -> None:
