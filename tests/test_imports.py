@@ -10,8 +10,8 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors version units files seal chance columns config processes devices layers models "
-    "adapters residuals hub sources formats data objectives optim checkpoint telemetry run "
+    "errors version units files seal terminal chance columns config processes devices layers "
+    "models adapters residuals hub sources formats data objectives optim checkpoint telemetry run "
     "run_folder program starting evaluation analysis planning training reports release launch api "
     "cli"
 ).split()

@@ -54,11 +54,17 @@ def workplace(factory: pytest.TempPathFactory) -> Path:
     with open(folder / "lock", "w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         if not (folder / OUTPUT).exists():
-            write_corpus(folder / CORPUS, DOCUMENTS)
-            (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
-            printed = windlass(folder, "train", "tiny.yaml")
-            (folder / OUTPUT).write_text(printed.stdout)
+            train(folder)
     return folder
+
+
+def train(folder: Path) -> Path:
+    """Train the recipe in a folder, and return the folder of the run."""
+    write_corpus(folder / CORPUS, DOCUMENTS)
+    (folder / "tiny.yaml").write_text(yaml.safe_dump(RECIPE, sort_keys=False))
+    printed = windlass(folder, "train", "tiny.yaml")
+    (folder / OUTPUT).write_text(printed.stdout)
+    return only_run(folder)
 
 
 def write_corpus(path: Path, documents: int) -> None:

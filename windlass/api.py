@@ -69,6 +69,7 @@ from windlass.starting import frozen_models, origin, tuning
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.telemetry.console import ConsoleReport
+from windlass.terminal import Terminal
 from windlass.training import loop
 from windlass.training.loop import Trained
 from windlass.training.session import Evaluator, Session
@@ -662,5 +663,5 @@ def _check_chats(generator: Generator, folder: Path) -> None:
 
 
 def _say(console: Console | None, text: str) -> None:
-    console = console or Console(stderr=True, highlight=False, soft_wrap=True)
+    console = console or Terminal(stderr=True, soft_wrap=True)
     console.print(Text(text))

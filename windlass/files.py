@@ -42,6 +42,14 @@ def write_json(file: Path, content: Any) -> None:
     write(file, json.dumps(content, indent=2) + "\n")
 
 
+def parse_json(text: str | bytes) -> Any:
+    """Value of a JSON text that somebody else may have written, or a ValueError."""
+    try:
+        return json.loads(text)
+    except RecursionError:
+        raise ValueError("it is nested too deeply") from None
+
+
 def publish(partial: Path, folder: Path) -> None:
     """Publish a folder that was built elsewhere on the same disk: fsync, then rename."""
     for path in partial.rglob("*"):

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-from windlass.files import write
+from windlass.files import parse_json, write
 
 NAME = "files.json"
 EXPORT = "windlass.json"  # of an export, with what it was made from
@@ -22,7 +22,7 @@ def signed(content: dict) -> dict:
 def opened(file: Path) -> dict:
     """The content of a JSON file with its hash; ValueError when any byte is not as written."""
     text = file.read_text()
-    content = json.loads(text)
+    content = parse_json(text)
     if isinstance(content, dict) and "sha256" in content:
         content = {key: value for key, value in content.items() if key != "sha256"}
         if text in (json.dumps(signed(content)), _laid_out(content)):

@@ -1,9 +1,12 @@
 """A file, its by_device and the command line: which one wins, and what each can get wrong."""
 
+from itertools import pairwise
+
 import pytest
 
-from windlass.config import differences, load
+from windlass.config import Written, differences, load, section
 from windlass.config import recipe as recipes
+from windlass.errors import UserError
 
 RECIPE = """\
 model: {family: qwen3, layers: 2, theta: 1e4}
@@ -259,3 +262,35 @@ def test_differences_are_told_by_dotted_key_with_both_values():
         ("new.key", None, 0),
     ]
     assert differences(a, a) == []
+
+
+NINE = "".join(f"{b}: &{b} [{', '.join([f'*{a}'] * 9)}]\n" for a, b in pairwise("abcdefghi"))
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (f"a: &a [x, x, x, x, x, x, x, x, x]\n{NINE}", "more than 5,000 values"),
+        ("a: &a {b: *a}\n", "more than 5,000 values|nested too deeply"),
+        ("a: &a [*a]\n", "more than 5,000 values|nested too deeply"),
+        ("[" * 20_000, "does not parse: it is nested too deeply"),
+        ("{a: " * 5_000, "does not parse: it is nested too deeply"),
+        ("x" * 300_000, "has 300,000 characters, and a recipe a few thousand; at most 262,144 are"),
+        (f"{'.'.join('a' * 300)}: 1", "has 300 parts; a key has at most 20"),
+        (f"train: {{steps: {'9' * 5000}}}", "99 cannot be read as int"),
+        ("!!timestamp x", "x cannot be read as timestamp"),
+        ("a: !!int x", "x cannot be read as int"),
+    ],
+)
+def test_a_recipe_that_would_fill_the_memory_or_the_stack_is_refused(text, why):
+    with pytest.raises(UserError, match=why):
+        load(Written("mine", text)).read(Nothing, None)
+
+
+@section
+class Nothing:
+    """A section without keys."""
+
+
+def test_a_number_of_too_many_digits_is_text_on_the_command_line():
+    assert load({}, [f"a={'9' * 5000}"]).command_line == {"a": "9" * 5000}

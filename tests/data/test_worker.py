@@ -135,3 +135,18 @@ def test_a_worker_that_ends_is_told():
         '`if __name__ == "__main__":` around its calls, or they are made again in every worker; '
         "a machine out of memory ends them too. data.workers=0 needs no processes"
     )
+
+
+def test_without_shared_memory_workers_are_refused_with_what_would_do(monkeypatch):
+    from multiprocessing import synchronize
+
+    def absent(*_, **__):  # as the system answers where there is no /dev/shm
+        raise FileNotFoundError(2, "No such file or directory")
+
+    monkeypatch.setattr(synchronize.SemLock, "__init__", absent)
+    with pytest.raises(UserError) as refused, making(None, 2):
+        pass
+    assert str(refused.value) == (
+        "data.workers is 2, and no processes can be started here: No such file or directory; they "
+        "need semaphores in /dev/shm. data.workers=0 needs no processes"
+    )

@@ -624,7 +624,7 @@ def test_a_row_that_is_no_chat_is_refused_with_its_line(
         ),
         (
             ("{%- for message", "{{- 'x' * 10 ** 12 }}{%- for message"),
-            "it multiplies to more than 67,108,864 characters",
+            "it makes a value of more than 67,108,864 characters",
         ),
     ],
     ids="no-stop changed error raised unsafe endless huge".split(),

@@ -277,6 +277,37 @@ def test_all_that_would_compute_something_else_is_refused_at_once():
             "see a window are not scaled here",
         ),
         (
+            GEMMA_3_1B_IT,
+            {"layer_types": ["sliding_attention"] * 5 + ["full_attention"]},
+            "layer_types  has 6; it must be a list of one for each of num_hidden_layers (26)",
+        ),
+        (
+            GEMMA_3_1B_IT,
+            {"layer_types": {"0": "full_attention"}},
+            "layer_types  is a mapping; it must be a list of one for each of num_hidden_layers "
+            "(26)",
+        ),
+        (
+            QWEN2_5_0_5B,
+            {"rope_parameters": [1]},
+            "rope_parameters  is [1]; it must be a mapping",
+        ),
+        (
+            QWEN2_5_0_5B,
+            {"rope_theta": {"a": 1}},
+            "rope_theta  is a mapping; it must be a number",
+        ),
+        (
+            QWEN2_5_0_5B,
+            {"rope_scaling": {"rope_type": "yarn", "factor": "two"}},
+            'rope_scaling.factor  is "two"; it must be a number above 0',
+        ),
+        (
+            QWEN2_5_0_5B,
+            {"rope_scaling": {"rope_type": ["yarn"]}},
+            'rope_scaling.rope_type  is ["yarn"]; there are default, linear, llama3 and yarn',
+        ),
+        (
             QWEN2_5_0_5B,
             {"vocab_size": "many"},
             'vocab_size  is "many"; it must be a whole number',

@@ -164,6 +164,10 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
         '  modules_to_save      is ["lm_head"]; an adapter with it cannot be read\n'
         "  layers_to_transform  is [0]; an adapter with it cannot be read"
     )
+    (tmp_path / peft.CONFIG).write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": ["x"]}')
+    assert refused(tmp_path) == (
+        f'1 problem in the adapter in {tmp_path}:\n  lora_alpha  is ["x"]; it must be a number'
+    )
     (tmp_path / peft.CONFIG).write_text('{"peft_type": "IA3", "r": null}')
     assert refused(tmp_path) == (
         f'1 problem in the adapter in {tmp_path}:\n  peft_type  is "IA3"; only LORA can be read'

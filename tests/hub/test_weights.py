@@ -127,14 +127,31 @@ def test_a_folder_whose_weights_cannot_be_read_is_refused_with_what_would_do(tmp
     assert refused(tmp_path) == f"{tmp_path} has its weights in pytorch_model.bin; {would}"
 
     index = tmp_path / "model.safetensors.index.json"
-    index.write_text("{}")
-    assert refused(tmp_path) == f"{index} is not the index of safetensors files"
+    not_one = f"{index} is not the index of safetensors files: its weight_map is"
+    must = "and must be a mapping of the name of each tensor to its file"
+    for content, shown in (("{}", "null"), ('{"weight_map": ["a"]}', '["a"]')):
+        index.write_text(content)
+        assert refused(tmp_path) == f"{not_one} {shown}, {must}"
+    index.write_text('{"weight_map": {"a": 1}}')
+    assert refused(tmp_path) == f"{not_one} a mapping, {must}"
     index.write_text(json.dumps({"weight_map": {"a": "one.safetensors", "b": "../two"}}))
     assert refused(tmp_path) == (f"{index} names files that are not there: one.safetensors, two")
     index.unlink()
     whole = stored(tmp_path, tensors()) / "model.safetensors"
     whole.write_bytes(whole.read_bytes()[:-5])
     assert refused(tmp_path).startswith(f"{whole} is not a whole safetensors file: ")
+
+
+def test_a_tensor_in_two_files_is_refused(tmp_path):
+    every = tensors()
+    save_file(every, tmp_path / "one.safetensors")
+    save_file({EMBEDDING: every[EMBEDDING] + 1}, tmp_path / "two.safetensors")
+    places = dict.fromkeys(every, "one.safetensors") | {"other": "two.safetensors"}
+    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": places}))
+    assert refused(tmp_path) == (
+        f"{tmp_path / 'two.safetensors'} has the tensor {EMBEDDING}, which another file of "
+        f"{tmp_path} has too; which one is meant is not known, so none is read"
+    )
 
 
 def test_without_a_table_of_names_a_model_is_written_under_its_own_paths(tmp_path):

@@ -1,6 +1,7 @@
 """What the machines install."""
 
 import json
+import re
 import subprocess
 from importlib.metadata import Distribution
 from pathlib import Path
@@ -119,3 +120,13 @@ def test_words_for_a_shell_reach_pip_as_they_are(to):
     words = f'pip() {{ printf \'%s\\n\' "$@"; }}; uv() {{ pip "$@"; }}\n{line}'
     done = subprocess.run(["bash", "-c", words], capture_output=True, text=True)
     assert done.stdout.splitlines()[-1] == f"windlass-lm[tpu] @ {asked}"
+
+
+@pytest.mark.parametrize("to", TARGETS)
+def test_no_program_of_the_internet_is_piped_into_a_shell(to):
+    launch = prepare("quickstart", ["train.batch=64"], on="v6e-8", bucket="gs://mine")
+    text = find(to).write(launch)
+    assert not re.search(r"\|\s*(sudo\s+)?(ba)?sh\b", text)
+    if to != "gke":  # which has Python in its image
+        (line,) = [line for line in text.splitlines() if "--require-hashes" in line]
+        assert re.search(r"uv==[\d.]+( --hash=sha256:[0-9a-f]{64})+'", line)

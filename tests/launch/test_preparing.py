@@ -153,9 +153,8 @@ def test_files_of_this_computer_without_a_bucket_are_refused_with_what_to_do(fil
 def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     data = {"source": {"kind": "jsonl", "path": "gs://mine/rows/*.jsonl"}, "length": 90}
     model = {"path": "/bucket/models/mine"}
-    launch = prepare(
-        recipe(data=data, model=model), on="v6e-8", bucket=BUCKET, install="windlass-lm"
-    )
+    mine = recipe(data=data, model=model)
+    launch = prepare(mine, on="v6e-8", bucket=BUCKET, install="windlass-lm")
     assert launch.packages == ("windlass-lm[tpu]", "gcsfs")
     objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
     assert prepare(
@@ -182,6 +181,10 @@ def test_a_run_folder_outside_the_bucket_is_refused():
         "  run.dir  is runs/mine, which is not in the bucket; leave it out, or take a folder under "
         "/bucket/runs, where the bucket is mounted"
     )
+    for outside in ("/bucket/../../etc", "/bucket/..", "/bucket", "/buckets", "/bucket/a/../.."):
+        assert f"run.dir  is {outside}, which is not in the bucket;" in refusal(
+            f"run.dir={outside}", bucket=BUCKET
+        )
     launch = prepare(recipe(), ["run.dir=/bucket/other"], on="v6e-8", bucket=BUCKET)
     assert launch.keys == ("run.dir=/bucket/other",)
 
@@ -241,3 +244,10 @@ def test_a_recipe_of_any_name_becomes_a_file_and_machines_that_can_be_called_so(
 def test_without_a_bucket_the_machine_is_kept():
     assert prepare(recipe(), on="v6e-8").is_kept
     assert not prepare(recipe(), on="v6e-8", bucket=BUCKET).is_kept
+
+
+@pytest.mark.parametrize("path", ["/bucket/../etc/rows.jsonl", "/bucket/../../rows.jsonl"])
+def test_data_outside_of_the_bucket_is_not_on_the_machines(path):
+    assert f"data.source.path  is {path}, which is on this computer;" in refusal(
+        *("data.source.kind=jsonl", f"data.source.path={path}"), bucket=BUCKET
+    )

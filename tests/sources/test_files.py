@@ -172,3 +172,10 @@ def test_reading_a_recipe_and_files_of_this_machine_imports_no_file_systems(here
     )
     done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True)
     assert (done.stdout.strip(), done.stderr) == ("", "")
+
+
+@pytest.mark.parametrize("url", ["github://x", "reference://x", "zip://x", "http://[::1/x"])
+def test_a_file_system_that_cannot_be_made_of_a_url_is_refused(url):
+    with pytest.raises(UserError) as refused:
+        files(url, ".jsonl")
+    assert str(refused.value).startswith(f"data.source.path is {url}")

@@ -152,3 +152,18 @@ def test_an_array_that_is_not_json_is_refused_with_the_place(
     assert str(refused.value) == (
         f"{file} is not JSON ({why}); an array of objects, or one object to a line is expected"
     )
+
+
+@pytest.mark.parametrize(
+    ("value", "why"),
+    [
+        ("[" * 100_000 + "]" * 100_000, "it is nested too deeply"),
+        ("9" * 5000, "Exceeds the limit"),
+    ],
+)
+def test_a_line_that_python_cannot_hold_is_named(tmp_path: Path, value: str, why: str):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(f'{{"text": {value}}}\n')
+    with pytest.raises(UserError) as refused:
+        Source(path=str(file))[0]
+    assert str(refused.value).startswith(f"{file} line 1 is not JSON ({why}")

@@ -1,6 +1,7 @@
 """What is noted of a start."""
 
 import json
+import os
 import subprocess
 from importlib.metadata import version
 from pathlib import Path
@@ -30,13 +31,49 @@ def repository(tmp_path, monkeypatch) -> Path:
     return tmp_path
 
 
-def test_the_commit_of_the_folder_is_noted_and_whether_it_was_changed(repository):
-    head = git(repository, "rev-parse", "HEAD")
-    assert commits()["folder"] == {"commit": head, "is_changed": False}
-    (repository / "new.txt").write_text("what git does not know is no change")
-    assert commits()["folder"] == {"commit": head, "is_changed": False}
+def test_the_commit_of_the_folder_is_read_from_its_files(repository, tmp_path, monkeypatch):
+    commit = git(repository, "rev-parse", "HEAD")
+    expected = {"commit": commit, "is_changed": None}
+    assert commits()["folder"] == expected
+    inner = repository / "data/deep"
+    inner.mkdir(parents=True)
+    monkeypatch.chdir(inner)
+    assert commits()["folder"] == expected
+    git(repository, "pack-refs", "--all")
+    assert commits()["folder"] == expected
+    git(repository, "checkout", "--quiet", "--detach")
+    assert commits()["folder"] == expected
+    git(repository, "worktree", "add", "--quiet", "-b", "other", str(tmp_path / "tree"))
+    monkeypatch.chdir(tmp_path / "tree")
+    assert commits()["folder"] == expected
+
+
+def test_nothing_that_the_folders_git_config_names_is_run(repository):
+    marker = repository / "marker"
+    program = repository / "program"
+    program.write_text(f"#!/bin/sh\ntouch {marker}\ncat\n")
+    program.chmod(0o755)
+    git(repository, "config", "core.fsmonitor", str(program))
+    git(repository, "config", "filter.mine.clean", str(program))
+    (repository / ".gitattributes").write_text("*.yaml filter=mine\n")
     (repository / "mine.yaml").write_text("train: {steps: 2}\n")
-    assert commits()["folder"] == {"commit": head, "is_changed": True}
+    assert commits()["folder"]["commit"]
+    assert not marker.exists()
+    git(repository, "status")
+    assert marker.exists()  # git itself runs it, or the test would show nothing
+
+
+@pytest.mark.parametrize(
+    "content",
+    [b"", b"\xff\xfe", b"ref: refs/none", b"ref: ../secret", b"ref: refs/\0", b"ref: " * 9999],
+)
+def test_a_head_that_names_no_commit_is_left_out(repository, content):
+    (repository / "secret").write_text("a password")
+    (repository / ".git/HEAD").write_bytes(content)
+    assert "folder" not in commits()
+    (repository / ".git/HEAD").unlink()
+    os.mkfifo(repository / ".git/HEAD")
+    assert "folder" not in commits()
 
 
 def test_the_commit_of_the_source_is_noted_where_it_runs_from_a_clone(repository, monkeypatch):

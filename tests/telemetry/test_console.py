@@ -5,6 +5,7 @@ import pytest
 from rich.console import Console
 
 from windlass.telemetry.console import ConsoleReport
+from windlass.terminal import Terminal
 
 SPEEDS = {"loss": 3.21456, "step_ms": 250, "tokens_per_second": 12_345.0, "mfu": 0.4123}
 
@@ -201,3 +202,14 @@ def test_a_loss_that_jumps_far_above_the_last_ones_is_warned_of_once():
         "before; if it stays there, a lower optim.learning_rate, a longer warm-up or a smaller "
         "optim.clip_norm may help in another run, and `windlass data` shows the rows"
     ]
+
+
+def test_escape_codes_in_a_sample_do_not_reach_the_terminal():
+    file = io.StringIO()
+    console = Terminal(file=file, force_terminal=True, color_system=None, width=120)
+    with ConsoleReport(console, clock=Clock()) as report:
+        report.sample("a\x1b]0;title\x07b\x1b[2J\x9b31mc\u202ed\udce9 [/x] \u0645\u200c\u06cc")
+    assert (
+        file.getvalue()
+        == "  a\ufffd]0;titleb\ufffd[2J\ufffd31mc\ufffdd\ufffd [/x] \u0645\u200c\u06cc\n"
+    )

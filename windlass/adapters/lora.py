@@ -101,11 +101,18 @@ class Adapter(Peft):
             problems.append(("init_lora_weights", f"is {show(begun)}; {what}"))
         if not isinstance(config.get("r"), int):
             problems.append(("r", f"is {show(config.get('r'))}; it must be a whole number"))
+        numbers = {"lora_alpha": 8.0, "lora_dropout": 0.0}
+        for key in numbers:
+            value = config.get(key, numbers[key])
+            if isinstance(value, int | float) and not isinstance(value, bool):
+                numbers[key] = float(value)
+            else:
+                problems.append((key, f"is {show(value)}; it must be a number"))
         settings = {
             "rank": config.get("r"),
-            "alpha": float(config.get("lora_alpha", 8)),
+            "alpha": numbers["lora_alpha"],
             "scaling": "rslora" if config.get("use_rslora") else "plain",
-            "dropout": float(config.get("lora_dropout", 0.0)),
+            "dropout": numbers["lora_dropout"],
             "dora": bool(config.get("use_dora")),
         }
         return settings, problems

@@ -1,15 +1,24 @@
 """The command line: parse, call, print."""
 
 import sys
+from io import TextIOWrapper
 
 from windlass.processes.signals import Signals
 
 
 def main() -> None:
     """Run the program with the words it was started with."""
+    prepare_streams()
     # Before anything that takes a while to import: a signal is heard from the first moment on.
     with Signals().listening() as signals:
         from windlass.cli.commands import run
 
         code = run(sys.argv[1:], signals)
     sys.exit(code)
+
+
+def prepare_streams() -> None:
+    """Have what an encoding cannot write, such as × in a C locale, written as its number."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, TextIOWrapper):  # and not None, where it is closed
+            stream.reconfigure(errors="backslashreplace")

@@ -5,12 +5,14 @@ import sys
 from functools import partial
 from typing import Any, TextIO
 
+from windlass.cli import prepare_streams
 from windlass.processes.pipe import Pipe
 from windlass.processes.signals import Signals
 
 
 def main() -> None:
     """Run the program with the words that its parent was started with."""
+    prepare_streams()
     reads, writes, log, *words = sys.argv[1:]
     pipe = Pipe(int(reads), int(writes), log)
     for descriptor in (pipe.signals, pipe.facts):

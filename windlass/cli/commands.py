@@ -1,11 +1,12 @@
 """The commands."""
 
+import errno
+import os
 import sys
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from windlass.cli import completion, export, launch, plan, prices, report, training, writing
@@ -26,7 +27,9 @@ from windlass.cli.options import (
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
 from windlass.errors import PeerLost, UserError
+from windlass.files import FULL
 from windlass.processes.signals import Signals
+from windlass.terminal import Terminal
 from windlass.version import __version__
 
 LONG = 1000  # columns of a line that nothing may break
@@ -42,7 +45,11 @@ app = typer.Typer(
 def run(words: list[str], signals: Signals) -> int:
     """Run a command line and return the exit code; what a user can put right is printed alone."""
     try:
-        return app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
+        _check_surroundings()
+        code = app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
+        if sys.stdout is not None:
+            sys.stdout.flush()  # here, where it can still be said that this failed
+        return code
     except UserError as error:
         return _refuse(f"{signals.who}{error}")
     except PeerLost as error:
@@ -51,6 +58,9 @@ def run(words: list[str], signals: Signals) -> int:
     except typer.TyperException as error:
         what = error.format_message().rstrip(".")
         return _refuse(f"{what[:1].lower()}{what[1:]}; windlass --help says what there is")
+    except OSError as error:  # of the surroundings, and no fault of the user's or of ours
+        _refuse(f"{signals.who}{_cause(error)}")
+        return 1
 
 
 @app.callback()
@@ -130,9 +140,9 @@ def data(
         from windlass.api import data as call
         from windlass.data.show import show
 
-        prepared = call(recipe, ctx.args, console=Console(stderr=True))
+        prepared = call(recipe, ctx.args, console=Terminal(stderr=True))
         # A line is a line to whoever reads it with other tools; a terminal breaks it at words.
-        console = Console(highlight=False)
+        console = Terminal()
         console.soft_wrap = not console.is_terminal
         show(prepared, prepared.split(shown.split), console, shown.rows)
 
@@ -357,9 +367,36 @@ def _tasks(ctx: typer.Context, run: str | None, tasks: str, chosen: TaskOptions)
 
 
 def _refuse(what: str) -> int:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Terminal(stderr=True, soft_wrap=True)
     console.print(Text(what, "red"))
     return 2
+
+
+def _check_surroundings() -> None:
+    """Refuse what no command can work in."""
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        raise UserError("the working folder was deleted; `cd` into one that is there") from None
+    try:
+        Path.home()
+    except RuntimeError:
+        raise UserError(
+            "there is no home folder: HOME is not set, and this user has none; "
+            "HOME=/tmp in front of the command sets one"
+        ) from None
+
+
+def _cause(error: OSError) -> str:
+    """An error of the system in words: what was being read or written, and why it failed."""
+    why = error.strerror or str(error) or type(error).__name__
+    if error.filename:
+        return f"{error.filename}: {why}"
+    if error.errno not in (*FULL, errno.EPIPE):
+        return why
+    # Nothing more is written there, or the end of the interpreter would fail in it again.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return f"the standard output cannot be written: {why}"
 
 
 def _list_runs(standings: list[Any], folder: Path) -> None:
@@ -368,7 +405,7 @@ def _list_runs(standings: list[Any], folder: Path) -> None:
     if not standings:
         say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
         return
-    console = Console(highlight=False)
+    console = Terminal()
     if not console.is_terminal:  # other tools want a run to be a line, however long
         console.width = LONG
     console.print(table(standings))

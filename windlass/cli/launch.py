@@ -5,11 +5,11 @@ import sys
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from windlass.cli.options import OptionalRecipe, agrees, saved, say
 from windlass.errors import UserError
+from windlass.terminal import Terminal
 from windlass.units import size
 
 NAMES = {"skypilot": "SkyPilot", "gke": "GKE", "tpu-vm": "a queued resource"}
@@ -209,5 +209,5 @@ def _may(question: str) -> bool:
 
 
 def _note(text: Text | str) -> None:
-    console = Console(stderr=True, highlight=False, soft_wrap=True)
+    console = Terminal(stderr=True, soft_wrap=True)
     console.print(text if isinstance(text, Text) else Text(text))

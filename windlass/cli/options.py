@@ -14,6 +14,7 @@ from windlass.cli import completion
 from windlass.config import section
 from windlass.config.reading import attempt
 from windlass.errors import UserError
+from windlass.terminal import Terminal
 
 T = TypeVar("T")
 # Options are read as text, and then as a section of a recipe is: refusals are worded in one place.
@@ -70,13 +71,13 @@ def options(schema: type[T], names: dict[str, str] | None = None, /, **values: A
 
 
 def say(text: Text) -> None:
-    Console(highlight=False, soft_wrap=True).print(text)
+    Terminal(soft_wrap=True).print(text)
 
 
 @contextmanager
 def trimmed() -> Iterator[Console]:
     """A console for tables: a line that is piped is one line, and none ends in blanks."""
-    console = Console(highlight=False)
+    console = Terminal()
     if not console.is_terminal:
         console.width = LONG
     with console.capture() as captured:
@@ -123,8 +124,3 @@ def saved(text: str, file: str) -> Path:
     except OSError as error:
         raise UserError(f"--save is {file}, which cannot be written: {error.strerror}") from None
     return place
-
-
-def harmless(text: str) -> str:
-    """Text without control characters: an untrained model writes any byte, escape codes too."""
-    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in text)

@@ -6,12 +6,12 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import typer
-from rich.console import Console
 
 from windlass.cli import completion
 from windlass.cli.options import options, waiting
 from windlass.config import Limits, listing, section, shipped
 from windlass.errors import UserError
+from windlass.terminal import Terminal
 
 
 @section
@@ -150,7 +150,7 @@ def plan(
 
         how: dict[str, Any] = vars(chosen) | {"within": chosen.within and chosen.within.written()}
         goal = how.pop("best")
-        how |= {"region": region, "compiles": compiles, "console": Console(stderr=True)}
+        how |= {"region": region, "compiles": compiles, "console": Terminal(stderr=True)}
         bests: list[Any] = []
         with waiting("planning") as tell:
             if goal is None:

@@ -5,12 +5,12 @@ from collections.abc import Iterator, Sequence
 from typing import Annotated, Any
 
 import typer
-from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
 from windlass.cli import completion
 from windlass.cli.options import RunName, trimmed
+from windlass.terminal import Terminal
 
 WIDEST = 100  # columns of a plot
 NAME = 13  # columns of the names of facts
@@ -32,7 +32,7 @@ def report(ctx: typer.Context, run: RunName = None, as_json: Json = False) -> No
     if as_json:
         print(json.dumps(summary.as_dict(), indent=2, allow_nan=False))
         return
-    console = Console(highlight=False)
+    console = Terminal()
     console.soft_wrap = not console.is_terminal
     for line in _shown(summary, min(console.width, WIDEST)):
         console.print(line)

@@ -7,6 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
+from windlass.errors import UserError
 from windlass.run_folder import folder as folders
 from windlass.run_folder.runs import Standing
 from windlass.telemetry import about, metrics
@@ -51,12 +52,11 @@ def facts(run: Standing) -> Iterator[tuple[str, str]]:
     yield "loss", _number(run.loss)
     yield "validation", _number(run.validation_loss)
     yield "size", size(run.size_bytes)
-    starts = about.read(run.folder / folders.ABOUT)
-    for start in starts:
-        end = f", ended {start['ended']} at step {start['at']}" if "ended" in start else ""
-        yield "started", f"{start['began']} from step {start['step']}{end}"
-    if starts:
-        yield from _made_with(starts[-1])
+    try:
+        yield from _starts(about.read(run.folder / folders.ABOUT))
+    except (LookupError, TypeError, AttributeError):
+        file = run.folder / folders.ABOUT
+        raise UserError(f"{file} is not as it was written; remove it") from None
 
 
 def as_json(standings: Sequence[Standing]) -> str:
@@ -64,6 +64,14 @@ def as_json(standings: Sequence[Standing]) -> str:
     records = [vars(run) | {"folder": str(run.folder)} for run in standings]
     plain = [{name: metrics.plain(value) for name, value in one.items()} for one in records]
     return json.dumps(plain, allow_nan=False, indent=2)
+
+
+def _starts(starts: list[dict[str, Any]]) -> Iterator[tuple[str, str]]:
+    for start in starts:
+        end = f", ended {start['ended']} at step {start['at']}" if "ended" in start else ""
+        yield "started", f"{start['began']} from step {start['step']}{end}"
+    if starts:
+        yield from _made_with(starts[-1])
 
 
 def _made_with(start: dict[str, Any]) -> Iterator[tuple[str, str]]:

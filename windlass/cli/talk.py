@@ -8,13 +8,12 @@ from collections.abc import Iterator
 from contextlib import closing
 from typing import TYPE_CHECKING
 
-from rich.console import Console
 from rich.text import Text
 
-from windlass.cli.options import harmless
 from windlass.config.reading import offer
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
+from windlass.terminal import Terminal, harmless
 
 if TYPE_CHECKING:
     from windlass.evaluation.chat import Conversation
@@ -39,7 +38,7 @@ class Talk:
     def __init__(self, conversation: "Conversation", signals: Signals):
         self.conversation, self.signals = conversation, signals
         self.is_live = sys.stdin.isatty() and sys.stdout.isatty()
-        self._console = Console(highlight=False, soft_wrap=True)
+        self._console = Terminal(soft_wrap=True)
         self._is_answering = False
         self._stop = threading.Event()
 

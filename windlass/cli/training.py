@@ -6,7 +6,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.console import Console
 from rich.syntax import Syntax
 from rich.text import Text
 
@@ -15,6 +14,7 @@ from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
 from windlass.processes.clusters import ClusterFlags, find
 from windlass.processes.parent import stand_by
+from windlass.terminal import Terminal
 
 
 def train(
@@ -121,7 +121,7 @@ def _tuning_recipe(model: str | None, data: str | None, keys: list[str]) -> Writ
 
 def _show(recipe: Written, save: str | None) -> None:
     """Print a recipe, and write it to a file if one is given."""
-    console = Console(highlight=False, soft_wrap=True)
+    console = Terminal(soft_wrap=True)
     if console.is_terminal:
         console.print(Syntax(recipe.text, "yaml", background_color="default"))
     else:

@@ -16,6 +16,7 @@ from typer.core import TyperCommand, TyperGroup
 from windlass.config import elsewhere, json_schema, listing
 from windlass.config.sections import fields
 from windlass.errors import UserError
+from windlass.terminal import Terminal
 
 WIDEST = 100  # columns of help; longer lines are hard to read
 ALIKE = 0.75  # similarity to an option above which a word is a typo
@@ -48,7 +49,7 @@ class Command(TyperCommand):
         return keys
 
     def get_help(self, ctx: Any) -> str:
-        console = Console(highlight=False)
+        console = Terminal()
         return explanation(ctx, console, width=min(console.width, WIDEST))
 
     def _split(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
@@ -160,7 +161,7 @@ class Commands(TyperGroup):
         return TyperGroup.resolve_command(self, ctx, args)
 
     def get_help(self, ctx: Any) -> str:
-        console = Console(highlight=False)
+        console = Terminal()
         return explanation(ctx, console, width=min(console.width, WIDEST))
 
 

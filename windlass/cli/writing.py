@@ -8,7 +8,6 @@ from itertools import chain
 from typing import Annotated, Any, Literal, TextIO
 
 import typer
-from rich.console import Console
 from rich.text import Text
 
 from windlass.cli.options import (
@@ -16,12 +15,13 @@ from windlass.cli.options import (
     ModelName,
     Step,
     WhichWeights,
-    harmless,
     options,
     waiting,
 )
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.files import full_disk
+from windlass.terminal import Terminal, harmless
 
 Temperature = Annotated[str, typer.Option(metavar="X", help="sampling temperature; 0: greedy")]
 TopK = Annotated[str | None, typer.Option(metavar="N", help="sample from the k likeliest tokens")]
@@ -161,7 +161,7 @@ def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str 
     from windlass.data.progress import progress
 
     with (
-        progress(Console(stderr=True), "generating", len(examples)) as tell,
+        progress(Terminal(stderr=True), "generating", len(examples)) as tell,
         _opened(out) as file,
     ):
         for number, (example, text) in enumerate(zip(examples, texts, strict=True), start=1):
@@ -184,11 +184,15 @@ def _opened(out: str | None) -> Iterator[TextIO]:
     if out is None:
         yield sys.stdout
         return
+
+    def refusal(error: OSError) -> str:
+        return f"--out is {out}, which cannot be written: {error.strerror}"
+
     try:
-        file = open(out, "w", encoding="utf-8")
+        file = open(out, "w", encoding="utf-8", errors="replace")
     except OSError as error:
-        raise UserError(f"--out is {out}, which cannot be written: {error.strerror}") from None
-    with file:
+        raise UserError(refusal(error)) from None
+    with full_disk(refusal), file:
         yield file
 
 
@@ -198,7 +202,7 @@ def _write(prompt: str, pieces: Iterator[str]) -> None:
     with waiting("loading the model"):
         first = next(pieces, "")  # what is refused is refused before anything is written
     if on_terminal:
-        Console(highlight=False, soft_wrap=True).print(Text(prompt, "bold"), end="")
+        Terminal(soft_wrap=True).print(Text(prompt, "bold"), end="")
     else:
         sys.stdout.write(prompt)
     for piece in chain([first], pieces):

@@ -1,6 +1,7 @@
 """Reading plain data into sections, or one error that names every problem."""
 
 import difflib
+import functools
 import json
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import MISSING
@@ -18,6 +19,7 @@ from windlass.errors import UserError
 T = TypeVar("T")
 Problem = tuple[str, str]  # the full key, and what is wrong with it
 Check = Callable[[Any], list[Problem]]
+LONG = 100  # characters of a word that is compared with others
 
 
 def read(
@@ -102,7 +104,12 @@ def describe(annotation: Any) -> str:
 
 
 def closest(word: Any, known: Iterable[str]) -> str | None:
-    return next(iter(difflib.get_close_matches(str(word), list(known), n=1)), None)
+    return _closest(str(word), tuple(known))
+
+
+@functools.lru_cache(maxsize=8192)  # of each unknown key it is asked several times, and is slow
+def _closest(word: str, known: tuple[str, ...]) -> str | None:
+    return next(iter(difflib.get_close_matches(word[:LONG], known, n=1)), None)
 
 
 def unknown(name: str, known: Iterable[str]) -> str:

@@ -6,6 +6,7 @@ from importlib import resources
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+from windlass.config import credentials
 from windlass.config.reading import (
     Check,
     Problem,
@@ -17,12 +18,13 @@ from windlass.config.reading import (
     show,
     unknown,
 )
-from windlass.config.sections import FORMER, dotted, flat
+from windlass.config.sections import FORMER, dotted
 from windlass.config.text import parse, scalar
 from windlass.errors import UserError
 
 T = TypeVar("T")
 KINDS = ("tpu", "gpu", "cpu")
+DEEPEST = 20  # parts of a key, such as the three of data.source.path
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +108,8 @@ def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:
             raise UserError(f"{origin} holds {show(data)}; a recipe is a mapping of sections")
     tree = _nested(data or {}, "", problems)
     command_line = _command_line(overrides, problems)
+    credentials.refuse(tree, origin)
+    credentials.refuse(command_line, "the command line")
     special = overlay(tree.pop("by_device", {}), command_line.pop("by_device", {}))
     by_device = _by_device(special, problems)
     if overrides:
@@ -161,13 +165,19 @@ def overlay(base: Any, new: Any) -> Any:
 def _nested(data: dict[Any, Any], at: str, problems: list[Problem]) -> dict[str, Any]:
     """A mapping with its dotted keys opened up."""
     tree: dict[str, Any] = {}
+    seen: set[str] = set()
     for path, value in _paths(data, at, problems):
+        if len(path) > DEEPEST:
+            what = f"has {len(path):,} parts; a key has at most {DEEPEST}"
+            problems.append((f"{dotted(at, *path)[:40]}...", what))
+            continue
         *parents, last = path
         node: Any = {last: value}
         for parent in reversed(parents):
             node = {parent: node}
-        if dotted(*path) in flat(tree):
+        if dotted(*path) in seen:
             problems.append((dotted(at, *path), "is given twice"))
+        seen.add(dotted(*path))
         tree = overlay(tree, node)
     return tree
 

@@ -21,8 +21,14 @@ _PLAIN = {
 }
 
 
+LONGEST = 2**18  # characters of a recipe: the parser reads some 100,000 a second
+SHOWN = 100  # characters of a line on either side of what does not parse
+MOST = 5_000  # values of a recipe; one that is repeated by an alias counts each time
+
+
 class _Loader(yaml.SafeLoader):
     yaml_implicit_resolvers = {}
+    left = MOST  # values that may still be built
 
 
 class _Dumper(yaml.SafeDumper):
@@ -43,23 +49,35 @@ def scalar(text: str) -> Any:
     """A plain word as YAML would read it."""
     loader = _Loader("")
     tag = loader.resolve(yaml.ScalarNode, text, (True, False))
-    return loader.construct_object(yaml.ScalarNode(tag, text))
+    try:
+        return loader.construct_object(yaml.ScalarNode(tag, text))
+    except ValueError:  # a number of more digits than Python reads
+        return text
 
 
 def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
     """The data in a YAML text, and the keys that are given twice."""
     problems: list[tuple[str, str]] = []
+    if len(text) > LONGEST:
+        raise UserError(
+            f"{origin} has {len(text):,} characters, and a recipe a few thousand; at most "
+            f"{LONGEST:,} are read"
+        )
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
+        loader.left = MOST
         return (None if node is None else _build(loader, node, (), problems)), problems
+    except RecursionError:
+        raise UserError(f"{origin} does not parse: it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
         assert error.problem_mark is not None
         line, column = error.problem_mark.line, error.problem_mark.column
         source = text.splitlines()[line] if line < len(text.splitlines()) else ""
+        begin = max(0, column - SHOWN)  # a line may be as long as the file
         raise UserError(
             f"{origin} does not parse: line {line + 1}, column {column + 1}: {error.problem}\n"
-            f"  {source}\n  {' ' * column}^"
+            f"  {source[begin : column + SHOWN]}\n  {' ' * (column - begin)}^"
         ) from None
     except yaml.reader.ReaderError as error:
         line = text.count("\n", 0, error.position) + 1
@@ -71,11 +89,17 @@ def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
 
 
 def _build(loader: _Loader, node: Any, path: tuple[str, ...], problems: list) -> Any:
+    loader.left -= 1
+    if loader.left < 0:
+        # Of aliases that stand for aliases a few lines unfold to more than any memory holds, and
+        # one that stands for itself without end.
+        what = f"with its aliases it holds more than {MOST:,} values"
+        raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark)
     if isinstance(node, yaml.SequenceNode):
         items = enumerate(node.value)
         return [_build(loader, item, (*path, str(i)), problems) for i, item in items]
     if not isinstance(node, yaml.MappingNode):
-        return loader.construct_object(node)
+        return _value(loader, node)
     built, lines = {}, {}
     for name, value in node.value:
         if not isinstance(name, yaml.ScalarNode):
@@ -88,6 +112,15 @@ def _build(loader: _Loader, node: Any, path: tuple[str, ...], problems: list) ->
         lines[key] = line
         built[key] = _build(loader, value, here, problems)
     return built
+
+
+def _value(loader: _Loader, node: yaml.ScalarNode) -> Any:
+    try:
+        return loader.construct_object(node)
+    except (ValueError, TypeError, AttributeError, LookupError):  # of a date that is none, and such
+        kind = node.tag.rpartition(":")[2]
+        what = f"{node.value[:60]} cannot be read as {kind}"
+        raise yaml.MarkedYAMLError(problem=what, problem_mark=node.start_mark) from None
 
 
 def write(tree: Any) -> str:

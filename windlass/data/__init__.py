@@ -29,6 +29,7 @@ from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.hub import chat_template
+from windlass.terminal import Terminal
 
 __all__ = ["FORMATS", "SOURCES", "Data", "Prepared", "cache_of", "prepare", "rows_of_an_epoch"]
 __all__ += ["Tokenized", "tokenized"]
@@ -36,7 +37,7 @@ __all__ += ["Tokenized", "tokenized"]
 
 def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None) -> Prepared:
     """Tokenises and packs what is not yet in the cache, and opens it; blocks are only opened."""
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     if data.has_blocks:
         return _untokenized(data, tokenizer)
     corpora, splits = tokenized(data, tokenizer, console=console), []
@@ -93,7 +94,7 @@ def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
     """Rows in an epoch of training, where that is known without reading a document."""
     if data.has_blocks:
         return len(prepare(data, Tokenizer()).split("train"))
-    cache, quiet = cache_of(data), Console(quiet=True)
+    cache, quiet = cache_of(data), Terminal(quiet=True)
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None
     vocabulary = vocabulary_with_template(data, tokenizer, quiet)
@@ -107,7 +108,7 @@ def tokenized(
     data: Data, tokenizer: Tokenizer, *, console: Console | None = None
 ) -> tuple[Corpus, ...]:
     """The documents of each source as tokens, before they are parted and packed."""
-    console = console or Console(stderr=True)
+    console = console or Terminal(stderr=True)
     cache, vocabulary = cache_of(data), vocabulary_with_template(data, tokenizer, console)
     corpora = []
     for part in data.parts:

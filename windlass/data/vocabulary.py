@@ -13,8 +13,10 @@ import numpy as np
 from tokenizers import AddedToken, decoders, models, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
 
+from windlass import units
+from windlass.config.reading import show
 from windlass.errors import UserError
-from windlass.files import write
+from windlass.files import parse_json, write
 from windlass.hub import assistant_spans
 from windlass.hub.chat_template import Template
 
@@ -24,6 +26,8 @@ END = "<|endoftext|>"
 SAMPLE_CHARACTERS_PER_TOKEN = 2048
 SAMPLE_CHARACTERS = 64 * 2**20
 REMEMBERED_WORDS = 2**18
+LARGEST = 50 * 2**20  # bytes of a tokenizer.json
+MOST_TOKENS = 2**24
 
 # Between these a byte-level vocabulary always cuts, so that what stands between can be encoded once
 # and remembered. Only where ASCII is on both sides: elsewhere opinions differ on what a space is.
@@ -224,22 +228,33 @@ def load(path: str, eos: str | None = None) -> Vocabulary:
     file = place / FILE if place.is_dir() else place
     if not file.is_file():
         raise UserError(f"tokenizer.path is {path}; there is no file {file}")
+    if (size := file.stat().st_size) > LARGEST:
+        raise UserError(
+            f"tokenizer.path is {path}; {file} has {units.size(size)}, and at most "
+            f"{units.size(LARGEST)} are read: those of large vocabularies have 35 MB"
+        )
+    not_one = (
+        f"tokenizer.path is {path}; {file} is not a tokenizer.json, the file that the "
+        "tokenizers library writes"
+    )
     try:
         text = file.read_text(encoding="utf-8")
-        is_tokenizer = "model" in json.loads(text)
+        whole = parse_json(text)
     except ValueError:  # neither UTF-8 nor JSON
-        is_tokenizer = False
-    if not is_tokenizer:
-        raise UserError(
-            f"tokenizer.path is {path}; {file} is not a tokenizer.json, the file that the "
-            "tokenizers library writes"
-        )
-    library = Library.from_str(text)
+        whole = None
+    if not isinstance(whole, dict) or "model" not in whole:
+        raise UserError(not_one)
+    library = _understood(text, not_one)
     settings = _settings(file)
     template = _template(file, settings.pop("chat_template", None))
     end = _end(library, file, eos, settings)
     declared = _json_beside(file, GENERATION).get("eos_token_id") or []
-    ends = [declared] if isinstance(declared, int) else declared
+    ends = declared if isinstance(declared, list) else [declared]
+    if not all(isinstance(number, int) for number in ends):
+        raise UserError(
+            f"{file.with_name(GENERATION)} has eos_token_id {show(declared)}; "
+            "it must be a whole number, or a list of such"
+        )
     return Vocabulary(
         text,
         eos=end,
@@ -317,6 +332,21 @@ def _opened(text: str) -> Library:
     return library
 
 
+def _understood(text: str, refusal: str) -> Library:
+    """A tokenizer of the library, tried once, or a refusal with its reason."""
+    try:
+        library = Library.from_str(text)
+        library.decode(library.encode("a").ids)
+        numbers = library.get_vocab(with_added_tokens=True).values()
+        if not numbers or max(numbers) >= MOST_TOKENS:
+            raise ValueError(f"its tokens are numbered from 0 to below {MOST_TOKENS:,}")
+    except BaseException as wrong:  # the library raises plain ones, and panics as no Exception
+        if isinstance(wrong, KeyboardInterrupt | SystemExit):
+            raise
+        raise UserError(f"{refusal} ({str(wrong)[:200]})") from None
+    return library
+
+
 def _json(values: dict[str, Any]) -> str:
     return json.dumps(values, indent=2, ensure_ascii=False) + "\n"
 
@@ -326,9 +356,12 @@ def _json_beside(file: Path, name: str) -> dict[str, Any]:
     if not beside.is_file():
         return {}
     try:
-        return json.loads(beside.read_text(encoding="utf-8"))
+        values = parse_json(beside.read_text(encoding="utf-8"))
     except ValueError:
         raise UserError(f"{beside} is not JSON") from None
+    if not isinstance(values, dict):
+        raise UserError(f"{beside} holds {show(values)}; it must be a mapping")
+    return values
 
 
 def _settings(file: Path) -> dict[str, Any]:
@@ -347,10 +380,18 @@ def _template(file: Path, setting: str | list[dict[str, str]] | None) -> str | N
     """The source of a chat template: a file of its own, or a setting, which may be several."""
     template_file = file.with_name("chat_template.jinja")
     if template_file.is_file():
-        return template_file.read_text(encoding="utf-8")
-    if isinstance(setting, list):
-        named = {one["name"]: one["template"] for one in setting}
-        return named.get("default") or next(iter(named.values()), None)
+        try:
+            return template_file.read_text(encoding="utf-8")
+        except UnicodeDecodeError:
+            raise UserError(f"{template_file} is not UTF-8") from None
+    if isinstance(setting, list) and all(isinstance(one, dict) for one in setting):
+        named = {one.get("name"): one.get("template") for one in setting}
+        setting = named.get("default") or next(iter(named.values()), None)
+    if not isinstance(setting, str | None):
+        raise UserError(
+            f"{file.with_name(SETTINGS)} has chat_template {show(setting)}; it must be text, or a "
+            "list of mappings with name and template"
+        )
     return setting
 
 
@@ -364,10 +405,13 @@ def _end(library: Library, file: Path, eos: str | None, settings: dict[str, Any]
             f"{file} does not say which token ends a document; "
             f"tokenizer.eos names one: {', '.join(special) or 'it has no special tokens'}"
         )
-    number = library.token_to_id(eos)
+    try:
+        number = library.token_to_id(eos)
+    except (TypeError, UnicodeEncodeError):  # no text, or half a character
+        number = None
     if number is None:
         raise UserError(
-            f"tokenizer.eos is {eos}, which is not in {file}; "
-            f"its special tokens are {', '.join(special) or 'none'}"
+            f"tokenizer.eos is {eos if isinstance(eos, str) else show(eos)}, which is not in "
+            f"{file}; its special tokens are {', '.join(special) or 'none'}"
         )
     return number

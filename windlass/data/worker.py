@@ -30,7 +30,13 @@ def making(rows: Any, workers: int) -> Iterator[Make]:
     if not workers:
         yield rows.batch
         return
-    pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (rows,))
+    try:
+        pool = ProcessPoolExecutor(workers, get_context("spawn"), _begin, (rows,))
+    except OSError as error:
+        raise UserError(
+            f"data.workers is {workers}, and no processes can be started here: {error.strerror}; "
+            "they need semaphores in /dev/shm. data.workers=0 needs no processes"
+        ) from None
 
     def make(*drawn: Any) -> dict[str, np.ndarray]:
         try:

@@ -1,7 +1,6 @@
 """A finished run, opened for use: recipe, built model, vocabulary, weights of a checkpoint."""
 
 import dataclasses
-import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from functools import cached_property, partial
@@ -18,6 +17,7 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import DeviceChoice
+from windlass.hub.config import mapping
 from windlass.objectives import Carry
 from windlass.program.built import Built
 from windlass.program.described import Described
@@ -117,7 +117,7 @@ class FinishedRun:
     def came_with(self, name: str) -> dict[str, Any] | None:
         """A JSON file of the published model that the run started from; None: it has none."""
         path = self.folder / folders.MODEL / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return mapping(path) if path.is_file() else None
 
     @property
     def dtype(self) -> str:

@@ -1,11 +1,11 @@
 """A file of prompts: a prompt in a line, or in a JSON object of a line."""
 
-import json
 from pathlib import Path
 from typing import Any
 
 from windlass.config import listing
 from windlass.errors import UserError
+from windlass.files import parse_json
 
 JSON = (".jsonl", ".ndjson")
 
@@ -32,7 +32,7 @@ def read(path: str | Path) -> list[dict[str, Any]]:
 
 def _row(line: str, where: str) -> dict[str, Any]:
     try:
-        row = json.loads(line)
+        row = parse_json(line)
     except ValueError as error:
         raise UserError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):

@@ -7,6 +7,7 @@ from typing import Any, ClassVar, Literal
 
 from windlass.config import listing, section
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.formats import BaseFormat, Longer, Rendered, Span
 from windlass.hub.assistant_spans import BEFORE_WORDS, Chat, other_prompt, read, shape
 from windlass.hub.chat_template import EMPTY_THOUGHT, Template, Unrendered
@@ -318,7 +319,7 @@ def _listed(value: Any) -> Any:
     """Parse a list, which some tables hold as the text of one."""
     if isinstance(value, str):
         try:
-            return json.loads(value)
+            return parse_json(value)
         except ValueError:
             return value
     return value

@@ -1,6 +1,5 @@
 """Chat templates: the Jinja text that turns messages into what a model reads, run in a sandbox."""
 
-import json
 import re
 from collections.abc import Mapping, Sequence
 from datetime import datetime
@@ -20,7 +19,7 @@ CHATML = """\
 """
 # Rows are rendered as of one day, whenever that is done: a run can be resumed tomorrow.
 A_DAY = datetime(2024, 7, 26)
-LONGEST = 2**26  # characters; a template that writes more never ends
+SHOWN = 300  # characters of what a template says when it refuses
 
 Thinking = Literal["none", "off", "on"]
 EMPTY_THOUGHT = "<think>\n\n</think>\n\n"
@@ -54,19 +53,17 @@ class Template:
         context |= {"messages": messages, "add_generation_prompt": prompt}
         context["strftime_now"] = now.strftime
         try:
-            pieces, length = [], 0
-            for piece in self._compiled.generate(context):
-                pieces.append(piece)
-                length += len(piece)
-                if length > LONGEST:
-                    raise Unrendered(f"it writes more than {LONGEST:,} characters")
+            template = self._compiled
+            template.environment.begin()
+            return "".join(template.generate(context))
         except jinja2.TemplateError as wrong:
-            raise Unrendered(str(wrong.message or type(wrong).__name__)) from None
+            raise Unrendered(str(wrong.message or type(wrong).__name__)[:SHOWN]) from None
         except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as wrong:
-            raise Unrendered(f"{type(wrong).__name__}: {wrong}") from None
+            raise Unrendered(f"{type(wrong).__name__}: {wrong}"[:SHOWN]) from None
         except RecursionError:
             raise Unrendered("it calls itself without end") from None
-        return "".join(pieces)
+        except MemoryError:
+            raise Unrendered("it needs more memory than there is") from None
 
     @cached_property
     def tokens(self) -> re.Pattern[str]:
@@ -78,12 +75,21 @@ class Template:
     def _compiled(self) -> Any:
         import jinja2
 
+        from windlass.hub.template_sandbox import SOURCE, environment
+
+        if len(self.source) > SOURCE:
+            raise UserError(
+                f"the chat template has {len(self.source):,} characters, of which at most "
+                f"{SOURCE:,} are read"
+            )
         try:
-            return _environment().from_string(self.source)
+            return environment().from_string(self.source)
         except jinja2.TemplateSyntaxError as wrong:
             raise UserError(
                 f"the chat template is not Jinja: {wrong.message} at line {wrong.lineno}"
             ) from None
+        except (RecursionError, MemoryError, SyntaxError):  # of Python, for what Jinja compiles to
+            raise UserError("the chat template is nested too deeply to be read") from None
 
 
 def source(name: str) -> str:
@@ -118,58 +124,3 @@ def chat_prompt(
     if thinking == "off" and not text.rstrip().endswith("</think>"):
         text = re.sub(r"<think>\s*$", "", text) + EMPTY_THOUGHT
     return text
-
-
-def _environment() -> Any:
-    from jinja2 import TemplateError, nodes
-    from jinja2.exceptions import SecurityError
-    from jinja2.ext import Extension, loopcontrols
-    from jinja2.sandbox import ImmutableSandboxedEnvironment
-
-    class Sandbox(ImmutableSandboxedEnvironment):
-        """A sandbox in which no product fills the memory."""
-
-        intercepted_binops = frozenset({"*"})
-
-        def call_binop(self, context: Any, operator: str, left: Any, right: Any) -> Any:
-            for one, times in ((left, right), (right, left)):
-                is_many = isinstance(one, str | list | tuple) and isinstance(times, int)
-                if is_many and len(one) * times > LONGEST:
-                    raise SecurityError(f"it multiplies to more than {LONGEST:,} characters")
-            return super().call_binop(context, operator, left, right)
-
-    class Generation(Extension):
-        """The `generation` block, which elsewhere masks the loss: here it is its content alone."""
-
-        tags = {"generation"}
-
-        def parse(self, parser: Any) -> Any:
-            line = next(parser.stream).lineno
-            body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
-            return nodes.Scope(body, lineno=line)
-
-    def raise_exception(message: str) -> None:
-        raise TemplateError(message)
-
-    def tojson(
-        value: Any,
-        ensure_ascii: bool = False,
-        indent: int | None = None,
-        separators: tuple[str, str] | None = None,
-        sort_keys: bool = False,
-    ) -> str:
-        # Jinja's own escapes what would be HTML.
-        return json.dumps(
-            value,
-            ensure_ascii=ensure_ascii,
-            indent=indent,
-            separators=separators,
-            sort_keys=sort_keys,
-        )
-
-    environment = Sandbox(
-        trim_blocks=True, lstrip_blocks=True, extensions=[Generation, loopcontrols]
-    )
-    environment.filters["tojson"] = tojson
-    environment.globals["raise_exception"] = raise_exception
-    return environment

@@ -1,7 +1,6 @@
 """config.json to a family's section and back, by the table that each family has."""
 
 import importlib
-import json
 import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import fields
@@ -11,6 +10,7 @@ from typing import Any
 from windlass import models
 from windlass.config.reading import Problem, attempt, listing, report, show
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.hub import rope
 from windlass.models import HuggingFace
 
@@ -54,7 +54,7 @@ def load(folder: Path) -> dict[str, Any]:
 def mapping(file: Path) -> dict[str, Any]:
     """JSON object in the file of a model or an adapter."""
     try:
-        value = json.loads(file.read_text(encoding="utf-8"))
+        value = parse_json(file.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{file} is not JSON: {error}") from None
     if not isinstance(value, dict):
@@ -110,7 +110,7 @@ def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> 
         problems += [] if "local_theta" in skip else wrong
     if "global_every" in own:
         values["global_every"] = _pattern(config, problems)
-    elif set(config.get("layer_types") or ()) - {"full_attention"}:
+    elif any(one != "full_attention" for one in _listed(config.get("layer_types"))):
         problems.append(("layer_types", "has layers that see a window; here every layer sees all"))
     if not problems and not skip:  # else what is wrong is found in the whole section, later
         wrong = attempt(section, values)[1]
@@ -154,7 +154,7 @@ def written(
 
 
 def _family(config: Mapping[str, Any], origin: str) -> tuple[str, HuggingFace]:
-    kind, architectures = config.get("model_type"), config.get("architectures") or []
+    kind, architectures = config.get("model_type"), _listed(config.get("architectures"))
     for name, table in families().items():
         if kind == table.model_type and architectures in ([], [table.architecture]):
             return name, table
@@ -162,6 +162,10 @@ def _family(config: Mapping[str, Any], origin: str) -> tuple[str, HuggingFace]:
     if architectures:
         what = f"architectures {listing(architectures, 'and')} with {what}"
     raise UserError(f"{origin} has {what}, which is not known here; there are {_known()}")
+
+
+def _listed(value: Any) -> list:
+    return value if isinstance(value, list) else [] if value is None else [value]
 
 
 def _known() -> str:
@@ -204,8 +208,18 @@ def _pattern(config: Mapping[str, Any], problems: list[Problem]) -> int:
     """Period of global layers: one in how many sees the whole document."""
     pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
     types = config.get("layer_types")
+    if not isinstance(pattern, int | None) or isinstance(pattern, bool):
+        what = f"is {show(pattern)}; it must be a whole number"
+        problems.append(("sliding_window_pattern", what))
+        return EVERY
     if not types:
         return pattern or EVERY
+    layers = config.get("num_hidden_layers")
+    if not isinstance(types, list) or (isinstance(layers, int) and len(types) != layers):
+        has = f"has {len(types):,}" if isinstance(types, list) else f"is {show(types)}"
+        what = f"{has}; it must be a list of one for each of num_hidden_layers ({show(layers)})"
+        problems.append(("layer_types", what))
+        return EVERY
     if "full_attention" in types:
         every = types.index("full_attention") + 1
     else:

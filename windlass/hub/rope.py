@@ -45,11 +45,14 @@ KNOWN = {word for words in WORDS.values() for word in words.values()} | {
 def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[Problem]]:
     """RoPE base and scaling of one kind of layer, as a recipe has them, and what is wrong."""
     problems: list[Problem] = []
-    current = config.get("rope_parameters") or {}
     at = "rope_parameters"
+    current = _mapping(config.get(at), at, problems)
     if any(isinstance(value, Mapping) for value in current.values()):
-        at, current = f"{at}.{layer}", current.get(layer) or {}
-    former = (config.get("rope_scaling") or {}) if layer == "full_attention" else {}
+        at = f"{at}.{layer}"
+        current = _mapping(current.get(layer), at, problems)
+    former = {}
+    if layer == "full_attention":
+        former = _mapping(config.get("rope_scaling"), "rope_scaling", problems)
     base = BASES[layer]
     bases = {
         f"{at}.rope_theta": current.get("rope_theta"),
@@ -57,6 +60,10 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
         base: config.get(base),
     }
     known = {key: value for key, value in bases.items() if value is not None}
+    if wrong := {key: value for key, value in known.items() if not _is_number(value)}:
+        what = "it must be a number"
+        problems += [(key, f"is {show(value)}; {what}") for key, value in wrong.items()]
+        return {"theta": None, "scaling": None}, problems
     if not known:
         own = "theta" if layer == "full_attention" else "local_theta"
         what = f"the RoPE base has no default; model.{own} sets it"
@@ -73,12 +80,22 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
     return {"theta": next(iter(known.values()), None), "scaling": one or other}, problems
 
 
+def _mapping(value: Any, key: str, problems: list[Problem]) -> Mapping[str, Any]:
+    if value is not None and not isinstance(value, Mapping):
+        problems.append((key, f"is {show(value)}; it must be a mapping"))
+    return value if isinstance(value, Mapping) else {}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
 def _scaling(
     parameters: Mapping[str, Any], at: str, config: Mapping[str, Any], problems: list[Problem]
 ) -> dict[str, Any] | None:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
     strange = [key for key in parameters if key not in KNOWN]
-    if kind not in ("default", *WORDS):
+    if not isinstance(kind, str) or kind not in ("default", *WORDS):
         there = listing(["default", *WORDS], "and")
         problems.append((f"{at}.rope_type", f"is {show(kind)}; there are {there}"))
         return None
@@ -87,6 +104,22 @@ def _scaling(
         share = parameters["partial_rotary_factor"]
         problems.append((f"{at}.partial_rotary_factor", f"is {share}; only 1 is computed here"))
     if kind == "default":
+        return None
+    numbers = {*WORDS[kind].values(), "mscale", "mscale_all_dim"} - {"truncate"}
+    wrong = [
+        (f"{at}.{word}", f"is {show(parameters[word])}; it must be a number above 0")
+        for word in sorted(numbers & parameters.keys())
+        if parameters[word] is not None
+        and not (_is_number(parameters[word]) and parameters[word] > 0)
+    ]
+    lengths = ("max_position_embeddings", "original_max_position_embeddings")
+    wrong += [
+        (word, f"is {show(config[word])}; it must be a number above 0")
+        for word in lengths
+        if config.get(word) is not None and not (_is_number(config[word]) and config[word] > 0)
+    ]
+    if wrong:
+        problems += wrong
         return None
     fields = {field: parameters.get(word) for field, word in WORDS[kind].items()}
     if "original_length" in fields:

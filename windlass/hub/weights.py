@@ -1,6 +1,5 @@
 """Weights in safetensors files: read straight into place on the mesh, and written in shards."""
 
-import json
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from itertools import pairwise
@@ -10,8 +9,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from windlass.config.reading import report
+from windlass.config.reading import report, show
 from windlass.errors import UserError
+from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
 from windlass.hub.shards import FLOATS, INDEX, SINGLE, WORDS, ShardTensor
 
@@ -56,10 +56,12 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
 def files(folder: Path) -> list[Path]:
     """Safetensors files of a folder."""
     if (folder / INDEX).is_file():
-        try:
-            shards = json.loads((folder / INDEX).read_text(encoding="utf-8"))["weight_map"]
-        except (ValueError, KeyError, TypeError):
-            raise UserError(f"{folder / INDEX} is not the index of safetensors files") from None
+        shards = mapping(folder / INDEX).get("weight_map")
+        if not isinstance(shards, dict) or not all(isinstance(x, str) for x in shards.values()):
+            raise UserError(
+                f"{folder / INDEX} is not the index of safetensors files: its weight_map is "
+                f"{show(shards)}, and must be a mapping of the name of each tensor to its file"
+            )
         # Of this folder, whatever an index says.
         paths = [folder / Path(name).name for name in dict.fromkeys(shards.values())]
         if absent := [path.name for path in paths if not path.is_file()]:
@@ -103,9 +105,13 @@ def _opened(folder: Path) -> Iterator[dict[str, TensorSlice]]:
                 tensor_file = stack.enter_context(safe_open(file, framework="numpy"))
             except SafetensorError as error:
                 raise UserError(f"{file} is not a whole safetensors file: {error}") from None
-            stored |= {
-                name: TensorSlice(tensor_file.get_slice(name)) for name in tensor_file.keys()
-            }
+            for name in tensor_file.keys():
+                if name in stored:
+                    raise UserError(
+                        f"{file} has the tensor {name}, which another file of {folder} has too; "
+                        "which one is meant is not known, so none is read"
+                    )
+                stored[name] = TensorSlice(tensor_file.get_slice(name))
         yield stored
 
 

@@ -1,6 +1,7 @@
 """Requirements that machines install: this package by its origin, no name taken on trust."""
 
 import json
+import posixpath
 import re
 import subprocess
 import sys
@@ -46,12 +47,12 @@ def package(requested: str | None, bucket: Bucket | None) -> str:
             )
         return f"{DISTRIBUTION}{extra}{which}"
     where = which[1:].strip()
-    if where.startswith(f"{MOUNT}/"):
+    if posixpath.normpath(where).startswith(f"{MOUNT}/"):
         if bucket is None:
             raise UserError(
                 f"--install is {requested}, and there is no --bucket that would be mounted there"
             )
-        where = f"file://{where}"
+        where = f"file://{posixpath.normpath(where)}"
     elif not re.match(r"(git\+https|git\+ssh|https)://", where):
         raise UserError(f"--install is {requested}, which no machine can install; {WOULD}")
     if "@" in urlsplit(where).netloc and not where.startswith("git+ssh://"):

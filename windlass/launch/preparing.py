@@ -1,6 +1,7 @@
 """Preparing a launch: a request is completed, or refused, before anything is rented."""
 
 import hashlib
+import posixpath
 import re
 from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
@@ -51,6 +52,7 @@ def prepare(
     _refuse(layers.origin, [*away, *_run_folder(merged, place)])
     run = _read(recipe, overrides, requested)
     text = _text(recipe)
+    _check_text([text, *overrides])
     name = _name(layers.name, run, [text, *overrides]) if name is None else _valid_name(name)
     keys, added = flat(merged), []
     if place is not None and not keys.get("run.dir"):
@@ -176,11 +178,16 @@ def _away(
         yield key, f"is {value}, {where}; {listing(would)} would do"
 
 
+def _is_mounted(path: str) -> bool:
+    """A path that is in the bucket, wherever its `..` lead."""
+    return f"{posixpath.normpath(path)}/".startswith(f"{MOUNT}/")
+
+
 def _run_folder(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Problem]:
     folder = flat(merged).get("run.dir")
     if bucket is None or not isinstance(folder, str) or "://" in folder:
         return
-    if not folder.startswith(f"{MOUNT}/"):
+    if not _is_mounted(folder) or posixpath.normpath(folder) == MOUNT:
         yield (
             "run.dir",
             f"is {folder}, which is not in the bucket; leave it out, or take a folder under "
@@ -224,6 +231,18 @@ def _name(recipe: str, run: Run | None, texts: Sequence[str]) -> str:
     plain = re.sub(r"[^a-z0-9]+", "-", recipe.lower()).strip("-")
     plain = plain if plain[:1].isalpha() else f"run-{plain}".rstrip("-")
     return f"{plain[: LONGEST_NAME - len(digest) - 1].rstrip('-')}-{digest}"
+
+
+def _check_text(texts: Sequence[str]) -> None:
+    """Refuse what no file and no command line of the machines can hold."""
+    for text in texts:
+        odd = next((c for c in text if c == "\0" or "\ud800" <= c <= "\udfff"), None)
+        if odd is not None:
+            shown = text[max(0, text.index(odd) - 20) :][:40].encode(errors="replace").decode()
+            raise UserError(
+                f"{shown!r} holds {odd!a}, which is no character of a text: the machines are sent "
+                "UTF-8"
+            )
 
 
 def _plain(recipe: str) -> str:

@@ -4,12 +4,21 @@ import shlex
 
 from windlass.launch.description import MOUNT, Launch
 
+# Of PyPI: one version, and of it only these wheels. A script that is piped into a shell may be
+# another tomorrow.
+UV = "uv==0.13.7"
+UV_SHA256 = {
+    "x86_64": "2c9bdc4a872b60a93c5f26c0791089ea11585a4f9d3b3c017d78eb8487505e25",
+    "aarch64": "08f16fd463926786b702b497473511deae4b3e17a2fa6d22180950d6059a120d",
+    "aarch64, older": "a90f5d95716ab83091f0f73a8e7ec64e557abf2a28537fcd719b2ac88e6f725a",
+}
 # TPU images come with Python 3.10, so uv brings its own. What is installed is left alone when this
 # runs again: a training may be using it.
 _INSTALL = """\
 export PATH="$HOME/.local/bin:$PATH"
 if [[ "$(cat "$HOME/windlass/installed" 2> /dev/null)" != {requirements} ]]; then
-  command -v uv > /dev/null || curl -LsSf https://astral.sh/uv/install.sh | sh
+  command -v uv > /dev/null ||
+    python3 -m pip --quiet install --user --require-hashes --requirement <(echo {uv})
   uv venv --quiet --allow-existing --python 3.12 "$HOME/windlass"
   uv pip install --quiet --python "$HOME/windlass/bin/python" {packages}
   echo {requirements} > "$HOME/windlass/installed"
@@ -40,7 +49,10 @@ fi"""
 def install(launch: Launch) -> str:
     """Install Python and the package, in a folder of their own."""
     requirements = shlex.quote(" ".join(launch.packages))
-    return _INSTALL.format(packages=shlex.join(launch.packages), requirements=requirements)
+    pinned = " ".join([UV, *(f"--hash=sha256:{digest}" for digest in UV_SHA256.values())])
+    return _INSTALL.format(
+        packages=shlex.join(launch.packages), requirements=requirements, uv=shlex.quote(pinned)
+    )
 
 
 def mount(launch: Launch) -> str:

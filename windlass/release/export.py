@@ -26,6 +26,7 @@ from windlass.release import contents, folder, merge, push
 from windlass.release.card import Form, SavedAt, Subject
 from windlass.release.check import LogitDifference
 from windlass.release.contents import ExportFile
+from windlass.terminal import Terminal
 from windlass.units import size
 from windlass.version import __version__
 
@@ -282,4 +283,4 @@ def _bytes(text: str) -> int:
 
 
 def _stderr() -> Console:
-    return Console(stderr=True, highlight=False, soft_wrap=True)
+    return Terminal(stderr=True, soft_wrap=True)

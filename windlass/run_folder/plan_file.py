@@ -15,6 +15,10 @@ from windlass.units import seconds, size
 
 # Sections of a recipe that change nothing a device holds or computes.
 IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
+# Figures that are computed with, alone and by part.
+FIGURES = "total_bytes step_seconds compiler_bytes device_peak_bytes tokens_per_second".split()
+OF_PARTS = ("parts_bytes", "compiler_parts_bytes", "parts_seconds")
+_NUMBER = (int, float, type(None))
 
 
 class Forecast:
@@ -70,15 +74,21 @@ def read(path: Path) -> dict[str, Any] | None:
     if not path.exists():
         return None
     try:
-        whole = json.loads(path.read_bytes())
+        whole = files.parse_json(path.read_bytes())
         known = {"of": whole.get("of"), "planned": whole["planned"], "measured": whole["measured"]}
         planned = known["planned"] or {}
         parts = {name: planned.get(name) or {} for name in ("memory", "time")}
         parts |= {"planned": planned, "measured": known["measured"]}
         if wrong := [name for name, part in parts.items() if not isinstance(part, dict)]:
             raise ValueError(f"{wrong[0]} has no names")
+        for part in parts.values():
+            figures = {name: part.get(name) for name in FIGURES}
+            for name in OF_PARTS:
+                figures |= part.get(name) or {}
+            if odd := [x for x, value in figures.items() if not isinstance(value, _NUMBER)]:
+                raise ValueError(f"{odd[0]} is no number")
         return known
-    except (ValueError, KeyError, AttributeError) as error:  # it is replaced whole
+    except (ValueError, KeyError, TypeError, AttributeError) as error:  # it is replaced whole
         raise UserError(f"{path} is not as it was written: {error}; remove it") from None
 
 

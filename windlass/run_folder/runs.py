@@ -114,7 +114,7 @@ def standing(folder: Path) -> Standing:
     newest = records if records.exists() else folder / folders.RECIPE
     return Standing(
         folder=folder,
-        recipe=starts[0]["recipe"] if starts else re.sub("-[0-9a-f]{8}$", "", folder.name),
+        recipe=str(starts[0].get("recipe")) if starts else re.sub("-[0-9a-f]{8}$", "", folder.name),
         state=state,
         step=at,
         steps=steps_of(folder),

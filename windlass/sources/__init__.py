@@ -333,13 +333,21 @@ def _far(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
 
     protocol = path.partition("://")[0]
     try:
-        system, place = fsspec.url_to_fs(path)
+        return _listed_far(*fsspec.url_to_fs(path), path, suffix)
+    except (OSError, _Refused):
+        raise
     except ImportError as missing:
         works = PROTOCOLS.get(protocol) or str(missing)
         raise _Refused(f"; {protocol}:// needs a package that is not here: {works}") from None
     except ValueError:
         what = f"; no kind of file system is named {protocol}: gs, s3, https and file are some"
         raise _Refused(what) from None
+    except Exception as wrong:  # of a file system that somebody else wrote
+        why = f"{type(wrong).__name__}: {str(wrong)[:200]}"
+        raise _Refused(f", which cannot be looked at ({why})") from None
+
+
+def _listed_far(system: Any, place: str, path: str, suffix: str) -> list[SourceFile]:
     system.invalidate_cache()  # of an earlier look, which may be out of date
     if system.isfile(place):
         names = [place]

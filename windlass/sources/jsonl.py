@@ -14,6 +14,7 @@ import numpy as np
 
 from windlass.config import section
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.sources import Files, Records, SourceFile, decode, kind
 
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # the names that Arrow has for them
@@ -46,14 +47,14 @@ class Source(Files, Records):
         file, where = self._plain[number], self.where(index)
         raw = decode(file, self.reader.read(file, begin, end), begin)
         try:
-            row = json.loads(raw.rstrip())
-        except json.JSONDecodeError as wrong:
+            row = parse_json(raw.rstrip())
+        except ValueError as wrong:
+            what = str(wrong)
+            if isinstance(wrong, json.JSONDecodeError):
+                what = f"{wrong.msg} at column {wrong.colno}"
             raise UserError(
-                f"{where} is not JSON ({wrong.msg} at column {wrong.colno}); one JSON object to a "
-                "line is expected"
+                f"{where} is not JSON ({what}); one JSON object to a line is expected"
             ) from None
-        except RecursionError:
-            raise UserError(f"{where} is nested too deeply to be read") from None
         if not isinstance(row, dict):
             raise UserError(f"{where} is {kind(row)}; one JSON object to a line is expected")
         return _mended(row) if "\\u" in raw else row

@@ -114,7 +114,8 @@ class Ids:
                     (1, 0): np.lib.format.read_array_header_1_0,
                     (2, 0): np.lib.format.read_array_header_2_0,
                 }[version](opened)
-            except (ValueError, KeyError):
+            # The header is the text of a Python literal, and may be any.
+            except (ValueError, LookupError, TypeError, RecursionError, MemoryError):
                 raise UserError(
                     f"{file} is not a .npy file, the kind that numpy.save writes"
                 ) from None
@@ -123,7 +124,7 @@ class Ids:
         self.size = math.prod(self.shape)
         if not np.issubdtype(self.dtype, np.integer):
             raise UserError(f"{file} holds {self.dtype}; token ids are whole numbers")
-        if len(self.shape) not in (1, 2):
+        if len(self.shape) not in (1, 2) or min(self.shape) < 0:
             raise UserError(
                 f"{file} holds an array of shape {self.shape}; token ids are one long array, or "
                 "rows of one length"

@@ -137,6 +137,7 @@ def _understood(file: SourceFile) -> Iterator[None]:
 
     try:
         yield
-    except (ArrowException, OSError) as wrong:
+    # ValueError: a text that is not UTF-8; StopIteration: fewer rows than the file says it has.
+    except (ArrowException, OSError, ValueError, StopIteration, MemoryError) as wrong:
         why = str(wrong).partition("\n")[0].rstrip(".")
         raise UserError(f"{file} cannot be read as Parquet ({why})") from None

@@ -1,7 +1,6 @@
 """Weights, config and tokenizer of a Hugging Face model, on the hub or in a folder."""
 
 import hashlib
-import json
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -196,7 +195,7 @@ def _is_of(place: Path, start: Start) -> bool:
 
 
 def _origin(place: Path) -> dict[str, str]:
-    return json.loads((place / START).read_text(encoding="utf-8"))
+    return configs.mapping(place / START)
 
 
 def _check_export(folder: Path, *, is_weights: bool) -> None:

@@ -12,7 +12,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass import config
-from windlass.config import Written, listing
+from windlass.config import Written, credentials, listing
 from windlass.config.sections import flat
 from windlass.config.start import Start
 from windlass.config.text import write
@@ -28,6 +28,7 @@ from windlass.run_folder import runs
 from windlass.run_folder.folder import MODEL
 from windlass.sources.jsonl import COMPRESSED
 from windlass.starting import origin
+from windlass.terminal import Terminal
 
 BASE = "chat-lora"
 WHOLE_MODEL_RATE = 1e-5  # the learning rate where all weights are trained
@@ -57,6 +58,7 @@ def chosen(
 
     Keys of the command line are in it as they stand there.
     """
+    credentials.refuse({"--model": model, "--data": data}, "the command line")
     recipe = config.load(BASE).merged(None)
     command_line = config.load({}, overrides).command_line
     name = f"{_stem(model)}-{_stem(data)}"
@@ -183,7 +185,7 @@ def _thinking(run: Run, overrides: dict[str, Any]) -> tuple[list[Tuned], Data]:
     key, data, format = "data.format.thinking", run.data, run.data.format
     if not isinstance(format, chat.Format) or key in overrides:
         return [], data
-    template = vocabulary_with_template(data, run.tokenizer, Console(quiet=True)).chat
+    template = vocabulary_with_template(data, run.tokenizer, Terminal(quiet=True)).chat
     if template is None or (suited := chat.suited_thinking(template)) is None:
         return [], data
     thinking, why = suited

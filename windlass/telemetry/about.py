@@ -2,6 +2,7 @@
 
 import os
 import platform
+import re
 import subprocess
 import time
 from collections.abc import Callable
@@ -19,6 +20,7 @@ PACKAGES = (
     "libtpu jax-cuda12-plugin jax-cuda13-plugin"
 ).split()
 GIT_SECONDS = 5  # a repository that takes longer to say where it stands is not waited for
+PACKED_BYTES = 2**24  # of packed-refs; a branch behind them is not looked for
 
 
 class About:
@@ -68,8 +70,11 @@ def read(path: Path, part: Literal["starts", "looks"] = "starts") -> list[dict[s
         return []
     try:
         whole = seal.opened(path)
-        return whole["starts"] if part == "starts" else whole.get(part, [])
-    except (ValueError, KeyError):  # it is replaced whole, so somebody edited it
+        found = whole["starts"] if part == "starts" else whole.get(part, [])
+        if not isinstance(found, list) or not all(isinstance(one, dict) for one in found):
+            raise ValueError(f"{part} is no list of mappings")
+        return found
+    except (ValueError, LookupError):  # it is replaced whole, so somebody edited it
         raise UserError(
             f"{path} is not as it was written; put back a copy, or remove it: it says when the run "
             "was started and its test rows were looked at, and nothing is computed from it"
@@ -94,15 +99,60 @@ def versions() -> dict[str, str]:
 
 
 def commits() -> dict[str, dict[str, Any]]:
-    """Git commits of the sources: those of windlass, if it runs from them, and the folder's own."""
-    source = Path(__file__).parents[2]
-    places = {"windlass": source, "folder": Path.cwd()}
-    if not (source / ".git").exists():  # an installed copy, perhaps inside somebody's repository
-        del places["windlass"]
-    heads = {name: commit for name, place in places.items() if (commit := _commit(place))}
-    if heads.get("windlass") == heads.get("folder"):
-        heads.pop("folder", None)
+    """Git commits of the sources: those of windlass, if it runs from them, and the folder's own.
+
+    The folder may be somebody else's, and its `.git/config` can name programs that git runs
+    (`core.fsmonitor`, filters): there no git is called, and so changes are not known. The commit
+    is read from its files.
+    """
+    source, folder = Path(__file__).parents[2], repository(Path.cwd())
+    heads = {}
+    # An installed copy may be inside somebody's repository, and is not that repository's.
+    if (source / ".git").exists() and (own := _commit(source)):
+        heads["windlass"] = own
+    if folder and folder != source and (commit := head(folder)):
+        heads["folder"] = {"commit": commit, "is_changed": None}
     return heads
+
+
+def repository(place: Path) -> Path | None:
+    """Root of the git repository that a folder is in."""
+    return next((one for one in (place, *place.parents) if (one / ".git").exists()), None)
+
+
+def head(root: Path) -> str | None:
+    """Commit that is checked out in a repository, read as files; None where they do not say."""
+    try:
+        git = root / ".git"
+        if git.is_file():  # of a worktree or a submodule
+            git = root / _start(git).removeprefix("gitdir:").strip()
+        found = _start(git / "HEAD").strip()
+        if found.startswith("ref:"):
+            found = _referred(git, found.removeprefix("ref:").strip())
+    except (OSError, ValueError):  # no text, or a name that no file can have
+        return None
+    return found if re.fullmatch("[0-9a-f]{40}|[0-9a-f]{64}", found) else None
+
+
+def _referred(git: Path, name: str) -> str:
+    shared = git / "commondir"  # a worktree has its refs in the repository that it is of
+    for place in (git, git / _start(shared).strip()) if shared.is_file() else (git,):
+        if (place / name).is_file():
+            return _start(place / name).strip()
+        if (place / "packed-refs").is_file():
+            lines = _start(place / "packed-refs", PACKED_BYTES).splitlines()
+            found = [line.split()[0] for line in lines if line.split()[1:] == [name]]
+            if found:
+                return found[0]
+    return ""
+
+
+def _start(file: Path, size: int = 4096) -> str:
+    """Text of a plain file, of which no more than its beginning is read."""
+    if not file.is_file():
+        return ""
+    with file.open("rb") as opened:
+        return opened.read(size).decode()
 
 
 def _commit(place: Path) -> dict[str, Any] | None:

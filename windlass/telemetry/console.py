@@ -16,6 +16,7 @@ from rich.text import Text
 
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
 from windlass.telemetry.output import LastingOutput
+from windlass.terminal import Terminal
 from windlass.units import count, duration, number
 
 NAME_WIDTH = 12  # of the left column of facts
@@ -39,7 +40,7 @@ class ConsoleReport:
         patience: float = PATIENCE,
     ):
         self._output = LastingOutput(sys.stdout)
-        self.console = console or Console(file=cast(TextIO, self._output), highlight=False)
+        self.console = console or Terminal(file=cast(TextIO, self._output))
         self._is_read = True
         self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.

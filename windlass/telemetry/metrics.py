@@ -10,6 +10,7 @@ from typing import Any, Protocol, TypeVar, runtime_checkable
 
 from windlass import files
 from windlass.errors import UserError
+from windlass.files import parse_json
 from windlass.processes import hosts
 from windlass.telemetry.tensorboard import Events
 from windlass.units import counted
@@ -232,7 +233,7 @@ class Meter:
 
 def _record(line: bytes, where: str | Path) -> dict[str, Any]:
     try:
-        record = json.loads(line)
+        record = parse_json(line)
     except ValueError as error:  # neither JSON nor UTF-8
         raise UserError(f"{where} is not JSON: {error}") from error
     if not isinstance(record, dict):

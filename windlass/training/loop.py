@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
-from rich.console import Console
 
 from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
@@ -32,6 +31,7 @@ from windlass.telemetry import metrics
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
+from windlass.terminal import Terminal
 from windlass.training import reference
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
@@ -85,7 +85,7 @@ def train(
     if report is None:
         # The run is reported once: by the first process.
         is_first = hosts is None or hosts.process == 0
-        with ConsoleReport(None if is_first else Console(quiet=True)) as report:
+        with ConsoleReport(None if is_first else Terminal(quiet=True)) as report:
             return train(recipe, overrides, signals=signals, report=report, **settings)
     with together(hosts, signals, newest_step) as peers:
         return _train(recipe, overrides, signals, report, peers, plans)
