@@ -9,6 +9,10 @@ benchmarks/plan_accuracy.json; prints the tables and writes them to benchmarks/p
 
 finds out anew what the TPU compiler says of the cases of these slices, on an x86-64 host with
 libtpu and no TPU, and `--measure` what a step takes on the GPU that is here.
+
+    TPU_SKIP_MDS_QUERY=1 python benchmarks/plan_accuracy.py --compile new --jobs 8 --limit 480
+
+compiles the cases of which nothing is known yet, and stops after so many seconds with what it has.
 """
 
 import argparse
@@ -18,7 +22,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, as_completed
 from importlib.metadata import version
 from pathlib import Path
 from statistics import median
@@ -36,9 +40,10 @@ WARM, ROUNDS, STEPS = 3, 3, 6
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--compile", metavar="SLICES", help="ask libtpu about these: v5e-8,v6e-1")
+    asked.add_argument("--compile", metavar="SLICES", help="ask libtpu: v5e-8,v6e-1 or new")
     asked.add_argument("--measure", action="store_true", help="run the cases of the GPU here")
     asked.add_argument("--jobs", type=int, default=1, help="compilations at a time")
+    asked.add_argument("--limit", type=float, help="seconds after which compilations are stopped")
     asked.add_argument("--one", help=argparse.SUPPRESS)
     given = asked.parse_args()
     if given.one:
@@ -46,10 +51,14 @@ def main() -> None:
         print(json.dumps(_measured(GPU[int(number)]) if of == "GPU" else _compiled(int(number))))
     elif given.compile:
         wanted = given.compile.split(",")
-        chosen = [i for i, one in enumerate(TPU) if one.on in wanted]
-        _find(
-            "TPU", chosen, given.jobs, {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-        )
+        known = _known()
+        chosen = [
+            i
+            for i, one in enumerate(TPU)
+            if one.on in wanted or ("new" in wanted and one.name not in known)
+        ]
+        environ = {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
+        _find("TPU", chosen, given.jobs, environ, given.limit)
     elif given.measure:
         _find("GPU", list(range(len(GPU))), 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     else:
@@ -58,13 +67,29 @@ def main() -> None:
         print(PAGE.read_text(encoding="utf-8"))
 
 
-def _find(of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str]) -> None:
-    """Each case in a process of its own: the peak of a device's memory never falls."""
+def _known() -> dict[str, Any]:
+    return json.loads(FILE.read_text()) if FILE.is_file() else {}
+
+
+def _find(
+    of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str], limit: float | None = None
+) -> None:
+    """Each case in a process of its own: the peak of a device's memory never falls.
+
+    What is found is stored at once, so that nothing of it is lost after `limit` seconds.
+    """
+    began = time.monotonic()
 
     def one(number: int) -> tuple[str, dict[str, Any] | None]:
         case = (GPU if of == "GPU" else TPU)[number]
         words = [sys.executable, __file__, "--one", f"{of}:{number}"]
-        done = subprocess.run(words, env=os.environ | environ, capture_output=True, text=True)
+        left = None if limit is None else max(1.0, limit - (time.monotonic() - began))
+        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": left}
+        try:
+            done = subprocess.run(words, env=os.environ | environ, **how)
+        except subprocess.TimeoutExpired:
+            print(f"{case.name}: not compiled in time", flush=True)
+            return case.name, None
         if done.returncode:
             print(f"{case.name}: {done.stderr[-500:]}", flush=True)
             return case.name, None
@@ -73,10 +98,10 @@ def _find(of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str]) ->
         return case.name, found
 
     with ThreadPoolExecutor(jobs) as pool:
-        for name, found in pool.map(one, chosen):
+        for done in as_completed([pool.submit(one, number) for number in chosen]):
+            name, found = done.result()
             if found is not None:
-                known = json.loads(FILE.read_text()) if FILE.is_file() else {}
-                FILE.write_text(json.dumps(known | {name: found}, indent=1) + "\n")
+                FILE.write_text(json.dumps(_known() | {name: found}, indent=1) + "\n")
 
 
 def _compiled(number: int) -> dict[str, Any]:
@@ -145,7 +170,7 @@ def _measured(case: Case) -> dict[str, Any]:
 
 def compare() -> dict[str, Any]:
     """Write the page; gives how far plans are off, by table."""
-    known = json.loads(FILE.read_text())
+    known = _known()
     (tpu, of_tpu), (gpu, of_gpu), (states, of_states) = _tpu(known), _gpu(known), _states()
     ranks, of_ranks = _ranked(known)
     page = TEXT.format(jax=version("jax"), tables="\n\n".join([tpu, gpu, ranks, states]))

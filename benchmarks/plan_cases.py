@@ -11,6 +11,7 @@ MODELS = {
     "Qwen2.5-0.5B": QWEN2 | dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2),
     "Qwen3-0.6B": QWEN3 | dict(embed=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
     "Qwen3-1.7B": QWEN3 | dict(embed=2048, mlp=6144, layers=28, heads=16, kv_heads=8),
+    "Qwen3-4B": QWEN3 | dict(embed=2560, mlp=9728, layers=36, heads=32, kv_heads=8),
     "Qwen2.5-3B": QWEN2
     | dict(embed=2048, mlp=11_008, layers=36, heads=16, kv_heads=2, head_dim=128),
     "Gemma-3-1B": dict(
@@ -48,11 +49,13 @@ class Case(NamedTuple):
     mesh: tuple[int, int, int] | None = None  # data × fsdp × tensor; None: as windlass chooses
     optim: str = "adamw"
     train: tuple[tuple[str, Any], ...] = ()  # other keys of the section
+    objective: str = "next_token"
 
     @property
     def name(self) -> str:
         """By which its figures are kept."""
-        return json.dumps([value for value in self])
+        *usual, objective = self
+        return json.dumps(usual if objective == "next_token" else [*usual, objective])
 
     @property
     def settings(self) -> str:
@@ -60,6 +63,7 @@ class Case(NamedTuple):
         told = [f"LoRA {self.rank}"] if self.rank else []
         told += [f"dropout {self.dropout}"] if self.dropout else []
         told += [] if self.optim == "adamw" else [self.optim]
+        told += [] if self.objective == "next_token" else [self.objective]
         told += [f"{name} {value}" for name, value in self.train]
         return ", ".join(told)
 
@@ -68,12 +72,16 @@ class Case(NamedTuple):
         """The run of the case, whose data is never read."""
         given = self.mesh and dict(zip(("data", "fsdp", "tensor"), self.mesh, strict=True))
         lora = {"kind": "lora", "rank": self.rank, "dropout": self.dropout}
+        data: dict[str, Any] = {"source": {"kind": "stories"}, "length": self.length}
+        if self.objective == "preference":
+            data |= {"source": {"kind": "example", "name": "pairs"}, "format": "pairs"}
         return {
             "model": MODELS[self.model],
             **({"mesh": given} if given else {}),
             **({"adapter": lora} if self.rank else {}),
             "tokenizer": {"kind": "byte"},
-            "data": {"source": {"kind": "stories"}, "length": self.length},
+            "data": data,
+            "objective": {"kind": self.objective},
             "optim": {"kind": self.optim, "learning_rate": 1e-3},
             "train": {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)},
         }
@@ -87,6 +95,7 @@ def case(model: str, on: str, rows: int, **how: Any) -> Case:
 HALF, SMALL, MIDDLE, THREE, EIGHT = (
     *("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen2.5-3B", "Llama-3.1-8B"),
 )
+FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
 TPU = [
     case(HALF, "v6e-1", 8),
     case(HALF, "v6e-1", 16),
@@ -145,6 +154,20 @@ TPU = [
     case(THREE, "v5p-8", 32, length=2048),
     case(EIGHT, "v5p-8", 8, length=2048),
     case(EIGHT, "v5p-8", 32, length=4096, remat="full"),
+    case(FOUR, "v6e-8", 8, optim="muon", remat="full"),
+    case(GEMMA, "v6e-4", 32, length=2048),
+    case(GEMMA, "v5e-4", 8),
+    case(GEMMA, "v5e-8", 16, remat="full"),
+    case(SMALL, "v5e-8", 16, optim="muon"),
+    case(HALF, "v5e-8", 16, optim="muon"),
+    case(EIGHT, "v6e-8", 32, remat="full"),
+    case(FOUR, "v6e-8", 32, remat="full"),
+    case(MIDDLE, "v6e-4", 32, remat="full"),
+    case(SMALL, "v6e-1", 8, remat="full"),
+    case(EIGHT, "v6e-8", 16, length=2048, rank=16, dropout=0.1),
+    case(MIDDLE, "v6e-4", 32, rank=16, dropout=0.05),
+    case(HALF, "v5e-8", 16, objective="preference"),
+    case(SMALL, "v6e-4", 16, rank=16, objective="preference"),
 ]
 GPU = [
     case(HALF, "h200", 32),

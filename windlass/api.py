@@ -1,7 +1,6 @@
 """Python API: each command as one call."""
 
 import dataclasses
-import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from signal import SIGINT
@@ -590,9 +589,7 @@ def _kind(layers: Layers) -> str | None:
     device = layers.peek("device", Device) or Device()
     if device.kind != "auto":
         return device.kind
-    return (
-        selection.choose(device, selection.present(), os.environ).kind if layers.by_device else None
-    )
+    return selection.choose_here(device).kind if layers.by_device else None
 
 
 def _tokenizer(folder: Path, run: Run) -> Tokenizer:

@@ -1,8 +1,12 @@
 """Arrays as compilers hold them, of programs so small that they can be held in the head."""
 
+import math
+
 import jax
 import jax.numpy as jnp
 import pytest
+from jax.sharding import AbstractMesh, AxisType
+from jax.sharding import PartitionSpec as P
 
 from windlass.analysis.liveness import CompilerModel, peak_buffers
 
@@ -18,7 +22,10 @@ def held(function, *shapes, **compiler) -> int:
         materializes_shared=False,
         has_random_kernel=False,
         keeps_gathered=False,
-        bytes_of=lambda shape, itemsize: itemsize * jnp.zeros(shape, jnp.int8).size,
+        bytes_of=lambda shape, itemsize: itemsize * math.prod(shape),
+        sums_devices_at_once=False,
+        layers_per_round=1,
+        unstacked=0.0,
     )._replace(**compiler)
     program = jax.make_jaxpr(function)(*shapes).jaxpr
     return sum(array.bytes for array in peak_buffers(program, usual))
@@ -106,6 +113,55 @@ def test_what_is_added_to_a_product_may_be_added_while_it_is_made():
 
     assert held(narrower, matrix(), fuses_epilogues=True) == ONE  # two halves
     assert held(narrower, matrix()) == ONE + ONE // 2
+
+
+def on_four(function, *specs: P, **compiler) -> int:
+    """The same on each of four devices."""
+    mesh = AbstractMesh((4,), ("fsdp",), axis_types=(AxisType.Explicit,))
+    with jax.sharding.use_abstract_mesh(mesh):
+        there = [
+            jax.ShapeDtypeStruct(
+                (SIDE, SIDE), jnp.float32, sharding=jax.sharding.NamedSharding(mesh, spec)
+            )
+            for spec in specs
+        ]
+        return held(function, *there, **compiler)
+
+
+def test_a_slice_is_taken_at_once_as_that_frees_the_rest_of_what_each_device_computed():
+    def turned(x, y):  # as the directions of an optimiser, added to weights at the end
+        new = [jax.sharding.reshard(one @ one, P("fsdp")) for one in (x, y)]
+        return [one + 1 for one in new]
+
+    assert on_four(turned, P(), P()) == ONE + 2 * ONE // 4  # and not two of them
+
+
+def test_slices_that_are_summed_are_taken_of_the_sum():
+    def both(x, y):
+        first, second = (jax.sharding.reshard(one @ one, P("fsdp")) for one in (x, y))
+        return jnp.tanh(first + second) @ jnp.ones((SIDE, 1))
+
+    assert on_four(both, P(), P()) >= 2 * ONE
+
+
+def test_a_sum_over_devices_alone_may_need_no_buffer_of_its_own():
+    def summed(x):
+        pieces = x.reshape(4, SIDE // 4, SIDE)
+        parts = jnp.einsum("gik,gjk->gij", pieces, pieces)
+        return jax.sharding.reshard(jnp.sum(parts, axis=0), P("fsdp")) + 1
+
+    part = ONE // 16
+    assert on_four(summed, P("fsdp")) == 2 * part
+    assert on_four(summed, P("fsdp"), sums_devices_at_once=True) == part + part // 4
+
+
+def test_layers_of_one_iteration_leave_their_residuals_until_its_end():
+    def stacked(x):
+        return jax.lax.scan(lambda h, _: (jnp.tanh(h) @ x, h), x, length=6)[1] + 1
+
+    alone = held(stacked, matrix(), unstacked=1.0)
+    assert held(stacked, matrix(), unstacked=1.0, layers_per_round=4) == alone + ONE * 3 // 4
+    assert held(stacked, matrix(), unstacked=0.5, layers_per_round=2) == alone + ONE // 4
 
 
 @pytest.mark.parametrize("rows", [1, 8])

@@ -33,7 +33,7 @@ v5e-8  8 × TPU v5e
   run      64 ±12 min; $10.24 ±1.92 on demand; $2.56 ±0.48 spot
   epoch    6.0 ±1.2 min; $0.96 ±0.19 on demand; $0.24 ±0.05 spot
   prices   $1.200 (gcp us-central1, 2999-01-01) on demand, $0.300 (gcp us-central1, 2999-01-01) spot, per chip-hour
-  assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
+  assumes  3m00s to start a machine, 1m00s to compile
   note     spot costs are without restarts: --preemptions 0.1 adds those of one preemption in ten hours
 
 h100  1 × H100
@@ -49,7 +49,7 @@ h100  1 × H100
   run      64 ±12 min; $2.13 ±0.40 on demand; ? spot
   epoch    6.0 ±1.2 min; $0.20 ±0.04 on demand; ? spot
   prices   $2.000 (lambda, 2999-01-01) on demand, per chip-hour
-  assumes  3m00s to start a machine, 1m00s to compile, a save of 0 µs every 50 s
+  assumes  3m00s to start a machine, 1m00s to compile
   note     no price of h100 spot is known; `windlass prices --update FILE` takes one
 
 v5e-4  4 × TPU v5e
@@ -59,12 +59,12 @@ SEVERAL = """\
 recipe    target  fits  batch  it/s     GiB per device  tokens/s  per chip         run     on demand         spot  epoch on demand   epoch spot
 mine a=1  v5e-8   yes      64  2.00    8.0–8.8 of 15.8  131 ±26k     1.00×  64 ±12 min  $10.24 ±1.92  $2.56 ±0.48      $0.96 ±0.19  $0.24 ±0.05
 mine a=1  h100    no       64  2.00  80.0–88.0 of 74.5  131 ±26k     8.00×  64 ±12 min   $2.13 ±0.40            ?      $0.20 ±0.04            ?
-mine a=2  v5e-8   yes      64  2.50    8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min   $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
+mine a=2  v5e-8   yes      64  2.50    8.0–8.8 of 15.8  164 ±33k     1.25×  52 ±10 min   $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
 mine a=2  h100    no
 
 the fastest that fits
 recipe    target  fits  batch  it/s   GiB per device  tokens/s  per chip         run    on demand         spot  epoch on demand   epoch spot
-mine a=2  v5e-8   yes      64  2.50  8.0–8.8 of 15.8  164 ±33k     1.00×  52 ±10 min  $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
+mine a=2  v5e-8   yes      64  2.50  8.0–8.8 of 15.8  164 ±33k     1.25×  52 ±10 min  $8.32 ±1.54  $2.08 ±0.38      $0.77 ±0.15  $0.19 ±0.04
 
 note  v5e-8: spot costs are without restarts: --preemptions 0.1 adds those of one preemption in ten hours
 note  h100: no price of h100 spot is known; `windlass prices --update FILE` takes one
@@ -84,6 +84,30 @@ def test_several_are_one_table_with_what_a_chip_does_beside_one_of_the_first_tar
     faster = made("v5e-8", keys=second, seconds=0.4)
     print_plans([made("v5e-8", keys=first), made("h100", gib=80, keys=first), faster, refused])
     assert capsys.readouterr().out == SEVERAL
+
+
+def test_runs_that_read_different_amounts_are_compared_by_a_million_tokens(capsys):
+    small, large = made("v5e-1", rows=8, seconds=0.125), made("v5e-8", rows=64, seconds=0.125)
+    print_plans([small, large])
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0].split("  ")[-1].strip() == "per 1M spot"
+    # As many tokens a chip-hour, and as dear, though one run costs eight times the other.
+    assert [line.rpartition("min")[2].split() for line in lines[1:3]] == [
+        "$0.38 ±0.06 $0.09 ±0.01 59.0M $0.0051 ±0.0010 $0.0013 ±0.0003".split(),
+        "$3.04 ±0.48 $0.76 ±0.12 471.9M $0.0051 ±0.0010 $0.0013 ±0.0003".split(),
+    ]
+    print_plans([large, large])
+    assert "per 1M" not in capsys.readouterr().out
+    keys = [dataclasses.replace(small, keys=("a=1",)), dataclasses.replace(large, keys=("a=2",))]
+    print_plans(keys)
+    out = capsys.readouterr().out
+    assert out.count("per 1M on demand") == 2  # in the table of the fastest as well
+
+
+def test_saves_are_mentioned_where_they_take_time_or_decide_what_is_lost(capsys):
+    for preemptions, told in ((None, False), (0.1, True)):
+        print_plans([made(preemptions=preemptions)])
+        assert ("a save of 0 µs every 50 s" in capsys.readouterr().out) is told
 
 
 @pytest.mark.parametrize("width, count", [(80, 2), (60, 2), (50, 3)])

@@ -3,6 +3,7 @@
 import pytest
 
 from windlass.config import read
+from windlass.devices import selection
 from windlass.devices.selection import Device, choose, devices, present
 from windlass.errors import UserError
 
@@ -54,6 +55,64 @@ def test_fallback_warns_and_goes_on():
         "device.kind is tpu, and no TPU is present: going on with 2 GPUs (NVIDIA H200), "
         "because device.fallback is true"
     ]
+
+
+HELD = (
+    "Backend 'tpu' failed to initialize: ABORTED: Internal error when accessing libtpu "
+    'multi-process lockfile. Run "$ sudo rm /tmp/libtpu_lockfile".. Available backends are '
+    "['cpu']"
+)
+BUSY = (
+    "Backend 'tpu' failed to initialize: UNKNOWN: TPU initialization failed: open(/dev/accel0): "
+    "Device or resource busy. Available backends are ['cpu']"
+)
+NONE = (
+    "Backend 'tpu' failed to initialize: NOT_FOUND: TPU initialization failed: No jellyfish "
+    "device found.. Available backends are ['cpu']"
+)
+NO_LIBRARY = "Unknown backend tpu. Available backends are ['cpu']"
+
+
+@pytest.mark.parametrize(
+    "error, is_here, why",
+    [
+        (HELD, True, "another process uses it, or one that was killed has left /tmp/libtpu_lock"),
+        (HELD, False, None),  # by a compilation without a TPU
+        (BUSY, True, "UNKNOWN: TPU initialization failed: open(/dev/accel0): Device or resource b"),
+        (BUSY, False, "UNKNOWN: TPU initialization failed: open(/dev/accel0): Device or resource"),
+        (NONE, True, "NOT_FOUND: TPU initialization failed: No jellyfish device found."),
+        (NONE, False, None),
+        (NO_LIBRARY, True, "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has"),
+        (NO_LIBRARY, False, None),
+    ],
+)
+def test_a_tpu_that_does_not_answer_is_not_a_tpu_that_is_absent(error, is_here, why):
+    found = selection._why_silent(error, is_here)
+    assert (found is None) if why is None else (found or "").startswith(why)
+
+
+def test_a_tpu_that_does_not_answer_is_refused_unless_another_device_is_requested():
+    assert refused(Device(), CPU, {}, "it is busy") == (
+        "a TPU is here and does not answer: it is busy; device=cpu runs without it, and "
+        "device.fallback=true goes on with the best there is"
+    )
+    for device, environ in ((Device(kind="tpu"), {}), (Device(), {"PJRT_DEVICE": "TPU"})):
+        assert refused(device, GPU, environ, "it is busy").startswith("a TPU is here and does not")
+    assert choose(Device(kind="cpu"), CPU, {}, "it is busy") == ("cpu", 1, "cpu", [], [])
+    assert choose(Device(), CPU, {"PJRT_DEVICE": "CPU"}, "it is busy").kind == "cpu"
+    chosen = choose(Device(fallback=True), CPU, {}, "it is busy")
+    assert (chosen.kind, chosen.warnings) == (
+        "cpu",
+        [
+            "a TPU is here and does not answer: it is busy: going on with 1 CPU, because "
+            "device.fallback is true"
+        ],
+    )
+
+
+@pytest.mark.skipif(selection.has_tpu(), reason="a TPU is here")
+def test_no_tpu_is_missed_on_a_machine_without_one():
+    assert selection.silent_tpu() is None
 
 
 def test_nothing_present_is_refused():

@@ -34,8 +34,9 @@ def made(
     steps: int | None = 7200,
     keys: tuple[str, ...] = (),
     preemptions: float | None = None,
+    rows: int = 64,
 ) -> Plan:
-    """A recipe of 64 rows of 1024 tokens that takes so much memory and time on a target."""
+    """A recipe of so many rows of 1024 tokens that takes so much memory and time on a target."""
     target = find(on)
     devices = target.devices
     held = {"weights": gib / 4 * GIB, "activations": gib / 2 * GIB, "other": gib / 4 * GIB}
@@ -43,7 +44,7 @@ def made(
     spent = {"matmuls": 0.8 * seconds, "attention": 0.2 * seconds}
     flops = 0.4 * seconds * devices * target.chip.peak["bfloat16"]
     time = Time(spent, 0.2, "compute", flops)
-    extent = Extent(64 * 1024, steps, 720)
+    extent = Extent(rows * 1024, steps, 720)
     bill = cost(
         time,
         extent,
@@ -54,8 +55,8 @@ def made(
         assumed=Assumed(boot=180.0, compile=60.0, preemptions=preemptions),
     )
     settings = {
-        "batch": 64,
-        "rows_per_device": 64 // devices,
+        "batch": rows,
+        "rows_per_device": rows // devices,
         "accumulation": 1,
         "row_tokens": 1024,
         "mesh": {"data": 1, "fsdp": devices, "tensor": 1},

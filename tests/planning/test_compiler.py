@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import os
 import platform
 from importlib.util import find_spec
 
@@ -64,6 +65,24 @@ def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_pa
     report = compiler.find(said, here)
     assert isinstance(report, compiler.CompilerReport)
     assert plan.compiled.report.peak_bytes == report.peak_bytes
+
+
+def test_a_lock_of_libtpu_is_one_clear_message():
+    locked = 'ABORTED: Internal error when accessing libtpu multi-process lockfile. Run "$ sudo...'
+    assert compiler._why_not("v5e:2x4", locked) == (
+        "libtpu is in use, which one process at a time may load where there is a TPU; if none "
+        "does, one that was killed has left /tmp/libtpu_lockfile, which may be deleted then"
+    )
+    assert compiler._why_not("v9:2x4", "INVALID_ARGUMENT: v9\nmore") == (
+        "libtpu does not compile for v9:2x4: INVALID_ARGUMENT: v9"
+    )
+
+
+@pytest.mark.skipif(find_spec("libtpu") is None, reason="the compiler for TPUs is not here")
+def test_a_chip_of_v4_is_one_device_and_several_processes_compile_at_once(monkeypatch):
+    monkeypatch.delenv("ALLOW_MULTIPLE_LIBTPU_LOAD", raising=False)
+    assert len(compiler.topology("v4:2x2x1")) == targets.find("v4-8").devices == 4
+    assert os.environ["ALLOW_MULTIPLE_LIBTPU_LOAD"] == "1"
 
 
 @pytest.mark.skipif(

@@ -141,6 +141,12 @@ def test_what_is_not_known_is_none_and_is_said():
     assert costs("h100").notes == [
         "no price of h100 spot is known; `windlass prices --update FILE` takes one"
     ]
+    aws = Price("h100", "aws", None, 6.88, 2.5, TODAY)
+    several = PRICES._replace(prices=[*PRICES.prices, aws])
+    assert cost(STEP, LONG, targets.find("h100"), several, every=NEVER, saved=0).notes == [
+        "no spot price of h100 is known at vast, the cheapest on demand; --region aws plans with "
+        "$2.50 spot there"
+    ]
     assert costs("cpu").notes == ["no price of a CPU is in the catalogue"]
     unknown = costs(extent=Extent(tokens=32768, steps=None, epoch_steps=None))
     assert (unknown.run, unknown.epoch) == (None, None)

@@ -58,6 +58,18 @@ def test_the_cheapest_is_anywhere_or_where_one_asks_for_it():
     assert prices.cheapest(prices.load().find("7x"), "spot") is None
 
 
+def test_spot_stands_beside_the_price_on_demand_of_the_same_provider():
+    for name in prices.load().chips:
+        for where in (None, "gcp", "aws"):
+            on_demand, spot = prices.of_one_provider(prices.load().find(name), where)
+            if on_demand and spot:
+                assert on_demand.provider == spot.provider
+                assert spot.spot is not None and on_demand.on_demand is not None
+                assert spot.spot < on_demand.on_demand
+    on_demand, spot = prices.of_one_provider(prices.load().find("h200"))
+    assert (on_demand and on_demand.provider, spot) == ("vast", None)
+
+
 def test_a_place_that_no_price_is_of_is_refused_with_the_nearest():
     prices.check_place(prices.load(), "us-east5")
     with pytest.raises(UserError) as refusal:

@@ -8,17 +8,24 @@ from tests import trained
 from windlass.devices import mesh, mesh_choice
 from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import Rows
+from windlass.planning import prices
 from windlass.planning.memory import Memory
-from windlass.planning.search import MARGIN, REMATS, Fixed, Search
+from windlass.planning.plan import PlanRequest
+from windlass.planning.search import MARGIN, REMATS, Fixed, Search, best
 from windlass.planning.targets import find
 from windlass.planning.time import Time
 from windlass.planning.traced import described
-from windlass.planning.trials import Setting, Trial, Trials, divide
+from windlass.planning.trials import Setting, Trial, Trials, divide, setting
 from windlass.program.described import Described
+from windlass.starting import origin
 
 FREE = Fixed(rows=False, each=False, remat=False, loops=False, mesh=False)
 HELD = {"none": 30.0, "saved": 12.0, "full": 3.0}  # bytes that a row leaves
 TAKEN = {"none": 1.0, "saved": 1.1, "full": 1.4}  # seconds of a row
+LLAMA_8B = dict(
+    **dict(family="llama", vocab=128_256, embed=4096, mlp=14_336, layers=32),
+    **dict(heads=32, kv_heads=8, head_dim=128, theta=5e5),
+)
 WORTH = {1: 1.0, 2: 0.96}  # of a step in loops of one layer, and of all
 
 
@@ -69,6 +76,40 @@ def test_what_is_found_is_about_as_fast_as_the_fastest_of_all_that_fits(run, lim
         return
     assert found.memory.fits
     assert found.seconds <= min(one.seconds for one in fitting) / (1 - MARGIN) ** 3
+
+
+def test_the_search_begins_with_what_the_plan_itself_offers(run):
+    trials = MadeUp(run, 75)
+    offered = min((one for one in every(trials) if one.memory.fits), key=lambda one: one.seconds)
+    trials.known = {offered.setting: offered}
+    found = Search(trials, trials.first, FREE).best()
+    assert found.memory.fits and found.seconds <= offered.seconds
+    kept = FREE._replace(remat=True)
+    assert offered.setting.remat != trials.first.remat
+    assert Search(trials, trials.first, kept).best().setting.remat == trials.first.remat
+
+
+@pytest.mark.long  # a dozen traces of a large step
+@pytest.mark.parametrize("adapter", [{"kind": "lora"}, None])
+def test_best_is_no_slower_than_the_changes_that_the_plan_offers(adapter):
+    recipe = {
+        "model": LLAMA_8B,
+        "tokenizer": {"kind": "byte"},
+        "adapter": adapter,
+        "data": {"source": {"kind": "jsonl", "path": "absent.jsonl"}, "length": 2048},
+        "optim": {"kind": "adamw", "learning_rate": 1e-4},
+        "train": {"steps": 1000, "batch": 64},
+    }
+    layers, target, known = origin.load(recipe, []), find("v6e-8"), prices.load()
+    found = best(layers, target, known, PlanRequest())
+    offered = found.before.tried
+    assert offered is not None and found.before.fits == "no" and found.plan.fits == "yes"
+    there = [one.time.seconds for one in offered.changes if one.setting and one.time]
+    assert there and found.plan.time is not None
+    assert found.plan.time.seconds <= 1.001 * min(there)
+    # The keys that are written give the plan that is shown.
+    again = described(recipe, target, found.words)
+    assert setting(again).split == tuple(found.plan.settings["mesh"].items())
 
 
 def test_what_the_command_line_says_stays_as_it_is(run):

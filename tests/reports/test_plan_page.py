@@ -10,7 +10,9 @@ import pytest
 from tests.planning.plans import made, without_time
 from windlass.planning import memory, time
 from windlass.planning.plan import Plan, Refused
+from windlass.planning.search import Best
 from windlass.planning.targets import find
+from windlass.planning.winner import chosen
 from windlass.reports import charts, plan_page
 from windlass.reports.plan_page import page
 
@@ -107,3 +109,32 @@ def test_what_is_not_known_or_cannot_be_laid_out_is_on_the_page_all_the_same():
     assert "7 rows on 8 devices" in found.said and "too large" not in found.said
     assert "Memory by part" in found.said
     assert "Cost against time" not in found.said and "Step time by part" not in found.said
+
+
+def test_runs_that_read_different_amounts_are_drawn_by_a_million_tokens():
+    small, large = made("v5e-1", rows=8, seconds=0.125), made("v5e-8", rows=64, seconds=0.125)
+    found = drawn(small, large)
+    assert (
+        "8 to 64 sequences of 1,024 tokens per step, 7,200 steps, 59.0M to 471.9M tokens: runs "
+        "of different lengths, compared by a million tokens"
+    ) in found.said
+    assert "USD per million tokens" in found.said and "per 1M on demand" in found.said
+    heights = [one["cy"] for one in found.every("circle", "")]  # on demand, and spot, of each
+    assert heights[:2] == heights[2:] and heights[0] != heights[1]
+    same = drawn(large, large)
+    assert "USD of the whole run" in same.said and "per 1M on demand" not in same.said
+
+
+def test_the_legend_says_of_restarts_what_the_notes_say():
+    assert "spot, without restarts" in drawn(made()).said
+    assert "spot, with restarts" in drawn(made(preemptions=0.1)).said
+
+
+def test_the_page_of_a_search_has_the_settings_it_found_and_the_best_target():
+    found = Best(made("v5e-8"), made("v5e-8", gib=20), {"train": {"remat": "full"}}, 5)
+    ranking = chosen([found, Best(made("v5e-1"), made("v5e-1"), {}, 3)], "cheapest")
+    shown = Checked(page([one.plan for one in ranking.each], "windlass plan mine", [ranking]))  # type: ignore[union-attr]
+    assert "train:\n  remat: full" in shown.said
+    assert any("the fastest of 5 settings tried that fits" in text for text in shown.said)
+    assert "cheapest" in shown.said and any("v5e-1: 131" in text for text in shown.said)
+    assert "Best settings" not in drawn(made()).said

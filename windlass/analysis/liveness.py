@@ -22,6 +22,7 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 # Fused with what it reads; its result is a buffer.
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
+_SUMS = ("add", "add_any")
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 
 
@@ -45,6 +46,9 @@ class CompilerModel(NamedTuple):
     has_random_kernel: bool  # random bits are never fused into what reads them
     keeps_gathered: bool  # what was all-gathered for a matmul is live until the next one is done
     bytes_of: Callable[[tuple[int, ...], int], int]  # of a buffer of a shape and an item size
+    sums_devices_at_once: bool  # without a buffer for what each has to add
+    layers_per_round: int  # of a loop over layers, where their kinds take turns
+    unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
 
 
 def peak_buffers(program: Jaxpr, compiler: CompilerModel) -> list[Buffer]:
@@ -100,7 +104,29 @@ class _Liveness:
             return []
         bodies = [peak_buffers(body, self.compiler) for body in sub_jaxprs(operation.equation)]
         most = max(bodies, key=lambda buffers: sum(buffer.bytes for buffer in buffers), default=[])
-        return [buffer._replace(depth=buffer.depth + 1) for buffer in most]
+        return [
+            buffer._replace(depth=buffer.depth + 1) for buffer in [*most, *self.left(operation)]
+        ]
+
+    def left(self, operation: Operation) -> list[Buffer]:
+        """Residuals that the layers of an iteration leave until its end, all but one of them.
+
+        Those that a loop stacks, or reads in the backward pass: beside these are weights alone, or
+        the gradients of weights.
+        """
+        rounds = operation.equation.params.get("unroll", 1)
+        layers = rounds * self.compiler.layers_per_round
+        if operation.name != "scan" or layers == 1:
+            return []
+        (body,) = sub_jaxprs(operation.equation)
+        first, carried = constants_and_carry(body, operation.equation)
+        read, stacked = body.invars[first + carried :], body.outvars[carried:]
+        residuals = abs(sum(map(self.bytes_in, stacked)) - sum(map(self.bytes_in, read)))
+        size = round(self.compiler.unstacked * rounds * residuals * (layers - 1) / layers)
+        return [Buffer((), (), "", size, operation.name)]
+
+    def bytes_in(self, variable: Any) -> int:
+        return self.compiler.bytes_of(device_shape(variable), _itemsize(variable))
 
     def reused(
         self, operation: Operation, value: int, live: dict[int, int], ending: set[int]
@@ -158,6 +184,11 @@ class _Liveness:
         i = self.maker[value]
         if self.is_alias(i):
             return False
+        if self.is_slice(i):
+            # At once, as that frees the rest; but of two that are summed, the whole is summed.
+            return not self.is_summed(i)
+        if self.is_sum_of_slices(i):
+            return True
         if self.is_fused(i) and self.operations[i].kind not in _REDUCED:
             return self.is_read_from_memory(value) or (
                 self.compiler.materializes_shared and self.is_shared(value)
@@ -179,6 +210,9 @@ class _Liveness:
         operation = self.operations[i]
         if operation.kind is Kind.RESHARD and operation.reads:
             return self.shape(operation.reads[0]) == self.shape(operation.results[0])
+        if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
+            # Over devices alone, each of which has one element of it.
+            return self.size(operation.reads[0]) == self.size(operation.results[0])
         return operation.kind in (Kind.ALIAS, Kind.RESIDUAL)
 
     def is_slice(self, i: int) -> bool:
@@ -186,8 +220,31 @@ class _Liveness:
         operation = self.operations[i]
         if operation.kind is not Kind.RESHARD or not operation.reads:
             return False
-        before, after = self.shape(operation.reads[0]), self.shape(operation.results[0])
-        return math.prod(before) > math.prod(after)
+        return self.size(operation.reads[0]) > self.size(operation.results[0])
+
+    def is_summed(self, i: int) -> bool:
+        """Return True if a slice is only read by a sum with another slice."""
+        (value,) = self.operations[i].results
+        while len(self.readers[value]) == 1:
+            (reader,) = self.readers[value]
+            if not self.is_cast(reader):
+                return self.is_sum_of_slices(reader)
+            (value,) = self.operations[reader].results
+        return False
+
+    def is_sum_of_slices(self, i: int) -> bool:
+        operation = self.operations[i]
+        return operation.name in _SUMS and all(map(self.is_sliced, operation.arguments))
+
+    def is_sliced(self, value: int | None) -> bool:
+        """Return True if a value is a slice, or one in another dtype."""
+        i = None if value is None else self.maker.get(value)
+        while i is not None and self.is_cast(i) and self.operations[i].reads:
+            i = self.maker.get(self.operations[i].reads[0])
+        return i is not None and self.is_slice(i)
+
+    def is_cast(self, i: int) -> bool:
+        return self.is_alias(i) or self.operations[i].name == "convert_element_type"
 
     def is_fused_into_sum(self, i: int) -> bool:
         """Return True if a matmul is only read by a sum or a cast, which is its epilogue."""
@@ -223,11 +280,14 @@ class _Liveness:
             self.known_sources[value] = sources
         return self.known_sources[value]
 
+    def size(self, value: int) -> int:
+        return math.prod(self.shape(value))
+
     def shape(self, value: int) -> tuple[int, ...]:
         return device_shape(self.variables[value])
 
     def bytes_of(self, value: int) -> int:
-        return self.compiler.bytes_of(self.shape(value), _itemsize(self.variables[value]))
+        return self.bytes_in(self.variables[value])
 
     def buffer(self, value: int, size: int) -> Buffer:
         maker, of = self.operations[self.maker[value]].name, self.variables[value].aval

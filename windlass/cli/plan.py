@@ -160,7 +160,7 @@ def plan(
                 bests = [api.best(name, on, ctx.args, **how) for name in names]
                 plans = [getattr(one, "plan", one) for best in bests for one in best.each]
         if html is not None:
-            _write(html, page(plans, shlex.join(["windlass", "plan", *_words(ctx)])))
+            _write(html, page(plans, shlex.join(["windlass", "plan", *_words(ctx)]), bests))
         if as_json:
             dicts = [one for best in bests for one in best.as_dicts()]
             print(json.dumps(dicts or [one.as_dict() for one in plans], indent=2))

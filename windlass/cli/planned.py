@@ -19,6 +19,7 @@ STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 MONEY = ("run", "on demand", "spot")
 COLUMNS = ("fits", "GiB per device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
+TOKENS = ("run tokens", "per 1M on demand", "per 1M spot")  # where runs read different amounts
 # A colour for each part of memory and of a step, in their order.
 COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
@@ -64,7 +65,7 @@ def _several(plans: Sequence[Plan | Refused], console: Console) -> Iterator[Tabl
     if any(one.keys for one in plans):
         fastest = best(plans)
         yield Text("\nthe fastest that fits" if fastest else "\nnone of them fits", "bold")
-        yield from tables(fastest, first, columns, console) if fastest else ()
+        yield from tables(fastest, first, columns, console, plans) if fastest else ()
     yield from notes_of(plans)
 
 
@@ -96,27 +97,38 @@ def _notes(notes: Iterable[str]) -> Iterator[Text]:
 
 
 def tables(
-    plans: Sequence[Plan | Refused], first: Sequence[str], columns: Sequence[str], console: Console
+    plans: Sequence[Plan | Refused],
+    first: Sequence[str],
+    columns: Sequence[str],
+    console: Console,
+    among: Sequence[Plan | Refused] | None = None,
 ) -> Iterator[Table]:
-    """Table of a line per recipe and target; several where one is too wide."""
+    """Table of a line per recipe and target; several where one is too wide.
+
+    `among` are the plans that these are compared with, where there are more than are shown.
+    """
+    among = plans if among is None else among
     wide = console.options.update(width=LONG)
+    columns = columns if reasons.reads_alike(among) else (*columns, *TOKENS)
     shown: list[str] = []
     for name in columns:
-        tried = _table(plans, (*first, *shown, name))
+        tried = _table(plans, (*first, *shown, name), among)
         if shown and Measurement.get(console, wide, tried).maximum > console.width:
-            yield _table(plans, (*first, *shown))
+            yield _table(plans, (*first, *shown), among)
             shown = []
         shown.append(name)
-    yield _table(plans, (*first, *shown))
+    yield _table(plans, (*first, *shown), among)
 
 
-def _table(plans: Sequence[Plan | Refused], names: Sequence[str]) -> Table:
+def _table(
+    plans: Sequence[Plan | Refused], names: Sequence[str], among: Sequence[Plan | Refused]
+) -> Table:
     shown = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
     for name in names:
         is_word = name in ("recipe", "target", "fits")
         shown.add_column(name, justify="left" if is_word else "right", no_wrap=True)
     for one in plans:
-        cells = _cells(one, plans)
+        cells = _cells(one, among)
         shown.add_row(*[cells.get(name, Text()) for name in names])
     return shown
 
@@ -135,8 +147,8 @@ def _cells(plan: Plan | Refused, plans: Sequence[Plan | Refused]) -> dict[str, T
 
 
 def _speed_up(plan: Plan, plans: Sequence[Plan | Refused]) -> str | None:
-    """Throughput per chip, relative to the first target of the same recipe."""
-    first = next(one for one in plans if isinstance(one, Plan) and one.name == plan.name)
+    """Throughput per chip, relative to the first plan of the same recipe, with whatever keys."""
+    first = next(one for one in plans if isinstance(one, Plan) and one.recipe == plan.recipe)
     if plan.tokens_per_second is None or first.tokens_per_second is None:
         return None
     each = plan.tokens_per_second / plan.target.chips

@@ -1,9 +1,12 @@
 """Device selection: the devices a recipe requests, of those that are present."""
 
+import os
 from collections.abc import Mapping
+from glob import glob
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
+from jax._src import hardware_utils  # JAX shows its table of TPUs on the PCI bus nowhere else
 
 from windlass.config import KINDS, listing, section
 from windlass.errors import UserError
@@ -38,8 +41,16 @@ class DeviceChoice(NamedTuple):
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
 
+def choose_here(device: Device) -> DeviceChoice:
+    """The kind and number of devices of this machine to use."""
+    return choose(device, present(), os.environ, silent_tpu())
+
+
 def choose(
-    device: Device, present: Mapping[str, list[str]], environ: Mapping[str, str]
+    device: Device,
+    present: Mapping[str, list[str]],
+    environ: Mapping[str, str],
+    silent: str | None = None,  # the reason why a TPU that is here does not answer
 ) -> DeviceChoice:
     """The kind and number of devices to use, from the names of those present, by kind.
 
@@ -50,7 +61,19 @@ def choose(
     kind, request = _kind(device, environ)
     best = next(one for one in KINDS if present.get(one))
     notes, warnings = [], []
-    if kind == "auto":
+    if silent is not None and kind in ("auto", "tpu"):
+        wrong = f"a TPU is here and does not answer: {silent}"
+        if not device.fallback:
+            works = listing(f"device={one}" for one in _kinds(present))
+            raise UserError(
+                f"{wrong}; {works} runs without it, and device.fallback=true goes on with the best "
+                "there is"
+            )
+        warnings.append(
+            f"{wrong}: going on with {_all(best, present)}, because device.fallback is true"
+        )
+        kind = best
+    elif kind == "auto":
         kind = best
         better = [one.upper() for one in KINDS[: KINDS.index(best)]]
         without = f"no {listing(better)} is present, " if better else ""
@@ -89,6 +112,42 @@ def present() -> dict[str, list[str]]:
         except RuntimeError:  # how JAX says that there is no such platform
             continue
     return names
+
+
+def has_tpu() -> bool:
+    """Return True if a TPU is attached to this machine, whether it answers or not."""
+    count, _ = hardware_utils.num_available_tpu_chips_and_device_id()
+    return count > 0 or bool(glob("/dev/accel[0-9]*"))
+
+
+def silent_tpu() -> str | None:
+    """Reason why the TPU of this machine does not answer; None where it does, or none is here."""
+    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
+    if platforms and "tpu" not in platforms.split(","):
+        return None  # and so not asked
+    try:
+        jax.devices("tpu")
+    except RuntimeError as error:
+        return _why_silent(str(error), has_tpu())
+    return None
+
+
+def _why_silent(error: str, is_here: bool) -> str | None:
+    """Reason in an error of JAX, as which it also says that there is no TPU at all."""
+    _, has_failed, said = error.partition("failed to initialize: ")
+    if not has_failed:
+        missing = "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has it"
+        return missing if is_here else None
+    said = said.partition(". Available backends")[0].strip()
+    is_locked = "lockfile" in said
+    if not is_here and (is_locked or said.startswith("NOT_FOUND")):
+        return None
+    if is_locked:
+        return (
+            "another process uses it, or one that was killed has left /tmp/libtpu_lockfile, which "
+            "may be deleted then"
+        )
+    return said.partition("\n")[0]
 
 
 def devices(chosen: DeviceChoice) -> list:

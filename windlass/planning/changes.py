@@ -17,7 +17,7 @@ from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import Traced, laid_out, trace
-from windlass.planning.trials import divided
+from windlass.planning.trials import Setting, divided, setting
 from windlass.run import ADAPTERS
 
 ENOUGH = 3  # changes that are offered
@@ -34,6 +34,7 @@ class Change(NamedTuple):
     memory: Memory
     time: Time | None
     remark: str = ""
+    setting: Setting | None = None  # of the same run on the same devices; None: another of either
 
 
 class Tried(NamedTuple):
@@ -99,7 +100,8 @@ class _Alternatives(NamedTuple):
         if not self.traced.described.run.adapter:
             change = self._changed({"adapter": {"kind": ADAPTERS.usual}})
             if change is not None:
-                yield change._replace(remark="trains an adapter beside the model, as another run")
+                remark = "trains an adapter beside the model, as another run"
+                yield change._replace(remark=remark, setting=None)
 
     def _halved(self) -> Iterator[Keys]:
         """Keys for smaller microbatches, as many more of them."""
@@ -140,7 +142,9 @@ class _Alternatives(NamedTuple):
         again = trace(divided(described, target, limit), target)
         batch, before = again.batches.rows, self.traced.batches.rows
         remark = f"a step has {batch} sequences there, not {before}" if batch != before else ""
-        return Change(how, memories.memory(again), times.time(again), remark)
+        is_same = batch == before and target == self.traced.target
+        same = setting(again.described) if is_same else None
+        return Change(how, memories.memory(again), times.time(again), remark, same)
 
 
 def words(keys: Keys) -> list[str]:

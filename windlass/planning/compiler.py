@@ -11,7 +11,7 @@ from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from importlib.util import find_spec
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.errors import JaxRuntimeError
@@ -80,10 +80,31 @@ def topology(name: str, slices: int = 1) -> list:
 
     if find_spec("libtpu") is None:
         raise UserError(NO_LIBTPU)
+    _share_libtpu()
     # A chip alone on its host, where the compiler would expect four.
-    alone = {"chips_per_host_bounds": (1, 1, 1)} if name.endswith((":1x1", ":1x1x1")) else {}
-    several = {"num_slices": slices} if slices > 1 else {}
-    return list(topologies.get_topology_desc(name, "tpu", **alone, **several).devices)
+    how: dict[str, Any] = {"num_slices": slices} if slices > 1 else {}
+    how |= {"chips_per_host_bounds": (1, 1, 1)} if name.endswith((":1x1", ":1x1x1")) else {}
+    # Both cores of a chip as one device, as a v4 has them where it runs.
+    how |= {"chip_config_name": "megacore"} if name.startswith("v4:") else {}
+    try:
+        return list(topologies.get_topology_desc(name, "tpu", **how).devices)
+    except JaxRuntimeError as error:
+        raise UserError(_why_not(name, str(error))) from None
+
+
+def _share_libtpu() -> None:
+    """Let several processes load libtpu at once, where there is no TPU that they could share."""
+    if not selection.has_tpu():
+        os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
+
+
+def _why_not(name: str, error: str) -> str:
+    if "lockfile" in error:
+        return (
+            "libtpu is in use, which one process at a time may load where there is a TPU; if none "
+            "does, one that was killed has left /tmp/libtpu_lockfile, which may be deleted then"
+        )
+    return f"libtpu does not compile for {name}: {error.partition(chr(10))[0]}"
 
 
 def described(recipe: AnyRecipe, devices: list, overrides: Sequence[str] = ()) -> Described:
@@ -147,6 +168,7 @@ def _report(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Compiler
 
 def _devices(target: Target) -> list | NoCompiler:
     """The devices of a target, here or as its compiler knows them."""
+    _share_libtpu()  # before anything asks for devices
     kind = target.chip.kind
     present = selection.present().get(kind, [])
     if set(present) & set(target.chip.device_kinds) and len(present) >= target.devices:

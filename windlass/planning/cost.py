@@ -1,6 +1,6 @@
 """Cost of a run: hours and money, on demand and on spot machines, which are preempted."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 from windlass.analysis.fusion import Amount
@@ -56,7 +56,7 @@ class Cost(NamedTuple):
     epoch: Bill | None
     million_tokens: Bill
     on_demand: Price | None  # the cheapest anywhere, or in the requested region
-    spot: Price | None
+    spot: Price | None  # the cheapest of the same provider
     inputs: dict[str, Any]
     notes: list[str]
 
@@ -92,7 +92,7 @@ def cost(
     if where is not None:
         prices.check_place(known, where)
     offers = known.find(target.chip.slug, hosts=target.hosts if target.slices else 1)
-    on_demand, spot = (prices.cheapest(offers, kind, where) for kind in ("on_demand", "spot"))
+    on_demand, spot = prices.of_one_provider(offers, where)
     work = _Work(time, extent, target, every, saved, assumed)
     dollars = (
         on_demand and on_demand.on_demand and on_demand.on_demand * target.chips,
@@ -107,7 +107,7 @@ def cost(
     run, of_epoch, million = (bill or None for bill in bills)
     assert million is not None
     inputs = work.inputs | {"region": where}
-    notes = _notes(target, on_demand, spot, where, assumed, million)
+    notes = _notes(target, (on_demand, spot), offers, where, assumed, million)
     return Cost(run, of_epoch, million, on_demand, spot, inputs, notes)
 
 
@@ -214,16 +214,22 @@ def _check(assumed: Assumed) -> None:
 
 def _notes(
     target: Target,
-    on_demand: Price | None,
-    spot: Price | None,
+    chosen: tuple[Price | None, Price | None],
+    offers: Sequence[Price],
     where: str | None,
     assumed: Assumed,
     million: Bill,
 ) -> list[str]:
-    slug, notes = target.chip.slug, []
+    slug, notes, (on_demand, spot) = target.chip.slug, [], chosen
     there = f" at {where}" if where else ""
     missing = [kind for kind, price in (("on demand", on_demand), ("spot", spot)) if price is None]
-    if missing and slug not in price_file.names():
+    other = None if where or spot else prices.cheapest(offers, "spot")
+    if on_demand is not None and other is not None:
+        notes.append(
+            f"no spot price of {slug} is known at {on_demand.provider}, the cheapest on demand; "
+            f"--region {other.provider} plans with ${other.spot:.2f} spot there"
+        )
+    elif missing and slug not in price_file.names():
         notes.append(f"no price of a {target.chip.name} is in the catalogue")
     elif missing:
         kinds = " or ".join(missing)

@@ -20,6 +20,11 @@ class Extent(NamedTuple):
     epoch_steps: int | None  # in which a run goes once over its data
     unknown: str | None = None
 
+    @property
+    def whole(self) -> int | None:
+        """Tokens of the run."""
+        return self.steps and self.steps * self.tokens
+
 
 def extent(described: Described, rows: int | None = None, console: Console | None = None) -> Extent:
     """The length of a described run; `rows` are those of an epoch, where the user says it.

@@ -13,6 +13,7 @@ from windlass.analysis.liveness import Buffer, CompilerModel
 from windlass.analysis.per_device import has_vocab_axis
 from windlass.devices.axes import ArrayFacts, annotate
 from windlass.devices.chips import Chip, usable
+from windlass.layers.stack import Stack
 from windlass.planning.traced import Traced
 
 LANES = 128  # width of a TPU's registers
@@ -27,7 +28,7 @@ STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # kn
 ERROR = {"tpu": 0.10, "gpu": 0.05, "cpu": 4.0}
 KERNELS = 16 * 2**20  # bytes, that a TPU's compiler counts besides
 DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
-LEFT = 1.4  # times a layer's residuals, for each layer but one of an iteration, measured
+UNSTACKED = 1.4  # times its residuals that a layer leaves until the end of an iteration, measured
 TRIFLE = 1e-4  # of all, below which a part is among the others
 
 
@@ -63,7 +64,7 @@ def memory(traced: Traced) -> Memory:
     kinds = _Kinds(traced)
     for buffer in liveness.peak_buffers(traced.program, _compiler_model(traced, chip)):
         parts[kinds.part(buffer)] += buffer.bytes
-    for part, size in _besides(traced, chip, parts["activations"]):
+    for part, size in _besides(traced, chip):
         parts[part] += size
     least = TRIFLE * sum(parts.values())
     always = (*STORED, "other")
@@ -88,12 +89,8 @@ def stored(traced: Traced) -> dict[str, int]:
     }
 
 
-def _besides(traced: Traced, chip: Chip, activations: float) -> Iterator[tuple[str, float]]:
+def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
     """Buffers that only the compiled program shows."""
-    train, layers = traced.described.run.train, getattr(traced.described.run.model, "layers", 1)
-    if chip.kind != "cpu" and train.layers_per_loop < layers:
-        # Residuals of the layers of an iteration are stacked only at its end.
-        yield "layer", LEFT * (train.layers_per_loop - 1) * activations / layers
     if chip.kind == "gpu":
         yield "other", DRIVER
     if chip.kind != "tpu":
@@ -127,7 +124,15 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         has_random_kernel=chip.kind == "gpu",
         keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
+        sums_devices_at_once=chip.slug == "v6e",
+        layers_per_round=max((len(one.kinds) for one in _stacks(traced.frozen.model)), default=1),
+        unstacked=0.0 if chip.kind == "cpu" else UNSTACKED,
     )
+
+
+def _stacks(model: PyTree) -> list[Stack]:
+    leaves = jax.tree.leaves(model, is_leaf=lambda node: isinstance(node, Stack))
+    return [one for one in leaves if isinstance(one, Stack)]
 
 
 class _Kinds:

@@ -77,6 +77,18 @@ def cheapest(prices: Sequence[Price], kind: str, where: str | None = None) -> Pr
     return min(known, key=lambda price: getattr(price, kind), default=None)
 
 
+def of_one_provider(
+    prices: Sequence[Price], where: str | None = None
+) -> tuple[Price | None, Price | None]:
+    """Cheapest price on demand, and the cheapest spot price of the same provider.
+
+    Spot machines of one provider are often dearer than those on demand of another.
+    """
+    on_demand = cheapest(prices, "on_demand", where)
+    same = [one for one in prices if on_demand is None or one.provider == on_demand.provider]
+    return on_demand, cheapest(same, "spot", where)
+
+
 def check_place(prices: Prices, where: str) -> None:
     """Refuse a provider or a region of which no price is known at all."""
     names = {name for price in prices.prices for name in (price.provider, price.region) if name}

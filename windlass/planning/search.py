@@ -3,6 +3,7 @@
 import dataclasses
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any, NamedTuple
 
 from rich.console import Console
@@ -95,17 +96,24 @@ def best(
             f"no speed estimate for {target.chip.name}s, so --best cannot rank settings there; "
             "train.microbatch=auto chooses the largest microbatch that fits"
         )
-    described, plain = laid_out(layers, target), request._replace(compiles=False, tries=False)
+    described, plain = laid_out(layers, target), request._replace(compiles=False, tries=True)
     before = planned(described, target, known, plain, console)
     trials = Trials(described, target, tell=tell)
     first = trials.first._replace(accumulation=before.settings["accumulation"])
     trials.known[first] = Trial(first, before.memory, before.time)
+    for one in before.tried.changes if before.tried else ():
+        if one.setting is not None:
+            trials.known[one.setting] = Trial(one.setting, one.memory, one.time)
     trial = Search(trials, first, _fixed(layers)).best()
     keys = _keys(described, first, trial.setting)
     if not keys and not request.compiles:
         return Best(before, before, {}, trials.count)
-    changed = dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
-    plan = planned(laid_out(changed, target), target, known, request._replace(tries=False), console)
+    there = laid_out(_changed(layers, keys), target)
+    if there.layout.split != dict(trial.setting.split):
+        # With these microbatches the recipe would get another mesh than the one that was tried.
+        keys |= {"mesh": dict(trial.setting.split)}
+        there = laid_out(_changed(layers, keys), target)
+    plan = planned(there, target, known, request._replace(tries=False), console)
     special = flat(layers.by_device.get(target.chip.kind, {}))
     kind = target.chip.kind if any(key in special for key in flat(keys)) else None
     return Best(plan, before, keys, trials.count, kind)
@@ -121,7 +129,10 @@ class Search:
         now = self.trials(self.first)
         assert now is not None
         if not now.memory.fits:
-            now = next(self._fitting(), None)
+            # What is known already is what the plan itself offers to make it fit.
+            offered = [one for one in self.trials.fitting if self._keeps(one.setting)]
+            fitting = [*offered, *islice(self._fitting(), 1)]
+            now = min(fitting, key=lambda one: one.seconds, default=None)
         if now is None:  # and so nothing fits
             return self.trials.least
         while better := next(self._better(now), None):
@@ -172,6 +183,15 @@ class Search:
                 if trial is not None:
                     yield trial
 
+    def _keeps(self, setting: Setting) -> bool:
+        """Return True if a setting is what the command line fixes."""
+        fixed, first = self.fixed, self.first
+        return (
+            (not fixed.remat or setting.remat == first.remat)
+            and (not fixed.mesh or setting.split == first.split)
+            and (not fixed.rows or setting.accumulation in self._counts(setting))
+        )
+
     def _counts(self, setting: Setting) -> list[int]:
         counts = self.trials.counts(setting)
         if not self.fixed.rows:
@@ -200,6 +220,10 @@ def _copies(split: tuple[tuple[str, int], ...]) -> tuple[int, int]:
     """Data-parallel copies, then tensor-parallel shards: the fewer, the less memory."""
     sizes = dict(split)
     return sizes["data"], sizes["tensor"]
+
+
+def _changed(layers: Layers, keys: dict[str, Any]) -> Layers:
+    return dataclasses.replace(layers, command_line=overlay(layers.command_line, keys))
 
 
 def _fixed(layers: Layers) -> Fixed:

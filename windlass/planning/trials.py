@@ -107,6 +107,11 @@ class Trials:
         return None if below is not None and fitting.seconds >= below else fitting
 
     @property
+    def fitting(self) -> list[Trial]:
+        """Trials that fit, of those that are known."""
+        return [one for one in self.known.values() if one is not None and one.memory.fits]
+
+    @property
     def least(self) -> Trial:
         """Trial with the least memory."""
         return min(filter(None, self.known.values()), key=lambda one: one.most)

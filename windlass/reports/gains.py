@@ -45,7 +45,12 @@ def winning(ranking: Ranking) -> str:
     plan = ranking.winner.plan
     cells = reasons.cells(plan)
     cost = _time_and_cost(plan)
-    return f"{plan.target.name}: {cells['tokens/s']} tokens/s{f', {cost}' if cost else ''}"
+    text = f"{plan.target.name}: {cells['tokens/s']} tokens/s{f', {cost}' if cost else ''}"
+    if reasons.reads_alike(one.plan for one in ranking.each if isinstance(one, Best)):
+        return text
+    way = plan.cost and limits.cheapest(plan.cost, plan.cost.million_tokens)
+    each = f", {units.dollars(way.usd)} per 1M {way.how}" if way and way.usd is not None else ""
+    return f"{text}, for {cells['run tokens']} tokens{each}"
 
 
 def _summary(best: Best) -> str:

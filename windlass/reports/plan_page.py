@@ -6,25 +6,29 @@ from importlib import resources
 
 from windlass import units
 from windlass.planning.plan import Plan, Refused
-from windlass.reports import charts, reasons
+from windlass.planning.search import Best
+from windlass.planning.winner import Ranking
+from windlass.reports import charts, gains, reasons
 from windlass.reports.charts import Point, Segment
 from windlass.units import size
 
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
 LEFT_OUT = "left out"  # of what cannot be laid out there, or takes too long or too much money
 COLUMNS = ("GiB per device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
+TOKENS = ("run tokens", "per 1M on demand", "per 1M spot")  # where runs read different amounts
 MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
 
-def page(results: Sequence[Plan | Refused], command: str) -> str:
-    """The page of some plans; `command` is what made it."""
+def page(results: Sequence[Plan | Refused], command: str, rankings: Sequence[Ranking] = ()) -> str:
+    """The page of some plans; `command` is what made it, and `rankings` what a search found."""
     plans = [one for one in results if isinstance(one, Plan)]
     names = list(dict.fromkeys(one.name for one in results))
     style = resources.files("windlass.reports").joinpath("page.css").read_text(encoding="utf-8")
     body = [
         _header(names, plans),
-        f'<div class="cards">{"".join(_card(one, names) for one in results)}</div>',
+        _answers(rankings),
+        f'<div class="cards">{"".join(_card(one, results) for one in results)}</div>',
         _memory(plans, names),
         _step([one for one in plans if one.time is not None], names),
         _money(plans, names),
@@ -41,19 +45,34 @@ def page(results: Sequence[Plan | Refused], command: str) -> str:
 
 
 def _header(names: Sequence[str], plans: Sequence[Plan]) -> str:
-    first = plans[0]
-    batch = units.counted(first.settings["batch"], "sequence")
-    tokens = f"{batch} of {first.settings['row_tokens']:,} tokens per step"
-    steps = first.extent.steps
-    length = (
-        f", {steps:,} steps, {units.count(steps * first.extent.tokens)} tokens" if steps else ""
-    )
-    lead = f"{tokens}{length}" if len(names) == 1 else f"{len(names)} recipes"
+    lead = reasons.length(plans) if len(names) == 1 else f"{len(names)} recipes"
+    if not reasons.reads_alike(plans):
+        lead += ": runs of different lengths, compared by a million tokens"
     return f'<header><h1>{escape(", ".join(names))}</h1><p class="lead">{lead}</p></header>\n'
 
 
-def _card(one: Plan | Refused, names: Sequence[str]) -> str:
+def _answers(rankings: Sequence[Ranking]) -> str:
+    """Settings that a search found for each target, and the best target."""
+    if not rankings:
+        return ""
+    found = [(ranking, one) for ranking in rankings for one in ranking.each]
+    names = list(dict.fromkeys(one.plan.name for _, one in found if isinstance(one, Best)))
+    inside = "".join(_answer(one, names) for _, one in found if isinstance(one, Best))
+    for ranking in rankings:
+        if ranking.winner is not None and len(ranking.each) > 1:
+            inside += f"<p><b>{ranking.by}</b> {escape(gains.winning(ranking))}</p>"
+    return _section("Best settings", "The keys to write in the recipe, and their effect.", inside)
+
+
+def _answer(best: Best, names: Sequence[str]) -> str:
+    lines = "".join(f"<dt>{name}</dt><dd>{escape(text)}</dd>" for name, text in gains.gain(best))
+    keys = f"<pre>{escape(best.yaml)}</pre>" if best.keys else ""
+    return f'<h3>{_label(best.plan, names)}</h3><dl class="facts">{lines}</dl>{keys}'
+
+
+def _card(one: Plan | Refused, results: Sequence[Plan | Refused]) -> str:
     target, fits = one.target, one.fits
+    names = {each.name for each in results}
     recipe = f"{escape(one.name)} on " if len(names) > 1 else ""
     top = (
         f'<div class="card {fits}"><div class="name">{recipe}{escape(target.name)}'
@@ -63,11 +82,15 @@ def _card(one: Plan | Refused, names: Sequence[str]) -> str:
     if isinstance(one, Refused):
         return f"{top}<p>{escape(one.why)}</p></div>\n"
     cells = reasons.cells(one)
-    names = [name for name in COLUMNS if cells[name] != reasons.UNKNOWN]
+    known = [name for name in _columns(results) if cells[name] != reasons.UNKNOWN]
     figures = "".join(
-        f"<dt>{name.split(' per ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in names
+        f"<dt>{name.split(' per ')[0]}</dt><dd>{escape(cells[name])}</dd>" for name in known
     )
     return f"{top}<dl>{figures}</dl></div>\n"
+
+
+def _columns(results: Iterable[Plan | Refused]) -> tuple[str, ...]:
+    return COLUMNS if reasons.reads_alike(results) else (*COLUMNS, *TOKENS)
 
 
 def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:
@@ -112,15 +135,19 @@ def _step(plans: Sequence[Plan], names: Sequence[str]) -> str:
 
 
 def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
-    points = [point for one in plans for point in _points(one, names)]
+    is_alike = reasons.reads_alike(plans)
+    points = [point for one in plans for point in _points(one, names, is_alike)]
     if not points:
         return ""
+    per = "of the whole run" if is_alike else "per million tokens"
     unit, size = units.time_unit(3600 * max(point.x.expected for point in points))
-    x = charts.axis(f"{unit} of the whole run", [point.x for point in points], size / 3600)
-    y = charts.axis("USD", [point.y for point in points])
+    x = charts.axis(f"{unit} {per}", [point.x for point in points], size / 3600)
+    y = charts.axis(f"USD {per}", [point.y for point in points])
+    rates = [one.cost.inputs["preemptions_per_hour"] for one in plans if one.cost]
+    restarts = "without" if None in rates else "with"
     keys = (
         '<ul class="legend"><li><i class="demand-key"></i>on demand</li>'
-        '<li><i class="spot-key"></i>spot, with restarts</li></ul>'
+        f'<li><i class="spot-key"></i>spot, {restarts} restarts</li></ul>'
     )
     hint = (
         "Further left is sooner, further down is cheaper. Whiskers are the error of the estimate; "
@@ -131,8 +158,8 @@ def _money(plans: Sequence[Plan], names: Sequence[str]) -> str:
     )
 
 
-def _points(plan: Plan, names: Sequence[str]) -> Iterator[Point]:
-    bill = plan.cost and plan.cost.run
+def _points(plan: Plan, names: Sequence[str], is_alike: bool) -> Iterator[Point]:
+    bill = plan.cost and (plan.cost.run if is_alike else plan.cost.million_tokens)
     if bill is None:
         return
     name, out = _label(plan, names), " out" if plan.fits == "no" else ""
@@ -145,18 +172,19 @@ def _points(plan: Plan, names: Sequence[str]) -> Iterator[Point]:
 
 def _table(results: Sequence[Plan | Refused], names: Sequence[str]) -> str:
     head = '<th>target</th><th class="left">fits</th>'
-    head += "".join(f"<th>{name}</th>" for name in COLUMNS)
-    body = "".join(_line(one, names) for one in results)
+    columns = _columns(results)
+    head += "".join(f"<th>{name}</th>" for name in columns)
+    body = "".join(_line(one, names, columns) for one in results)
     table = f"<table><thead><tr>{head}</tr></thead><tbody>{body}</tbody></table>"
     return _section("All figures", "", f'<div class="scroll">{table}</div>')
 
 
-def _line(one: Plan | Refused, names: Sequence[str]) -> str:
+def _line(one: Plan | Refused, names: Sequence[str], columns: Sequence[str]) -> str:
     if isinstance(one, Refused):
-        figures = f'<td class="left" colspan="{len(COLUMNS)}">{escape(one.why)}</td>'
+        figures = f'<td class="left" colspan="{len(columns)}">{escape(one.why)}</td>'
     else:
         cells = reasons.cells(one)
-        figures = "".join(f"<td>{escape(cells[name])}</td>" for name in COLUMNS)
+        figures = "".join(f"<td>{escape(cells[name])}</td>" for name in columns)
     named = f'<td>{_label(one, names)}</td><td class="left">{_pill(one)}</td>'
     return f'<tr class="{one.fits}">{named}{figures}</tr>'
 

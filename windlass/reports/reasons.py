@@ -1,17 +1,19 @@
 """The reasons of a plan, in lines of a name and a text: layout, memory, step time, cost."""
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from windlass import units
 from windlass.planning.cost import Bill, Interval
 from windlass.planning.exhausted import slower
-from windlass.planning.plan import Plan
+from windlass.planning.plan import Plan, Refused
 from windlass.planning.prices import Price
 from windlass.planning.targets import Target
 from windlass.units import duration
 
 UNKNOWN = "?"
+NOTHING = 1e-3  # of the time between two saves
+ALIKE = 1.01  # times the tokens of another run, which is no difference
 HARDLY = 0.05  # restarts that are expected, below which they are not worth mentioning
 
 
@@ -20,6 +22,7 @@ def cells(plan: Plan) -> dict[str, str]:
     memory, time, tokens = plan.memory, plan.time, plan.tokens_per_second
     error = None if time is None else time.error
     run, epoch = (None, None) if plan.cost is None else (plan.cost.run, plan.cost.epoch)
+    million = plan.cost and plan.cost.million_tokens
     used = units.gib(memory.total)
     if memory.error:  # a compiler's own figure has none
         used += f"–{units.gib(memory.total * (1 + memory.error))}"
@@ -33,10 +36,38 @@ def cells(plan: Plan) -> dict[str, str]:
         "run": run and hours(run.hours),
         "on demand": run and dollars(run.on_demand),
         "spot": run and dollars(run.spot),
+        "run tokens": plan.extent.whole and units.count(plan.extent.whole),
+        "per 1M on demand": million and _fine(million.on_demand),
+        "per 1M spot": million and _fine(million.spot),
         "epoch on demand": epoch and dollars(epoch.on_demand),
         "epoch spot": epoch and dollars(epoch.spot),
     }
     return {name: text or UNKNOWN for name, text in texts.items()}
+
+
+def reads_alike(plans: Iterable[Plan | Refused]) -> bool:
+    """Return True if runs read as many tokens each, so that their time and cost compare."""
+    whole = [one.extent.whole or 0 for one in plans if isinstance(one, Plan)]
+    return not whole or max(whole) <= ALIKE * min(whole)
+
+
+def length(plans: Sequence[Plan]) -> str:
+    """Tokens of a step and of the run, from the least to the most of several plans."""
+    first = plans[0].settings
+    rows = sorted({one.settings["batch"] for one in plans})
+    batch = units.counted(rows[-1], "sequence")
+    batch = batch if len(rows) == 1 else f"{rows[0]:,} to {batch}"
+    text = f"{batch} of {first['row_tokens']:,} tokens per step"
+    steps = sorted({one.extent.steps for one in plans if one.extent.steps})
+    whole = sorted({one.extent.whole for one in plans if one.extent.whole})
+    if steps and whole:
+        text += f", {_range(steps, '{:,}'.format)} steps, {_range(whole, units.count)} tokens"
+    return text
+
+
+def _range(values: Sequence[int], form: Callable[[int], str]) -> str:
+    ends = dict.fromkeys((form(values[0]), form(values[-1])))
+    return " to ".join(ends)
 
 
 def heading(target: Target) -> str:
@@ -128,10 +159,11 @@ def _assumed(inputs: dict[str, Any]) -> str:
     """Assumptions behind a bill, beside the step time and the prices."""
     start = f"{duration(inputs['boot_seconds'])} to start a machine"
     start += f", {duration(inputs['compile_seconds'])} to compile"
-    if (between := inputs["seconds_between_saves"]) is not None:
+    rate, between = inputs["preemptions_per_hour"], inputs["seconds_between_saves"]
+    # Where saves take next to nothing, only what a preemption loses depends on them.
+    if between is not None and (rate is not None or inputs["save_seconds"] > NOTHING * between):
         start += f", a save of {units.seconds(inputs['save_seconds'])} every "
         start += duration(between)
-    rate = inputs["preemptions_per_hour"]
     return start if rate is None else f"{start}, {rate:g} preemptions per hour of spot machines"
 
 
@@ -147,6 +179,13 @@ def hours(span: Interval | None) -> str:
 def dollars(span: Interval | None) -> str:
     """Money that a run may cost."""
     return UNKNOWN if span is None else units.dollars(span.expected, units.relative_error(*span))
+
+
+def _fine(span: Interval | None) -> str:
+    """Money of which there may be less than a cent."""
+    if span is None or span.expected >= 1:
+        return dollars(span)
+    return f"${units.rounded(span.expected, units.relative_error(*span))}"
 
 
 def _spot(bill: Bill) -> str:

@@ -10,7 +10,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from windlass.devices import chips
-from windlass.planning.prices import Prices, cheapest
+from windlass.planning.prices import Prices, of_one_provider
 from windlass.run_folder import folder as folders
 from windlass.run_folder import plan_file, runs
 from windlass.run_folder.runs import Standing
@@ -161,7 +161,7 @@ def _cost(
     target = (plan.get("planned") or {}).get("target") or {}
     count = target.get("chips", chose["device"]["count"])
     offers = prices.find(chip.slug, hosts=chose["processes"])
-    on_demand, spot = cheapest(offers, "on_demand"), cheapest(offers, "spot")
+    on_demand, spot = of_one_provider(offers)
     hours = count * seconds / 3600
     rate, tokens = on_demand and on_demand.on_demand, speed["tokens_per_second"]
     return RunCost(

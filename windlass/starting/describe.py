@@ -1,6 +1,5 @@
 """Reading a recipe, with what it starts from, for the devices that are here."""
 
-import os
 from collections.abc import Sequence
 
 import jax
@@ -27,7 +26,7 @@ def describe(
         # An accelerator that is not requested is not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
     try:
-        chosen = selection.choose(requested, selection.present(), os.environ)
+        chosen = selection.choose_here(requested)
     except UserError:
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise

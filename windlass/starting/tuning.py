@@ -1,6 +1,5 @@
 """A fine-tuning recipe for a model and data, with what is left open chosen from the two."""
 
-import os
 import re
 import shlex
 from collections.abc import Iterator, Sequence
@@ -79,7 +78,7 @@ def chosen(
     corpus = tokenized(examples, run.tokenizer, console=console)[0]
     lengths = np.diff(corpus.offsets)
     device = layers.peek("device", Device) or Device()
-    devices = selection.devices(selection.choose(device, selection.present(), os.environ))
+    devices = selection.devices(selection.choose_here(device))
     measured = _Measured(corpus.rows, lengths[lengths > 0], len(devices), run)
     choices += _numbers(measured, flat(command_line))
     _set(recipe, choices)
