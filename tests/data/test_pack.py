@@ -58,7 +58,7 @@ def test_every_token_but_the_first_of_a_document_is_a_target_once(documents: Doc
     firsts = corpus.offsets[:-1]
     assert (seen[firsts] == 0).all()
     assert (np.delete(seen, firsts) == 1).all()
-    assert rows.tokens == seen.sum() == prepared.split("train").counts.sum()
+    assert rows.tokens == seen.sum() == prepared.parts("train")[0].counts.sum()
 
 
 def test_packed_and_unpacked_rows_hold_the_same_examples(documents: Documents):

@@ -99,7 +99,7 @@ def test_the_loss_begins_behind_the_heading_that_a_prompt_ends_in(prepared: Call
     assert rows.tokens == len(TEXT) + 1 - len(prompt)
     assert rows.targets == len(TEXT) + 1
     weighed = np.bincount(list(TEXT.encode()) + [256], expected(weights), minlength=257)
-    assert found.split("train").counts.tolist() == weighed.tolist()
+    assert found.parts("train")[0].counts.tolist() == weighed.tolist()
 
 
 def test_a_prompt_ends_in_the_line_above_the_answer(prepared: Callable):
