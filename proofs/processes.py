@@ -149,6 +149,8 @@ def stopped(here: Path) -> dict[str, Any]:
     keys = [["train.steps=4000", "checkpoint.every=20"]] * 2
     with together(here, keys=keys) as (first, second):
         first.until(r"step +\d\d/4000")
+        if first.process.poll() is not None:
+            return case(False, first.wait(), second.wait())
         number = second.trainer
         os.kill(number, signal.SIGSTOP)
         began = time.monotonic()
