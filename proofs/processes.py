@@ -81,7 +81,7 @@ class Started:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "windlass", *words],
                 cwd=here,
-                env=os.environ | own | (environ or {}),
+                env={**os.environ, **own, **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
