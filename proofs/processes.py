@@ -81,7 +81,7 @@ class Started:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "windlass", *words],
                 cwd=here,
-                env=os.environ | own | (environ or {}),
+                env={**os.environ, **own, **(environ or {})},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -149,6 +149,8 @@ def stopped(here: Path) -> dict[str, Any]:
     keys = [["train.steps=4000", "checkpoint.every=20"]] * 2
     with together(here, keys=keys) as (first, second):
         first.until(r"step +\d\d/4000")
+        if first.process.poll() is not None:
+            return case(False, first.wait(), second.wait())
         number = second.trainer
         os.kill(number, signal.SIGSTOP)
         began = time.monotonic()
