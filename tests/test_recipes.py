@@ -13,6 +13,7 @@ from tests import published
 from tests.hub.published import QWEN2_5_0_5B
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
+from windlass.planning.plan import Plan
 from windlass.program.built import Built
 from windlass.starting.describe import describe
 
@@ -132,6 +133,8 @@ def test_the_legal_recipe_trains_the_share_of_the_published_model_that_it_says(h
         file.unlink()
     chosen = Built(describe("legal-cot-sft", ["device=cpu"])).trainable
     assert (chosen.trained, chosen.total) == (17_596_416, 511_629_184)
+    plan = windlass.plan("legal-cot-sft", on="v5e-1", rows=2054)
+    assert isinstance(plan, Plan) and plan.fits == "yes"  # on one chip of 16 GB, as it says
 
 
 def reduced(name: str) -> dict:
