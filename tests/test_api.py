@@ -85,7 +85,9 @@ def test_a_folder_that_has_the_name_of_a_call_is_called_and_imported_from(run):
 
 
 def test_keys_are_overridden_by_a_list_a_mapping_one_text_and_keywords(run):
-    ways = [{"overrides": way} for way in (["data.length=45"], "data.length=45")]
+    ways: list[dict[str, Any]] = [
+        {"overrides": way} for way in (["data.length=45"], "data.length=45")
+    ]
     ways += [{"overrides": {"data.length": 45}}, {"data": {"length": 45}}]
     assert [windlass.data("tiny.yaml", **way).split("train").length for way in ways] == [45] * 4
     assert windlass.generate(run, "Once", tokens=2, train={"batch": 3}, device="cpu")

@@ -312,9 +312,9 @@ def evaluate(
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
-    section = {} if isinstance(data, str | Path | None) else {"data": data}
-    named = None if section else data
-    opened = open_on_data(run, named, words(overrides, keys | section), weights=weights, step=step)
+    if isinstance(data, Mapping):
+        keys, data = keys | {"data": data}, None
+    opened = open_on_data(run, data, words(overrides, keys), weights=weights, step=step)
     is_run = not isinstance(opened, PublishedModel)
     folder, built = opened.folder, opened.built
     with opened.scope():

@@ -11,7 +11,7 @@ from tests import published
 from windlass import api
 from windlass.errors import UserError
 
-ALONE = {"device": {"kind": "cpu", "count": 1}}
+ALONE: dict[str, Any] = {"device": {"kind": "cpu", "count": 1}}
 GREEDY: dict[str, Any] = {"tokens": 6, "temperature": 0, **ALONE}
 QUESTION = [{"role": "user", "content": "What comes after 3?"}]
 

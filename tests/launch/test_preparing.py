@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
@@ -133,7 +134,7 @@ def test_files_folders_and_patterns_of_this_computer_are_uploaded(files):
 
 def test_what_changed_is_uploaded_to_another_place(files):
     data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
-    how = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
+    how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
     first, again = (prepare(recipe(data=data), **how).uploads for _ in range(2))
     (files / "a.jsonl").write_text("other")
     assert first == again != prepare(recipe(data=data), **how).uploads
