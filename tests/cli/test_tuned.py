@@ -73,9 +73,10 @@ def test_a_tuned_reasoning_model_answers_to_its_default_prompt_as_without_thinki
     published.write_chats(tmp_path / "chats.jsonl", 10)
     keys = ["adapter=null", "optim.learning_rate=1e-2", "train.epochs=60", "train.batch=5"]
     windlass.train(windlass.recipe("model", "chats.jsonl", [ALONE, *keys, "data.packing=none"]))
-    run, sampling = trained.only_run(tmp_path), {"temperature": 0, "tokens": 40}
+    run = trained.only_run(tmp_path)
     default, without = (
-        windlass.chat(run, [ALONE], thinking=way, **sampling) for way in ("none", "off")
+        windlass.chat(run, [ALONE], thinking=way, temperature=0, tokens=40)
+        for way in ("none", "off")
     )
     for number in range(10):
         question = f"What comes after {number}?"

@@ -118,9 +118,11 @@ def _theirs(shape: Shape) -> Any:
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=Library(models.BPE()), **tokens)
 
     def render(messages: list[dict[str, Any]], **how: Any) -> str:
-        return tokenizer.apply_chat_template(
+        text = tokenizer.apply_chat_template(
             messages, chat_template=shape.source, tokenize=False, **how
         )
+        assert isinstance(text, str)
+        return text
 
     return render
 
