@@ -21,7 +21,7 @@ class Terminal(Console):
 
     def __init__(self, **how: Any):
         # Nor is it markup: a run may be named `[/x]`.
-        super().__init__(**({"highlight": False, "markup": False, "emoji": False} | how))
+        super().__init__(highlight=False, markup=False, emoji=False, **how)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

@@ -63,6 +63,9 @@ def parse(text: str, origin: str) -> tuple[Any, list[tuple[str, str]]]:
             f"{origin} has {len(text):,} characters, and a recipe a few thousand; at most "
             f"{LONGEST:,} are read"
         )
+    if (brackets := text.count("[") + text.count("{")) > MOST:
+        # The parser takes the square of their depth.
+        raise UserError(f"{origin} has {brackets:,} brackets that open; {MOST:,} are read at most")
     try:
         loader = _Loader(text)
         node = loader.get_single_node()
