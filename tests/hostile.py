@@ -587,12 +587,10 @@ def _page(ground: Ground, name: str) -> None:
     (place / "about.json").write_text(json.dumps(about))
     command("runs")
     command("runs", str(place))
-    command("report", str(place), "--html", "page.html")
-    page = folder / "page.html"
-    if page.exists():
-        text = page.read_text(encoding="utf-8", errors="replace")
-        for tag in (f"<img src=x {SHOWN}", f"<script>x.{SHOWN}"):
-            assert tag not in text, "a name is HTML on the page"
+    command("report", str(place))
+    text = (place / "report.html").read_text(encoding="utf-8", errors="replace")
+    for tag in (f"<img src=x {SHOWN}", f"<script>x.{SHOWN}"):
+        assert tag not in text, "a name is HTML on the page"
 
 
 def _runs(ground: Ground, random: Random) -> Made:

@@ -505,7 +505,7 @@ def report(run: str | Path | None) -> Account:
     summary = account(find(run), costs.load())
     page = summary.standing.folder / folders.REPORT
     with writable(page):
-        write(page, run_page.page(summary))
+        write(page, run_page.page(summary).encode(errors="replace"))  # half a character of a name
     return summary
 
 
