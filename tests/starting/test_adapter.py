@@ -114,7 +114,7 @@ def test_the_adapter_of_another_run_goes_on_or_is_merged_as_the_recipe_says(run)
     old = session()
     with old.built.described.scope():
         state, frozen = old.programs.abstract_state()
-        state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
+        state = load(run, {"weights": state.weights}, {}).state["weights"]
         whole = eqx.combine(state, load_frozen(run, frozen, {}).model)
 
     same, further = taken(recipe=other)
@@ -171,7 +171,7 @@ def test_an_adapter_that_peft_wrote_goes_on_and_its_folder_is_not_needed_again(r
     old = session()
     with old.built.described.scope():
         state, frozen = old.programs.abstract_state()
-        state = load(run, {"weights": state.weights}, {}, say=print).state["weights"]
+        state = load(run, {"weights": state.weights}, {}).state["weights"]
     whole = eqx.combine(state, old.built.static)
     published.save_adapter(Path("from"), whole, lora(old), qwen3.NAMES, "owner/name")
     recipe = RECIPE | {"adapter": {"kind": "lora", "path": "from", "dropout": 0.2}}

@@ -96,7 +96,7 @@ def test_the_sums_of_all_microbatches_of_all_steps_give_the_head_of_least_square
 
 
 def _plain(opened):
-    loaded = opened.load(print)
+    loaded = opened.load()
     return loaded.weights, loaded.frozen.model
 
 

@@ -1,12 +1,13 @@
 """A published model, used as a run is: a folder, an export, or one of the hub."""
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from windlass import config
+from windlass.checkpoint.store import Identity
 from windlass.config import tree
 from windlass.config.sections import flat
 from windlass.data.corpus import given_vocabulary
@@ -35,11 +36,7 @@ class PublishedModel(FinishedRun):
     """A model as it was published: what a run would be at step 0."""
 
     def __init__(self, name: str, described: Described):
-        super().__init__(Path(name), WeightsAt(None, "weights"), described)
-
-    @cached_property
-    def step(self) -> int:
-        return 0
+        super().__init__(Path(name), lambda: WeightsAt(None, "weights"), described)
 
     @cached_property
     def recipe(self) -> dict[str, Any]:
@@ -56,16 +53,15 @@ class PublishedModel(FinishedRun):
 
     def load(
         self,
-        say: Callable[[str], None],
         *,
-        identity: dict[str, str | int | float] | None = None,
+        identity: Identity | None = None,
         frozen: bool = True,
         as_stored: bool = False,
     ) -> Loaded:
         """The arrays of the model's files, each in its sharding."""
-        taken = origin.take(self.built, "", say)
+        taken = origin.take(self.built, "", lambda text: None)  # of files there is nothing to say
         state, rest = self.programs.init(taken.arrays)
-        return Loaded(0, state.weights, rest, state.carry)
+        return Loaded(0, state.weights, rest, state.carry, identity or {})
 
 
 def open_model(

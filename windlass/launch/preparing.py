@@ -144,10 +144,6 @@ def _uploads(merged: dict[str, Any], bucket: Bucket) -> dict[str, Upload]:
     return {key: upload for key, upload in found.items() if upload is not None}
 
 
-def _is_mounted(path: str) -> bool:
-    return path == MOUNT or path.startswith(f"{MOUNT}/")
-
-
 def _away(
     merged: dict[str, Any], bucket: Bucket | None, uploads: Collection[str]
 ) -> Iterator[Problem]:

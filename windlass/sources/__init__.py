@@ -347,7 +347,9 @@ def _far(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
         raise _Refused(f", which cannot be looked at ({why})") from None
 
 
-def _listed_far(system: Any, place: str, path: str, suffix: str) -> list[SourceFile]:
+def _listed_far(
+    system: Any, place: str, path: str, suffix: str | tuple[str, ...]
+) -> list[SourceFile]:
     system.invalidate_cache()  # of an earlier look, which may be out of date
     if system.isfile(place):
         names = [place]
