@@ -203,7 +203,7 @@ def test_the_carry_of_step_0_is_of_the_first_batch(tmp_path):
 def _restored(run: Path, step: int | None = None) -> dict[str, np.ndarray]:
     opened = open_run(run, step=step)
     with opened.scope():
-        loaded = opened.load(print)
+        loaded = opened.load()
         return {path: np.asarray(x) for path, x in store.named(loaded.carry).items()}
 
 
