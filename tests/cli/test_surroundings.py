@@ -1,12 +1,12 @@
 """Surroundings in which a command cannot work, or only just."""
 
-import json
 import os
 import shutil
 import sys
 
 import pytest
 
+from windlass import seal
 from windlass.cli import prepare_streams, writing
 from windlass.cli.commands import run
 from windlass.errors import UserError
@@ -59,9 +59,9 @@ def test_the_name_of_a_run_is_no_markup_and_no_escape_code(program, place, tmp_p
     for name in names:
         folder = tmp_path / "runs" / name
         shutil.copytree(next((place / "runs").iterdir()), folder)
-        about = json.loads((folder / "about.json").read_text())
+        about = seal.opened(folder / "about.json")
         about["starts"][0]["recipe"] = "[/x]"
-        (folder / "about.json").write_text(json.dumps(about))
+        seal.write_signed(folder / "about.json", about)
     ended = program("runs")
     assert (ended.code, ended.err) == (0, "")
     shown = {tuple(line.split()[:2]) for line in ended.out.splitlines()[1:]}

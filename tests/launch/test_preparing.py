@@ -248,6 +248,6 @@ def test_without_a_bucket_the_machine_is_kept():
 
 @pytest.mark.parametrize("path", ["/bucket/../etc/rows.jsonl", "/bucket/../../rows.jsonl"])
 def test_data_outside_of_the_bucket_is_not_on_the_machines(path):
-    assert f"data.source.path  is {path}, which is on this computer;" in refusal(
+    assert f"data.source.path  is {path}, which is not on this computer;" in refusal(
         *("data.source.kind=jsonl", f"data.source.path={path}"), bucket=BUCKET
     )

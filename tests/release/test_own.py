@@ -11,7 +11,7 @@ from safetensors.numpy import load_file
 
 import windlass
 from tests import strangers
-from windlass import adapters
+from windlass import adapters, seal
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import open_on_cpu
@@ -153,6 +153,7 @@ def test_what_is_no_config_of_ours_and_integers_of_another_kind_are_refused(look
     windlass.export(lookup, tmp_path / "it")
     config = tmp_path / "it" / "config.json"
     about = json.loads(config.read_text())
+    (tmp_path / "it" / seal.EXPORT).unlink()  # as whoever changes an export on purpose does
     config.write_text(json.dumps(about | {"windlass": [1]}))
     with pytest.raises(UserError) as refusal:
         begun(without("lookup", tmp_path / "it"))

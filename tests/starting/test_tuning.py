@@ -189,8 +189,8 @@ def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
         (
             "model",
             "table.tsv",
-            "--data is table.tsv; files that end in .jsonl, .ndjson, .json, .parquet, .csv or .txt "
-            "are read, and folders of them",
+            "--data is table.tsv; files that end in .jsonl, .ndjson, .json, .parquet, .jsonl.gz, "
+            ".jsonl.zst, .json.gz, .json.zst, .csv or .txt are read, and folders of them",
         ),
         ("model", "empty.jsonl", "--data is empty.jsonl, which has no examples"),
         (

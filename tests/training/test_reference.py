@@ -105,6 +105,8 @@ def test_a_run_goes_on_from_half_with_the_column_it_has_and_ends_in_the_same_bit
 
 def test_a_run_that_was_killed_while_it_asked_asks_again_and_ends_in_the_same_bits(trained, here):
     shutil.rmtree(here / "checkpoints")
+    for name in (folders.METRICS, folders.ABOUT):  # it had not come to a step
+        (here / name).unlink()
     (here / "reference").rename(here / "reference.partial")
     (here / "reference.partial/about.json").unlink()
     (here / "reference.partial/train-0.npy").write_bytes(b"half of it")
