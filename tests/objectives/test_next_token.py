@@ -38,7 +38,7 @@ def test_the_loss_with_its_penalties_is_that_of_a_plain_computation():
     assert tiny.apart(found.metrics(), expected) < 1e-5
 
 
-def test_a_target_that_is_as_likely_as_others_is_right_by_its_chance():
+def test_logits_that_collapsed_are_right_by_chance():
     model, batch = tiny.model("gru"), tiny.rows(96)
     collapsed = eqx.tree_at(lambda model: model.head.weight, model, replace_fn=jnp.zeros_like)
     assert tally(Objective(), collapsed, batch).metrics()["accuracy"] == pytest.approx(1 / 96)

@@ -1,5 +1,6 @@
 """Next-token prediction: pretraining, and fine-tuning through the column `weight`."""
 
+import math
 from typing import ClassVar
 
 import jax.numpy as jnp
@@ -7,6 +8,8 @@ import jax.numpy as jnp
 from windlass.config import section
 from windlass.layers.head import log_z, pick
 from windlass.objectives import BaseObjective, Tally
+
+COLLAPSED = 1e-4  # nats from the log Z of equal logits: far less than an untrained model has
 
 
 @section
@@ -53,11 +56,11 @@ class Objective(BaseObjective):
             uniform = z - jnp.mean(logits, axis=-1)  # the cross-entropy with all tokens alike
             loss += self.label_smoothing * (uniform - cross_entropy)
         weight = columns["weight"]
-        # Of n logits that are all the highest, each is drawn as often: a target among them counts
-        # as 1/n. Collapsed logits would otherwise be right about every token.
-        highest = jnp.max(logits, axis=-1, keepdims=True)
-        ties = jnp.sum((logits == highest).astype(jnp.float32), axis=-1)
-        is_best = (target_logit == highest[..., 0]).astype(jnp.float32)
-        accuracy = is_best / jnp.maximum(ties, 1.0)
+        # Logits that have collapsed into one value would be right about every token: they are right
+        # by chance. To count the ties of all others would read every tile once more.
+        highest, vocab = jnp.max(logits, axis=-1), logits.shape[-1]
+        is_best = (target_logit >= highest).astype(jnp.float32)
+        is_collapsed = z - highest > math.log(vocab) - COLLAPSED
+        accuracy = jnp.where(is_collapsed, 1 / vocab, is_best)
         sums = {"cross_entropy": cross_entropy * weight, "accuracy": accuracy * weight}
         return loss * weight, sums
