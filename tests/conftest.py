@@ -68,7 +68,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     if "family" in metafunc.fixturenames:
         metafunc.parametrize("family", tiered(found))
     if "unlike" in metafunc.fixturenames:
-        metafunc.parametrize("unlike", sorted(shipped - {*LIKE_LLAMA} | {"gru"}))
+        others = sorted(shipped - {*LIKE_LLAMA})
+        long = [pytest.param(name, marks=pytest.mark.long) for name in others]
+        metafunc.parametrize("unlike", ["gru", *long])
     if "shipped" in metafunc.fixturenames:
         metafunc.parametrize("shipped", sorted(shipped - {*LIKE_LLAMA}))
     if "causal" in metafunc.fixturenames:

@@ -62,6 +62,7 @@ def step(own, rest, batch, key):
     return jax.value_and_grad(loss)(own)
 
 
+@pytest.mark.long
 def test_loss_and_gradients_with_dropout_are_the_same_on_a_mesh_of_all_three_axes():
     adapter = Adapter(rank=3, dropout=0.3, dora=True)
     model = moved(eqx.filter_jit(adapter.adapt)(tiny.model("llama"), names={}, key=key(1)))
@@ -118,8 +119,8 @@ def test_dora_computes_the_base_again_on_what_was_dropped_as_peft_does():
 
 @pytest.mark.parametrize(("rate", "random"), [(0.0, False), (0.1, True)])
 def test_no_random_number_is_drawn_without_dropout_or_without_a_key(rate, random):
-    adapter = Adapter(rank=2, dropout=rate)
-    model = eqx.filter_eval_shape(lambda: adapter.adapt(tiny.model("llama"), names={}, key=key(1)))
+    adapter, plain = Adapter(rank=2, dropout=rate), tiny.model("llama")
+    model = eqx.filter_eval_shape(lambda: adapter.adapt(plain, names={}, key=key(1)))
     batch = tiny.rows(96)
 
     def program(key) -> str:

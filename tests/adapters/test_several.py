@@ -36,6 +36,7 @@ def query(model):
 
 
 @pytest.mark.parametrize("dora", [False, True])
+@pytest.mark.long
 def test_lora_over_a_table_starts_as_the_table_and_merges_into_one_matrix(dora):
     model = made(Table(), Lora(rank=3, dora=dora))
     table, batch = made(Table()), tiny.rows(96)

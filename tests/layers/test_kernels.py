@@ -109,6 +109,7 @@ def test_cells_are_counted_from_the_beginning_of_a_row_where_nothing_else_is_giv
     assert found[0, :, 0, 0].tolist() == [0, 0, 1, 1, 1, 1.5, 1.5, 1.5, 2]
 
 
+@pytest.mark.long
 def test_a_model_computes_the_same_with_splash_on_a_mesh(monkeypatch):
     config = qwen3.Config.tiny()
     texts = tiny.documents(config.vocab, [9, 4, 14, 6])

@@ -95,6 +95,7 @@ def mutations() -> Iterator[tuple[str, str, Any]]:
 
 
 @pytest.mark.parametrize(("name", "field", "value"), list(mutations()))
+@pytest.mark.long
 def test_a_number_that_is_a_little_off_is_noticed(name, field, value):
     wrong = dataclasses.replace(tiny.config(name), **{field: value})
     batch = packed(wrong)

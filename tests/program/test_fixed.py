@@ -46,6 +46,7 @@ def recipe(**train) -> dict:
     }
 
 
+@pytest.mark.long
 def test_training_leaves_a_fixed_array_as_it_was_drawn(tmp_path):
     console = Console(record=True, width=1000, file=StringIO())
     with ConsoleReport(console) as report:

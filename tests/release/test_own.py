@@ -67,6 +67,7 @@ def without(name: str, folder: Path) -> dict:
     return rest | {"model": {"path": str(folder)}}
 
 
+@pytest.mark.long
 def test_codes_tables_and_lora_travel_as_they_are_and_go_on(lookup, tmp_path):
     done = windlass.export(lookup, tmp_path / "it")
     assert done.form == "own"

@@ -104,6 +104,7 @@ def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     assert windlass.delete(mine) == [] and not mine.exists()
 
 
+@pytest.mark.long
 def test_a_residual_starts_afresh_on_a_model_that_has_none(corpus):
     held = publish(Path("source"))
     wide = recipe(path="source") | {"residual": {"kind": "hyper", "streams": 2}}

@@ -238,6 +238,7 @@ def test_stopped_and_resumed_twice_on_the_same_mesh_gives_the_same_bits(finished
     assert weights(run) == weights(finished[0])
 
 
+@pytest.mark.long
 def test_a_mixture_stopped_and_resumed_with_other_workers_gives_the_same_bits(here):
     parts = "[{kind: stories, count: 90}, {kind: stories, count: 40, seed: 1, weight: 3}]"
     keys = ["data.source=null", f"data.mixture={parts}", "data.stride=48"]

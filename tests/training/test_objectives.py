@@ -77,6 +77,7 @@ def still(tmp_path_factory) -> Path:
     return run
 
 
+@pytest.mark.long
 def test_the_sums_of_all_microbatches_of_all_steps_give_the_head_of_least_squares(still):
     opened = open_run(still)
     with opened.scope():
@@ -133,6 +134,7 @@ def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_p
     assert measured(half) == at
 
 
+@pytest.mark.long
 def test_a_longer_run_goes_on_as_if_nothing_had_been_solved_for(still, tmp_path):
     run = Path(shutil.copytree(still, tmp_path / "run"))
     keys = ["optim.learning_rate=1e-30", "optim.weight_decay=0", "train.steps=6"]
@@ -229,6 +231,7 @@ def told_of(run: Path, name: str) -> list[float]:
     return [one[name] for one in metrics.read(run / folders.METRICS) if "loss" in one]
 
 
+@pytest.mark.long
 def test_a_teacher_teaches_the_same_from_a_folder_and_from_a_run_and_is_stored_in_none(
     teacher, tmp_path
 ):
