@@ -1,5 +1,9 @@
 """The choice of devices, from invented inventories."""
 
+import os
+import subprocess
+import sys
+
 import pytest
 
 from windlass.config import read
@@ -70,6 +74,10 @@ NONE = (
     "Backend 'tpu' failed to initialize: NOT_FOUND: TPU initialization failed: No jellyfish "
     "device found.. Available backends are ['cpu']"
 )
+NO_FILE = (
+    "Backend 'tpu' failed to initialize: INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open "
+    "shared object file: No such file or directory. Available backends are ['cpu']"
+)
 NO_LIBRARY = "Unknown backend tpu. Available backends are ['cpu']"
 
 
@@ -79,16 +87,27 @@ NO_LIBRARY = "Unknown backend tpu. Available backends are ['cpu']"
         (HELD, True, "another process uses it, or one that was killed has left /tmp/libtpu_lock"),
         (HELD, False, None),  # by a compilation without a TPU
         (BUSY, True, "UNKNOWN: TPU initialization failed: open(/dev/accel0): Device or resource b"),
-        (BUSY, False, "UNKNOWN: TPU initialization failed: open(/dev/accel0): Device or resource"),
+        (BUSY, False, None),
         (NONE, True, "NOT_FOUND: TPU initialization failed: No jellyfish device found."),
         (NONE, False, None),
         (NO_LIBRARY, True, "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has"),
         (NO_LIBRARY, False, None),
+        (NO_FILE, True, "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has"),
+        (NO_FILE, False, None),
     ],
 )
 def test_a_tpu_that_does_not_answer_is_not_a_tpu_that_is_absent(error, is_here, why):
     found = selection._why_silent(error, is_here)
     assert (found is None) if why is None else (found or "").startswith(why)
+
+
+@pytest.mark.skipif(selection.has_tpu(), reason="a TPU is attached")
+def test_a_machine_without_a_tpu_has_none_that_is_silent():
+    ask = "from windlass.devices.selection import silent_tpu; print(silent_tpu())"
+    environ = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
+    words = [sys.executable, "-c", ask]
+    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
+    assert done.stdout == "None\n"
 
 
 def test_a_tpu_that_does_not_answer_is_refused_unless_another_device_is_requested():

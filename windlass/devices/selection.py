@@ -134,15 +134,13 @@ def silent_tpu() -> str | None:
 
 def _why_silent(error: str, is_here: bool) -> str | None:
     """Reason in an error of JAX, as which it also says that there is no TPU at all."""
-    _, has_failed, said = error.partition("failed to initialize: ")
-    if not has_failed:
-        missing = "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has it"
-        return missing if is_here else None
-    said = said.partition(". Available backends")[0].strip()
-    is_locked = "lockfile" in said
-    if not is_here and (is_locked or said.startswith("NOT_FOUND")):
+    if not is_here:
         return None
-    if is_locked:
+    _, has_failed, said = error.partition("failed to initialize: ")
+    said = said.partition(". Available backends")[0].strip()
+    if not has_failed or "libtpu.so" in said:
+        return "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has it"
+    if "lockfile" in said:
         return (
             "another process uses it, or one that was killed has left /tmp/libtpu_lockfile, which "
             "may be deleted then"
