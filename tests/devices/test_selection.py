@@ -75,8 +75,8 @@ NONE = (
     "device found.. Available backends are ['cpu']"
 )
 NO_FILE = (
-    "Backend 'tpu' failed to initialize: INTERNAL: Failed to open libtpu.so: libtpu.so: cannot open "
-    "shared object file: No such file or directory. Available backends are ['cpu']"
+    "Backend 'tpu' failed to initialize: INTERNAL: Failed to open libtpu.so: libtpu.so: cannot "
+    "open shared object file: No such file or directory. Available backends are ['cpu']"
 )
 NO_LIBRARY = "Unknown backend tpu. Available backends are ['cpu']"
 
