@@ -1,6 +1,5 @@
 """A published model, used as a run is: a folder, an export, or one of the hub."""
 
-import json
 from collections.abc import Sequence
 from functools import cached_property
 from pathlib import Path
@@ -49,7 +48,7 @@ class PublishedModel(FinishedRun):
     def came_with(self, name: str) -> dict[str, Any] | None:
         assert self.run.start is not None
         path = hugging_face.weights(self.run.start) / name
-        return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+        return configs.mapping(path) if path.is_file() else None
 
     def load(
         self,
