@@ -168,6 +168,13 @@ TPU = [
     case(MIDDLE, "v6e-4", 32, rank=16, dropout=0.05),
     case(HALF, "v5e-8", 16, objective="preference"),
     case(SMALL, "v6e-4", 16, rank=16, objective="preference"),
+    case(GEMMA, "v5e-8", 32),
+    case(GEMMA, "v5e-4", 16, length=2048, remat="full"),
+    case(GEMMA, "v6e-8", 16, optim="muon"),
+    case(GEMMA, "v6e-1", 4, rank=16, dropout=0.05),
+    case(THREE, "v6e-8", 16, optim="muon", remat="full"),
+    case(MIDDLE, "v5e-4", 16, rank=8, objective="preference", remat="full"),
+    case(SMALL, "v6e-4", 64, remat="full"),
 ]
 GPU = [
     case(HALF, "h200", 32),

@@ -36,6 +36,7 @@ def run(opened, place, identity):
     return store
 
 
+@pytest.mark.long
 def test_a_flipped_byte_in_any_file_is_found_at_restore(
     run, place, abstract, identity, same_bits, said
 ):

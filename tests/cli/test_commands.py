@@ -293,7 +293,7 @@ def _all_of(terminal: int) -> str:
     ("words", "doing"),
     [
         (["data", "tiny.yaml"], "preparing the data"),
-        (["evaluate", "tiny"], "evaluating"),
+        pytest.param(["evaluate", "tiny"], "evaluating", marks=pytest.mark.long),
     ],
 )
 def test_ctrl_c_ends_a_long_reading_with_one_line(place, tmp_path, words, doing):

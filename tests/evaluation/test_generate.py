@@ -201,7 +201,13 @@ def test_a_generator_keeps_to_its_model(generator, model):
     assert str(refusal.value) == "a generator can be given other weights, not another model"
 
 
-@pytest.mark.parametrize("prompts", [["Ada"], ["Ada", "Tom and his cat", "", "The sea"]])
+@pytest.mark.parametrize(
+    "prompts",
+    [
+        pytest.param(["Ada"], marks=pytest.mark.long),
+        ["Ada", "Tom and his cat", "", "The sea"],
+    ],
+)
 def test_text_is_the_same_on_a_mesh(generator, model, vocabulary, prompts, caplog):
     expected = generator.generate(prompts, EVERYTHING)
     mesh = jax.make_mesh((2, 2, 2), ("data", "fsdp", "tensor"))

@@ -59,6 +59,7 @@ def measured(*words, **options) -> dict[str, float]:
     return {name: value for name, value in found.items() if name != "over"}
 
 
+@pytest.mark.long
 def test_before_and_after_are_measured_on_the_data_of_the_run():
     before = measured("model", data="run", **ALONE)
     assert before == pytest.approx(measured("run", step=0), rel=1e-5)

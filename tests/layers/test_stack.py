@@ -115,8 +115,15 @@ def by_hand(kinds: int):
 
 @pytest.mark.parametrize(
     ("kinds", "remat", "unroll"),
-    [(1, "none", 1), (1, "saved", 1), (1, "full", 1), (1, "saved", 2), (1, "full", 5)]
-    + [(2, "saved", 1), (2, "full", 5)],
+    [
+        (1, "none", 1),
+        (1, "saved", 2),
+        (2, "full", 5),
+        *(
+            pytest.param(*case, marks=pytest.mark.long)
+            for case in [(1, "saved", 1), (1, "full", 1), (1, "full", 5), (2, "saved", 1)]
+        ),
+    ],
 )
 def test_policies_and_unrolling_change_no_gradient(kinds, remat, unroll):
     stack, x, batch = example(kinds)

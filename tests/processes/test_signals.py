@@ -136,6 +136,7 @@ def test_what_was_set_before_is_set_again_after():
     assert before == [signal.getsignal(number) for number in HANDLED]
 
 
+@pytest.mark.long
 def test_a_signal_while_a_run_starts_or_compiles_is_survived(tmp_path):
     """The real program, at moments spread over its start."""
     program = Program(tmp_path)

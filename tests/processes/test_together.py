@@ -59,12 +59,14 @@ def both(tmp_path_factory) -> Path:
     return folder / "run"
 
 
+@pytest.mark.long
 def test_two_processes_give_the_losses_and_the_tokens_of_one(both, whole):
     assert numbers(both, "token_hash") == numbers(whole, "token_hash")[:4]
     for name, some in (("loss", 4), ("gradient_norm", 4), ("validation_loss", 2)):
         assert numbers(both, name) == pytest.approx(numbers(whole, name)[:some], rel=1e-5)
 
 
+@pytest.mark.long
 def test_two_processes_save_together_what_every_command_of_one_reads(both):
     assert steps_in(folder_of(both)) == [0, 2, 4]
     parts = folder_of(both) / "4/state"
@@ -76,6 +78,7 @@ def test_two_processes_save_together_what_every_command_of_one_reads(both):
     assert standing.step == 4
 
 
+@pytest.mark.long
 def test_a_run_of_two_processes_goes_on_in_one_on_half_the_devices(both, whole):
     text = alone(both, *ON_EACH, "train.steps=6", "device.count=4")
     assert (

@@ -106,7 +106,14 @@ def text(sizes: tuple[int, int, int]) -> str:
         return lowered.compile().as_text() or ""
 
 
-@pytest.mark.parametrize("sizes", [(8, 1, 1), (1, 8, 1), (1, 1, 8), (2, 2, 2)], ids=str)
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        (2, 2, 2),
+        *(pytest.param(one, marks=pytest.mark.long) for one in [(8, 1, 1), (1, 8, 1), (1, 1, 8)]),
+    ],
+    ids=str,
+)
 def test_a_step_gathers_and_sums_what_the_design_names_and_nothing_else(sizes):
     mesh = dict(zip(AXES, sizes, strict=True))
     assert unnamed(collectives(text(sizes), mesh), named(mesh)) == []

@@ -23,9 +23,13 @@ def on_one_device() -> np.ndarray:
     return Bench("qwen3", (1, 1, 1), 1).curve()
 
 
-# Each axis alone, and all three at once in microbatches: `make proof` has all of every family.
+# All three axes at once in microbatches, and each alone: `make proof` has all of every family.
 @pytest.mark.parametrize(
-    ("sizes", "microbatches"), [*((sizes, 1) for sizes in MESHES[1:4]), (MESHES[4], 2)]
+    ("sizes", "microbatches"),
+    [
+        (MESHES[4], 2),
+        *(pytest.param(sizes, 1, marks=pytest.mark.long) for sizes in MESHES[1:4]),
+    ],
 )
 def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     sizes, microbatches, on_one_device, capfd
@@ -37,6 +41,7 @@ def test_every_mesh_gives_the_same_losses_and_gradient_norms(
     assert "nvoluntary" not in capfd.readouterr().err
 
 
+@pytest.mark.long
 def test_a_single_key_head_is_trained_the_same_on_a_mesh():
     found, expected = (Bench("qwen3", each, 1, kv_heads=1).curve() for each in MESHES[3::-3])
     np.testing.assert_allclose(found, expected, rtol=1e-5)

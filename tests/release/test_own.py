@@ -87,6 +87,7 @@ def test_codes_tables_and_lora_travel_as_they_are_and_go_on(lookup, tmp_path):
     assert facts == [("start", str(tmp_path / "it")), ("loaded", f"all {size:,} parameters")]
 
 
+@pytest.mark.long
 def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(lookup, tmp_path):
     windlass.export(lookup, tmp_path / "it")
     whole = without("lookup", tmp_path / "it")
@@ -113,6 +114,7 @@ def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(
     assert len(built.stages) == 4
 
 
+@pytest.mark.long
 def test_a_list_merges_for_others_and_is_no_peft_folder(lookup, tmp_path):
     pytest.importorskip("torch")
     found = windlass.export(lookup, tmp_path / "it", form="merged", check=True)

@@ -89,6 +89,7 @@ def test_a_checkpoint_holds_the_adapter_alone_and_the_base_never_changes(finishe
     } == start
 
 
+@pytest.mark.long
 def test_a_run_with_dropout_goes_on_with_the_same_bits_on_the_same_keys(finished, run):
     shutil.rmtree(folder_of(run) / "4")
     Told(f"run.dir={run}", *KEYS, recipe=LORA)

@@ -79,6 +79,7 @@ def test_a_run_that_lost_its_patience_at_its_last_step_says_that_it_needs_more_o
     assert f"; train.steps={2 * last} train.patience=4 would go on\n" in again.text
 
 
+@pytest.mark.long
 def test_a_run_taken_up_again_and_given_more_patience_ends_with_the_same_bits(stopped, here):
     run = Path(shutil.copytree(stopped[0], here / "run"))
     best, last = steps_in(folder_of(run))

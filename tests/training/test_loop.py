@@ -325,6 +325,7 @@ def part(tmp_path_factory) -> tuple[Path, Told]:
     return folder, Told(f"run.dir={folder}", *FROZEN)
 
 
+@pytest.mark.long
 def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(part, here):
     run, told = mine(part, here), part[1]
     keys = [f"run.dir={run}", *FROZEN]
@@ -385,6 +386,7 @@ def test_a_run_whose_checkpoints_were_deleted_does_not_start_at_step_0_unasked(f
     assert Told(f"run.dir={run}").trained.step == 6
 
 
+@pytest.mark.long
 def test_files_beside_the_checkpoints_that_are_spoilt_do_not_keep_a_run_from_going_on(
     finished, here
 ):
@@ -449,11 +451,11 @@ def test_a_checkpoint_of_other_data_is_refused_with_both(finished, here):
     ("key", "there", "value"),
     [
         ("data.stride", "null", "32"),
-        ("data.packing", "documents", "none"),
-        ("data.shuffle", "true", "false"),
+        pytest.param("data.packing", "documents", "none", marks=pytest.mark.long),
+        pytest.param("data.shuffle", "true", "false", marks=pytest.mark.long),
         ("data.validation", "0.1", "0.2"),
-        ("data.test", "0.0", "0.1"),
-        ("data.split_seed", "0", "42"),
+        pytest.param("data.test", "0.0", "0.1", marks=pytest.mark.long),
+        pytest.param("data.split_seed", "0", "42", marks=pytest.mark.long),
     ],
 )
 def test_a_checkpoint_of_the_same_documents_in_other_rows_is_refused(
@@ -641,6 +643,7 @@ class OtherBatches(Loader):
 CHANGED = "the step is compiled again after step 3: batch['document']: dtype int32 -> int16"
 
 
+@pytest.mark.long
 def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeypatch):
     monkeypatch.setattr(loop, "Loader", OtherBatches)
     told = Told(f"run.dir={here / 'run'}", *UNMEASURED)

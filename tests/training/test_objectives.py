@@ -248,6 +248,7 @@ def test_a_teacher_teaches_the_same_from_a_folder_and_from_a_run_and_is_stored_i
     assert told_of(tmp_path / "path", "share") == pytest.approx([0.8, 0.6, 0.4, 0.2])
 
 
+@pytest.mark.long
 def test_a_run_goes_on_only_with_the_teacher_that_it_began_with(teacher, tmp_path):
     folder, run = tmp_path / "model", tmp_path / "run"
     shutil.copytree(teacher / "model", folder)

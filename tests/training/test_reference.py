@@ -94,6 +94,7 @@ def fingerprints(run: Path) -> dict:
     return archive.manifest(run / "checkpoints/24")["arrays"]
 
 
+@pytest.mark.long
 def test_a_run_goes_on_from_half_with_the_column_it_has_and_ends_in_the_same_bits(trained, here):
     asked = (here / "reference/about.json").stat().st_mtime_ns
     shutil.rmtree(here / "checkpoints/24")
@@ -103,6 +104,7 @@ def test_a_run_goes_on_from_half_with_the_column_it_has_and_ends_in_the_same_bit
     assert fingerprints(here) == fingerprints(trained / "run")
 
 
+@pytest.mark.long
 def test_a_run_that_was_killed_while_it_asked_asks_again_and_ends_in_the_same_bits(trained, here):
     shutil.rmtree(here / "checkpoints")
     for name in (folders.METRICS, folders.ABOUT):  # it had not come to a step
