@@ -23,6 +23,7 @@ def held(function, *shapes, **compiler) -> int:
         has_random_kernel=False,
         keeps_gathered=False,
         bytes_of=lambda shape, itemsize: itemsize * math.prod(shape),
+        lanes=None,
         sums_devices_at_once=False,
         layers_per_round=1,
         unstacked=0.0,
@@ -142,6 +143,49 @@ def test_slices_that_are_summed_are_taken_of_the_sum():
         return jnp.tanh(first + second) @ jnp.ones((SIDE, 1))
 
     assert on_four(both, P(), P()) >= 2 * ONE
+
+
+def test_of_whole_tiles_slices_are_summed():
+    def both(x, y):
+        first, second = (jax.sharding.reshard(one @ one, P(None, "fsdp")) for one in (x, y))
+        return jnp.tanh(first + second) @ jnp.ones((SIDE, 1))
+
+    whole = on_four(both, P(), P())
+    assert on_four(both, P(), P(), lanes=SIDE // 8) < on_four(both, P(), P(), lanes=SIDE) == whole
+
+
+def test_a_scattered_sum_is_copied_before_devices_slice_it():
+    def scattered(x):
+        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
+        total = zeros.at[jnp.arange(SIDE) // 2].add(x).astype(jnp.bfloat16)
+        return jax.sharding.reshard(total, P(None, "fsdp")) + 1
+
+    alone = on_four(scattered, P())
+    assert on_four(scattered, P(), lanes=SIDE // 4) == alone + ONE // 2  # in bfloat16
+    assert on_four(scattered, P(), lanes=SIDE) == alone + ONE  # to another layout
+
+
+def test_gathered_weights_are_live_in_the_last_matmul_before_a_loop():
+    def loop(x):
+        return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=3)[0]
+
+    def head(more):
+        def both(w, x):
+            whole = jax.sharding.reshard(w, P())
+            first = x @ whole
+            second = x @ x
+            for _ in range(more):
+                first = first @ x
+            return loop(first) + second
+
+        return both
+
+    def kept(more):
+        how = [on_four(head(more), P("fsdp"), P(), keeps_gathered=is_so) for is_so in (0, 1)]
+        return how[1] > how[0]
+
+    assert kept(0)
+    assert not kept(1)
 
 
 def test_a_sum_over_devices_alone_may_need_no_buffer_of_its_own():

@@ -9,6 +9,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable
 from functools import cached_property
+from itertools import islice
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
@@ -23,6 +24,7 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
+SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 
 
@@ -44,8 +46,9 @@ class CompilerModel(NamedTuple):
     reuses_buffers: bool  # of anything a result is computed from, however indirectly
     materializes_shared: bool  # what several operations read, instead of computing it in each
     has_random_kernel: bool  # random bits are never fused into what reads them
-    keeps_gathered: bool  # what was all-gathered for a matmul is live until the next one is done
+    keeps_gathered: bool  # what was all-gathered for the last but one matmul before a loop
     bytes_of: Callable[[tuple[int, ...], int], int]  # of a buffer of a shape and an item size
+    lanes: int | None  # width of a register that the innermost axis of an array is to fill
     sums_devices_at_once: bool  # without a buffer for what each has to add
     layers_per_round: int  # of a loop over layers, where their kinds take turns
     unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
@@ -90,7 +93,7 @@ class _Liveness:
                     ends[i].remove(old)
                     del live[old]
                 live[value] = 0 if value in self.results else self.bytes_of(value)
-            inner = self.inner(operation)
+            inner = [*self.inner(operation), *self.relaid(i)]
             total = sum(live.values()) + sum(buffer.bytes for buffer in inner)
             if total > most:
                 most, then, inside = total, dict(live), inner
@@ -108,6 +111,23 @@ class _Liveness:
             buffer._replace(depth=buffer.depth + 1) for buffer in [*most, *self.left(operation)]
         ]
 
+    def relaid(self, i: int) -> list[Buffer]:
+        """The copy of a scattered sum, such as the gradient of embeddings, that devices then slice.
+
+        Where a slice would not fill registers the whole is first copied to another layout, and
+        otherwise all-reduced in the dtype of the slice.
+        """
+        lanes = self.compiler.lanes
+        if lanes is None or not self.is_slice(i):
+            return []
+        (read,), (value,) = self.operations[i].reads, self.operations[i].results
+        scattered = self.uncast(read)
+        maker = self.maker.get(scattered)
+        if maker is None or self.operations[maker].kind is not Kind.UPDATE:
+            return []
+        is_full = self.shape(value)[-1] % lanes == 0
+        return [self.buffer(scattered, self.bytes_of(read if is_full else scattered))]
+
     def left(self, operation: Operation) -> list[Buffer]:
         """Residuals that the layers of an iteration leave until its end, all but one of them.
 
@@ -121,7 +141,9 @@ class _Liveness:
         (body,) = sub_jaxprs(operation.equation)
         first, carried = constants_and_carry(body, operation.equation)
         read, stacked = body.invars[first + carried :], body.outvars[carried:]
-        residuals = abs(sum(map(self.bytes_in, stacked)) - sum(map(self.bytes_in, read)))
+        residuals = sum(map(self.bytes_in, stacked)) - sum(map(self.bytes_in, read))
+        if residuals < 0:  # the backward pass, which reads them and drops them on its way
+            residuals *= -0.5
         size = round(self.compiler.unstacked * rounds * residuals * (layers - 1) / layers)
         return [Buffer((), (), "", size, operation.name)]
 
@@ -171,14 +193,20 @@ class _Liveness:
         return i if not writes or writes[0] in self.materialized else self.used[writes[0]]
 
     def last_use(self, i: int, source: int) -> int:
-        """Last use of a buffer that operation i reads."""
+        """Last use of a buffer that operation i reads.
+
+        The last matmul before a loop may come before the one that all-gathered weights are for;
+        where more follow, it is put off until nothing of them is left.
+        """
         is_gathered = self.operations[self.maker[source]].kind is Kind.RESHARD
         if not (self.compiler.keeps_gathered and is_gathered):
             return i
-        later = range(i + 1, len(self.operations))
         heavy = {Kind.LOOP, *_CONTRACTED}
-        following = next((j for j in later if self.operations[j].kind in heavy), i)
-        return i if self.operations[following].kind is Kind.LOOP else self.computed_at(following)
+        later = range(i + 1, len(self.operations))
+        then = list(islice((j for j in later if self.operations[j].kind in heavy), 2))
+        if [self.operations[j].kind is Kind.LOOP for j in then] == [False, True]:
+            return self.computed_at(then[0])
+        return i
 
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
@@ -223,8 +251,13 @@ class _Liveness:
         return self.size(operation.reads[0]) > self.size(operation.results[0])
 
     def is_summed(self, i: int) -> bool:
-        """Return True if a slice is only read by a sum with another slice."""
-        (value,) = self.operations[i].results
+        """Return True if a slice is only read by a sum with another slice.
+
+        Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
+        """
+        (value,), lanes = self.operations[i].results, self.compiler.lanes
+        if lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0:
+            return False
         while len(self.readers[value]) == 1:
             (reader,) = self.readers[value]
             if not self.is_cast(reader):
@@ -238,10 +271,16 @@ class _Liveness:
 
     def is_sliced(self, value: int | None) -> bool:
         """Return True if a value is a slice, or one in another dtype."""
-        i = None if value is None else self.maker.get(value)
-        while i is not None and self.is_cast(i) and self.operations[i].reads:
-            i = self.maker.get(self.operations[i].reads[0])
+        i = None if value is None else self.maker.get(self.uncast(value))
         return i is not None and self.is_slice(i)
+
+    def uncast(self, value: int) -> int:
+        """The value that was cast to this one."""
+        i = self.maker.get(value)
+        while i is not None and self.is_cast(i) and self.operations[i].reads:
+            value = self.operations[i].reads[0]
+            i = self.maker.get(value)
+        return value
 
     def is_cast(self, i: int) -> bool:
         return self.is_alias(i) or self.operations[i].name == "convert_element_type"

@@ -98,16 +98,17 @@ class Rule(optim.Rule):
         """Each layer's matrix, orthogonal; axes that are read or written together are one side."""
         assert about.reads is not None
         stacked = x.ndim - len(about.axes)
-        shape = x.shape[stacked:]
+        shape, layers = x.shape[stacked:], x.shape[:stacked]
         rows, columns = math.prod(shape[: about.reads]), math.prod(shape[about.reads :])
-        way = stations(x, stacked)
+        way, more = stations(x, stacked)
+        x = jnp.pad(x, [(0, more), *[(0, 0)] * (x.ndim - 1)]) if more else x
         for spec in way[1:]:
             x = jax.sharding.reshard(x, spec)
         flat = orthogonal(x.reshape(-1, rows, columns), self.iterations)
         x = SIZE * math.sqrt(max(rows, columns)) * flat.reshape(x.shape)
         for spec in reversed(way[:-1]):
             x = jax.sharding.reshard(x, spec)
-        return x
+        return x[: layers[0]] if more else x
 
 
 @section
@@ -133,26 +134,27 @@ def _between_states(tree: PyTree) -> PyTree:
     return annotate(tree, lambda x, about: about.reads is not None)
 
 
-def stations(x: Array, stacked: int) -> list[PartitionSpec]:
+def stations(x: Array, stacked: int) -> tuple[list[PartitionSpec], int]:
     """Shardings of an array, from where it lives to one in which every matrix in it is whole.
 
-    A mesh axis that splits the matrices comes to split the layers in front of them where their
-    number allows, so that each device turns some; where it does not, each device turns all. One
-    axis at a time: that is an all-to-all, where for all at once the compiler would all-gather the
-    whole array.
+    A mesh axis that splits the matrices comes to split the layers in front of them, so that each
+    device turns some; the second result is how many layers of zeros are needed for as many on each.
+    A matrix that is no layer of a stack is whole on every device. One axis at a time: that is an
+    all-to-all, where for all at once the compiler would all-gather the whole array.
     """
     mesh = jax.sharding.get_abstract_mesh()
     if mesh.empty:
-        return [PartitionSpec()]
+        return [PartitionSpec()], 0
     spec = [*jax.typeof(x).sharding.spec]
     specs, on_layers = [PartitionSpec(*spec)], ()
     for axis in range(stacked, x.ndim):
         names = spec[axis] or ()
         if not names:
             continue
-        names = on_layers + (names if isinstance(names, tuple) else (names,))
         spec[axis] = None
-        if stacked and x.shape[0] % math.prod(mesh.shape[name] for name in names) == 0:
-            spec[0] = on_layers = names
+        if stacked:
+            on_layers += names if isinstance(names, tuple) else (names,)
+            spec[0] = on_layers
         specs.append(PartitionSpec(*spec))
-    return specs
+    devices = math.prod(mesh.shape[name] for name in on_layers)
+    return specs, -x.shape[0] % devices

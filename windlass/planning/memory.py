@@ -101,6 +101,21 @@ def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
         relaid = annotate(traced.frozen.model, _is_map_to_heads)
         arrays = eqx.filter(traced.frozen.model, relaid)
         yield "copies", _bytes(arrays)
+    if traced.split["fsdp"] > 1 and traced.split["tensor"] > 1:
+        # Tables that are split both ways, too narrowly to fill registers, are updated as copies.
+        yield "copies", sum(_narrow_tables(traced))
+
+
+def _narrow_tables(traced: Traced) -> Iterator[int]:
+    vocab = traced.described.run.model.sizes["vocab"]
+    for x in jax.tree.leaves((traced.state.weights, traced.state.moments)):
+        *rows, columns = _shard_shape(x) or (0,)
+        if x.ndim == 2 and x.shape[0] == vocab and columns % LANES:
+            yield math.prod(rows) * _padded(columns) * x.dtype.itemsize
+
+
+def _padded(width: int) -> int:
+    return -(-width // LANES) * LANES
 
 
 def _is_map_to_heads(x: Any, about: ArrayFacts) -> bool:
@@ -114,7 +129,7 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
     def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
         if is_tpu and len(shape) > 3 and shape[-1] == head:
             # The kernel takes head_dim as the innermost axis, padded to whole registers.
-            shape = (*shape[:-1], -(-shape[-1] // LANES) * LANES)
+            shape = (*shape[:-1], _padded(shape[-1]))
         return math.prod(shape) * itemsize
 
     return CompilerModel(
@@ -124,6 +139,7 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         has_random_kernel=chip.kind == "gpu",
         keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
+        lanes=LANES if is_tpu else None,
         sums_devices_at_once=chip.slug == "v6e",
         layers_per_round=max((len(one.kinds) for one in _stacks(traced.frozen.model)), default=1),
         unstacked=0.0 if chip.kind == "cpu" else UNSTACKED,
