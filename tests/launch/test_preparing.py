@@ -132,6 +132,15 @@ def test_files_folders_and_patterns_of_this_computer_are_uploaded(files):
         assert load({}, [word]).command_line == load({}, words({key: there})).command_line
 
 
+def test_a_link_to_a_file_is_uploaded_by_its_own_name(files):
+    (files / "blob").write_text("x" * 70)
+    (files / "rows.jsonl.gz").symlink_to("blob")  # as a cache of the hub has its files
+    data = {"source": {"kind": "jsonl", "path": "rows.jsonl.gz"}, "length": 90}
+    how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
+    (upload,) = prepare(recipe(data=data), **how).uploads
+    assert (upload.name, upload.size_bytes) == ("rows.jsonl.gz", 70)
+
+
 def test_what_changed_is_uploaded_to_another_place(files):
     data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
     how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
