@@ -14,6 +14,7 @@ from windlass import seal
 from windlass.checkpoint import Checkpoint, archive
 from windlass.checkpoint.store import best_step, chosen_step, load, reading
 from windlass.errors import PeerLost, UserError
+from windlass.files import folder_lock
 from windlass.processes import hosts
 
 
@@ -313,7 +314,8 @@ def test_frozen_arrays_of_a_start_that_saved_no_step_give_way_to_those_made_anew
     killed.wait()
     state = place(9, (2, 2, 2))
     store = opened()
-    assert store.restore(abstract(state), identity) is None
+    with folder_lock(store.folder / "frozen", shared=True):  # as `windlass verify` reads it
+        assert store.restore(abstract(state), identity) is None
     assert store.save_frozen(state.model, identity)
     assert same_bits(store.restore_frozen(abstract(state.model), identity), state.model)
 

@@ -123,7 +123,7 @@ class Store:
             _refuse_if_only_damaged(self.folder)
             # Those of a start that ended before it saved a step: what is made anew may differ.
             if (self.folder / FROZEN).is_dir():
-                _remove(self.folder / FROZEN)
+                _remove(self.folder / FROZEN)  # whoever reads it: it is of no run
         return None
 
     def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
@@ -161,7 +161,7 @@ class Store:
         seal.extend(self.folder / name, archive.LATE)
         # Only now, with a newer one committed and every byte of it read back, may others go.
         for step in _superseded(self.folder, self._keep, self._best):
-            _remove(self.folder / str(step))
+            _remove_unread(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> Exception:
         """The exception to raise: a UserError, unless another process failed."""
@@ -419,14 +419,17 @@ def _metric(folder: Path, name: str) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _remove(folder: Path) -> None:
+def _remove_unread(folder: Path) -> None:
     """Remove a checkpoint, unless somebody reads it: then it goes after a later save."""
     with folder_lock(folder, shared=False) as is_free:
-        if not is_free:
-            return
-        # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
-        going = folder.with_name(folder.name + REMOVING)
-        os.rename(folder, going)
+        if is_free:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
+    going = folder.with_name(folder.name + REMOVING)
+    os.rename(folder, going)
     shutil.rmtree(going)
 
 
