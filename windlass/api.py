@@ -522,7 +522,7 @@ def delete(*names: str | Path) -> list[Path]:
 
     Where one of them is no run, or is being trained, none is deleted.
     """
-    places = [find(name) for name in names]
+    places = list(dict.fromkeys(map(find, names)))
     for place in places:
         check_deletable(place)
     return [path for place in places for path in standings.delete(place)]
