@@ -21,18 +21,21 @@ def find(value: str, bucket: Bucket) -> Upload | None:
     place = Path(value).expanduser().absolute()
     if place.is_dir():
         place = place.resolve()  # gcloud follows a link to a file, whose name has the format
-    if place.exists():
-        paths = [place]
-    else:
-        # In a bucket the files of several folders would lie in one.
-        pattern = "" if glob.has_magic(str(place.parent)) else str(place)
-        paths = [Path(path) for path in glob.glob(pattern)]
-    stats = [(file, file.stat()) for path in paths for file in _files(path)]
-    if not stats:
+    stats = [(file, file.stat()) for path in named(value) for file in _files(path)]
+    # In a bucket the files of several folders would lie in one.
+    if not stats or not place.exists() and glob.has_magic(str(place.parent)):
         return None
     states = [f"{file} {about.st_size} {about.st_mtime_ns}" for file, about in stats]
     size = sum(about.st_size for _, about in stats)
     return Upload(place, place.name, _folder(bucket, states), size)
+
+
+def named(value: str) -> list[Path]:
+    """Files and folders of this computer that a path or a pattern names; none where it is empty."""
+    place = Path(value).expanduser().absolute()
+    if value and place.exists():
+        return [place]
+    return [Path(path) for path in glob.glob(str(place))] if value else []
 
 
 def clone(bucket: Bucket) -> Upload | None:
