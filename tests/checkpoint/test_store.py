@@ -404,8 +404,8 @@ def test_loading_refuses_a_damaged_checkpoint_and_names_those_that_are_good(
     for step in (None, 3):
         assert refusal(step) == (
             f"checkpoint at step 3 in {store.folder} is damaged (file {file}); good there: steps "
-            f"1, 2. --step 2 uses that one, and so does everything once {store.folder}/3 is moved "
-            "away"
+            f"1, 2. Once {store.folder}/3 is moved away, step 2 is used; a command that has --step "
+            "takes --step 2, too"
         )
     assert load(tmp_path, wanted, identity, step=2).step == 2
     for step in (1, 2):
@@ -414,6 +414,9 @@ def test_loading_refuses_a_damaged_checkpoint_and_names_those_that_are_good(
         f"checkpoint at step 3 in {store.folder} is damaged (file {file}), and none of the others "
         "there is good"
     )
+    for step in (1, 2):
+        shutil.rmtree(store.folder / str(step))
+    assert refusal(None).endswith(", and no other there is good")
 
 
 def test_a_checkpoint_that_might_be_the_best_is_not_passed_over(opened, place, identity, tmp_path):
@@ -423,7 +426,9 @@ def test_a_checkpoint_that_might_be_the_best_is_not_passed_over(opened, place, i
     store.wait()
     assert best_step(tmp_path, "validation_loss") == 2
     (store.folder / "2" / archive.MANIFEST).write_text("{}")
-    with pytest.raises(UserError, match="checkpoint at step 2 .* good there: step 1. --step 1"):
+    with pytest.raises(
+        UserError, match="checkpoint at step 2 .* good there: step 1. Once .* step 1 is used"
+    ):
         best_step(tmp_path, "validation_loss")
 
 

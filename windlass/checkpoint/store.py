@@ -246,11 +246,11 @@ def _with_good_ones(folder: Path, step: int, damaged: archive.Damaged) -> str:
     others = [other for other in steps_in(folder) if other != step]
     good = [other for other in others if not seal.broken(folder / str(other))]
     if not good:
-        return f"{what}, and none of the others there is good"
+        return f"{what}, and {'none of the others' if others else 'no other'} there is good"
     are = "step" if len(good) == 1 else "steps"
     return (
-        f"{what}; good there: {are} {_list(good)}. --step {good[-1]} uses that one, and so does "
-        f"everything once {folder / str(step)} is moved away"
+        f"{what}; good there: {are} {_list(good)}. Once {folder / str(step)} is moved away, step "
+        f"{good[-1]} is used; a command that has --step takes --step {good[-1]}, too"
     )
 
 
