@@ -21,7 +21,10 @@ def signed(content: dict) -> dict:
 
 def opened(file: Path) -> dict:
     """The content of a JSON file with its hash; ValueError when any byte is not as written."""
-    text = file.read_text()
+    try:
+        text = file.read_text()
+    except (IsADirectoryError, NotADirectoryError) as error:
+        raise ValueError(f"{file} is no file") from error
     content = parse_json(text)
     if isinstance(content, dict) and "sha256" in content:
         content = {key: value for key, value in content.items() if key != "sha256"}

@@ -14,6 +14,7 @@ from windlass import seal
 from windlass.checkpoint import Checkpoint, archive
 from windlass.checkpoint.store import best_step, chosen_step, load, reading
 from windlass.errors import PeerLost, UserError
+from windlass.files import folder_lock
 from windlass.processes import hosts
 
 
@@ -313,7 +314,8 @@ def test_frozen_arrays_of_a_start_that_saved_no_step_give_way_to_those_made_anew
     killed.wait()
     state = place(9, (2, 2, 2))
     store = opened()
-    assert store.restore(abstract(state), identity) is None
+    with folder_lock(store.folder / "frozen", shared=True):  # as `windlass verify` reads it
+        assert store.restore(abstract(state), identity) is None
     assert store.save_frozen(state.model, identity)
     assert same_bits(store.restore_frozen(abstract(state.model), identity), state.model)
 
@@ -402,8 +404,8 @@ def test_loading_refuses_a_damaged_checkpoint_and_names_those_that_are_good(
     for step in (None, 3):
         assert refusal(step) == (
             f"checkpoint at step 3 in {store.folder} is damaged (file {file}); good there: steps "
-            f"1, 2. --step 2 uses that one, and so does everything once {store.folder}/3 is moved "
-            "away"
+            f"1, 2. Once {store.folder}/3 is moved away, step 2 is used; a command that has --step "
+            "takes --step 2, too"
         )
     assert load(tmp_path, wanted, identity, step=2).step == 2
     for step in (1, 2):
@@ -412,6 +414,9 @@ def test_loading_refuses_a_damaged_checkpoint_and_names_those_that_are_good(
         f"checkpoint at step 3 in {store.folder} is damaged (file {file}), and none of the others "
         "there is good"
     )
+    for step in (1, 2):
+        shutil.rmtree(store.folder / str(step))
+    assert refusal(None).endswith(", and no other there is good")
 
 
 def test_a_checkpoint_that_might_be_the_best_is_not_passed_over(opened, place, identity, tmp_path):
@@ -421,7 +426,9 @@ def test_a_checkpoint_that_might_be_the_best_is_not_passed_over(opened, place, i
     store.wait()
     assert best_step(tmp_path, "validation_loss") == 2
     (store.folder / "2" / archive.MANIFEST).write_text("{}")
-    with pytest.raises(UserError, match="checkpoint at step 2 .* good there: step 1. --step 1"):
+    with pytest.raises(
+        UserError, match="checkpoint at step 2 .* good there: step 1. Once .* step 1 is used"
+    ):
         best_step(tmp_path, "validation_loss")
 
 

@@ -77,6 +77,21 @@ def test_a_missing_file_is_found(run, tmp_path, place, abstract, identity):
     assert run.restore(abstract(place(0)), identity).step == 1
 
 
+@pytest.mark.parametrize("name", [seal.NAME, "manifest", "manifest/metadata"])
+def test_a_folder_in_the_place_of_a_file_is_damage_and_so_is_the_contrary(
+    run, tmp_path, place, abstract, identity, name
+):
+    path = run.folder / "2" / name
+    if path.is_dir():
+        shutil.rmtree(path)
+        path.touch()
+    else:
+        path.unlink()
+        path.mkdir()
+    assert name in str(verify(tmp_path).findings[1])
+    assert run.restore(abstract(place(0)), identity).step == 1
+
+
 def test_an_array_that_its_own_list_does_not_name_is_damaged(run, tmp_path):
     file = run.folder / "2" / "state" / "_METADATA"
     file.write_text(file.read_text().replace('"key": "step"', '"key": "stek"'))
@@ -95,6 +110,13 @@ def test_a_checkpoint_that_a_trainer_removes_meanwhile_is_no_finding(run, tmp_pa
 
     monkeypatch.setattr(archive, "examine", removing)
     assert [finding.name for finding in verify(tmp_path).findings] == ["2"]
+
+
+def test_frozen_arrays_that_a_trainer_removes_meanwhile_are_not_waited_for(tmp_path, monkeypatch):
+    (tmp_path / "checkpoints" / "frozen").mkdir(parents=True)  # of a start that saved no step
+    monkeypatch.setattr(archive, "examine", lambda folder: folder.rmdir())
+    with pytest.raises(UserError, match="^no checkpoint in "):
+        verify(tmp_path)
 
 
 def test_verify_needs_neither_the_mesh_nor_the_model_and_reports_in_words(

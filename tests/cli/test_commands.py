@@ -224,7 +224,8 @@ def test_a_damaged_newest_checkpoint_is_no_reason_to_use_an_older_one(
         2,
         "",
         f"checkpoint at step 4 in {folder} is damaged (file manifest/metadata); good there: steps "
-        f"0, 2. --step 2 uses that one, and so does everything once {folder}/4 is moved away\n",
+        f"0, 2. Once {folder}/4 is moved away, step 2 is used; a command that has --step takes "
+        "--step 2, too\n",
     )
     if command != "chat":  # the run has no chat template
         assert program(command, "tiny", *rest, "--step", "2", cwd=tmp_path).code == 0

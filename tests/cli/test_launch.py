@@ -374,7 +374,12 @@ def test_files_that_a_recipe_names_are_uploaded_after_saying_how_much(program, p
     assert standins.calls(programs)[2] == upload  # to where it is already, which gcloud sees
     # What cannot be uploaded is not rented for.
     standins.recorder(programs, "gcloud", code=4)
-    assert program(*BOUGHT, *keys, "--yes").code == 4
+    refused = program(*BOUGHT, *keys, "--yes")
+    assert (refused.code, refused.err.splitlines()[-1]) == (
+        2,
+        f"{tmp_path}/rows.jsonl could not be uploaded to gs://mine/uploads/{where.rstrip('/')}: "
+        "gcloud ended with 4; nothing was rented",
+    )
     assert standins.calls(programs)[-1] == upload
     (programs / "gcloud").unlink()
     refused = program(*BOUGHT, *keys, "--yes")

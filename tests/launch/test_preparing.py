@@ -132,6 +132,15 @@ def test_files_folders_and_patterns_of_this_computer_are_uploaded(files):
         assert load({}, [word]).command_line == load({}, words({key: there})).command_line
 
 
+def test_a_link_to_a_file_is_uploaded_by_its_own_name(files):
+    (files / "blob").write_text("x" * 70)
+    (files / "rows.jsonl.gz").symlink_to("blob")  # as a cache of the hub has its files
+    data = {"source": {"kind": "jsonl", "path": "rows.jsonl.gz"}, "length": 90}
+    how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
+    (upload,) = prepare(recipe(data=data), **how).uploads
+    assert (upload.name, upload.size_bytes) == ("rows.jsonl.gz", 70)
+
+
 def test_what_changed_is_uploaded_to_another_place(files):
     data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
     how: dict[str, Any] = {"on": "v6e-8", "bucket": BUCKET, "install": "windlass-lm"}
@@ -140,11 +149,18 @@ def test_what_changed_is_uploaded_to_another_place(files):
     assert first == again != prepare(recipe(data=data), **how).uploads
 
 
-def test_files_of_this_computer_without_a_bucket_are_refused_with_what_to_do(files):
-    data = {"source": {"kind": "jsonl", "path": "a.jsonl"}, "length": 90}
+def test_an_empty_path_is_not_the_folder_that_one_is_in(files):
+    data = {"source": {"kind": "jsonl", "path": ""}, "length": 90}
+    said = refusal(of=recipe(data=data), bucket=BUCKET)
+    assert "data.source.path  is , which is not on this computer; a path under" in said
+
+
+@pytest.mark.parametrize("path", ["a.jsonl", "*.jsonl"])
+def test_files_of_this_computer_without_a_bucket_are_refused_with_what_to_do(files, path):
+    data = {"source": {"kind": "jsonl", "path": path}, "length": 90}
     assert refusal(of=recipe(data=data)) == (
         "1 problem in the recipe:\n"
-        "  data.source.path  is a.jsonl, which is on this computer; --bucket gs://NAME, which it "
+        f"  data.source.path  is {path}, which is on this computer; --bucket gs://NAME, which it "
         "is uploaded to, a path under /bucket, where --bucket is mounted, a URL such as "
         "gs://NAME/rows.jsonl or a data set of the hub would do"
     )

@@ -81,12 +81,18 @@ def test_what_is_found_is_about_as_fast_as_the_fastest_of_all_that_fits(run, lim
 def test_the_search_begins_with_what_the_plan_itself_offers(run):
     trials = MadeUp(run, 75)
     offered = min((one for one in every(trials) if one.memory.fits), key=lambda one: one.seconds)
-    trials.known = {offered.setting: offered}
-    found = Search(trials, trials.first, FREE).best()
+    trials.known.clear()
+    found = Search(trials, trials.first, FREE, [offered]).best()
     assert found.memory.fits and found.seconds <= offered.seconds
-    kept = FREE._replace(remat=True)
-    assert offered.setting.remat != trials.first.remat
-    assert Search(trials, trials.first, kept).best().setting.remat == trials.first.remat
+
+
+def test_what_the_plan_offers_does_not_override_the_command_line(run):
+    trials = MadeUp(run, 70)  # too little for a row at a time, unless all is computed again
+    offered = trials(trials.first._replace(remat="full", accumulation=8))
+    assert offered is not None and offered.memory.fits and trials.first.remat != "full"
+    trials.known.clear()
+    kept = FREE._replace(remat=True, mesh=True)
+    assert Search(trials, trials.first, kept, [offered]).best().setting.remat == trials.first.remat
 
 
 @pytest.mark.long  # a dozen traces of a large step

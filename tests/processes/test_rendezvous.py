@@ -110,7 +110,8 @@ def test_one_that_goes_is_missing_again_and_strangers_are_no_processes(begin):
     first, said = begin(0, 3)
     said_soon(said, "waiting for process 1 and process 2 of 3")
     host, port = begin.at.split(":")
-    for words in (b"GET / HTTP/1.1\n", b'{"process": 1}\n', b"[1]\n", b"x" * 9000, b""):
+    deep = b"[" * 9000
+    for words in (b"GET / HTTP/1.1\n", b'{"process": 1}\n', b"[1]\n", b"x" * 9000, deep, b""):
         with socket.create_connection((host, int(port))) as stranger:
             stranger.sendall(words)
     with socket.create_connection((host, int(port))) as leaving:
@@ -125,7 +126,22 @@ def test_one_that_goes_is_missing_again_and_strangers_are_no_processes(begin):
 
 def test_a_port_at_which_something_else_answers_is_waited_for_and_said(begin):
     host, port = begin.at.split(":")
-    with socket.create_server((host, int(port))):
+    with socket.create_server((host, int(port))) as server:
         with pytest.raises(PeerLost) as lost:
             begin(1, 2, seconds=0.5)[0].result()
-    assert f"process 0 at {begin.at} did not come within 0.5 s: timed out" in str(lost.value)
+        assert f"process 0 at {begin.at} did not come within 0.5 s: timed out" in str(lost.value)
+        server.accept()[0].close()
+        other, _ = begin(1, 2, seconds=0.5)
+        with server.accept()[0] as connection:
+            connection.sendall(b'{"error": "no such request"}\n')
+        with pytest.raises(PeerLost, match="within 0.5 s: "):
+            other.result()
+
+
+def test_a_thousand_processes_are_waited_for_and_not_all_of_them_named(begin):
+    both = [begin(process, 1000, seconds=1.0) for process in (0, 1)]
+    eight = ", ".join(f"process {rank}" for rank in range(2, 10))
+    said_soon(both[1][1], f"waiting for {eight} and 990 more of 1000, for ")
+    for met, _ in both:
+        with pytest.raises(PeerLost):
+            met.result()

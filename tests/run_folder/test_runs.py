@@ -99,7 +99,7 @@ def test_deleting_leaves_nothing_of_what_a_run_writes(finished, here):
     for left in ("compile.jsonl.17.partial", "tokenizer/tokenizer.json.17.partial"):  # by a kill
         (here / "runs" / finished.name / left).touch()
     invent(here / "runs/other", told=2, saved=0)
-    assert windlass.delete("tiny") == []
+    assert windlass.delete("tiny", finished.name) == []  # by two names
     assert os.listdir("runs") == ["other"]
 
 

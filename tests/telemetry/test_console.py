@@ -1,5 +1,6 @@
 import io
 import re
+import sys
 
 import pytest
 from rich.console import Console
@@ -213,3 +214,10 @@ def test_escape_codes_in_a_sample_do_not_reach_the_terminal():
         file.getvalue()
         == "  a\ufffd]0;titleb\ufffd[2J\ufffd31mc\ufffdd\ufffd [/x] \u0645\u200c\u06cc\n"
     )
+
+
+def test_a_standard_output_that_was_closed_before_is_written_to_by_nobody(monkeypatch):
+    monkeypatch.setattr(sys, "stdout", None)  # as Python has it after `>&-`
+    with ConsoleReport(clock=Clock()) as report:
+        report.note("going on from step 10")
+        assert not report.has_lost_reader()

@@ -400,7 +400,7 @@ def test_files_beside_the_checkpoints_that_are_spoilt_do_not_keep_a_run_from_goi
     assert told.trained.step == 7
     for name in (folders.METRICS, folders.COMPILES):
         assert (
-            f"warning: {run / name} has 4 lines that are no records; the others are kept, and all "
+            f"warning: {run / name} has 4 lines without a record; the others are kept, and all "
             f"are in {run / name}.damaged"
         ) in told.text
         assert (run / f"{name}.damaged").read_bytes().startswith(spoilt)

@@ -123,7 +123,7 @@ class Store:
             _refuse_if_only_damaged(self.folder)
             # Those of a start that ended before it saved a step: what is made anew may differ.
             if (self.folder / FROZEN).is_dir():
-                _remove(self.folder / FROZEN)
+                _remove(self.folder / FROZEN)  # whoever reads it: it is of no run
         return None
 
     def _put_aside(self, step: int, damaged: archive.Damaged) -> None:
@@ -161,7 +161,7 @@ class Store:
         seal.extend(self.folder / name, archive.LATE)
         # Only now, with a newer one committed and every byte of it read back, may others go.
         for step in _superseded(self.folder, self._keep, self._best):
-            _remove(self.folder / str(step))
+            _remove_unread(self.folder / str(step))
 
     def _failure(self, name: str, error: Exception) -> Exception:
         """The exception to raise: a UserError, unless another process failed."""
@@ -246,11 +246,11 @@ def _with_good_ones(folder: Path, step: int, damaged: archive.Damaged) -> str:
     others = [other for other in steps_in(folder) if other != step]
     good = [other for other in others if not seal.broken(folder / str(other))]
     if not good:
-        return f"{what}, and none of the others there is good"
+        return f"{what}, and {'none of the others' if others else 'no other'} there is good"
     are = "step" if len(good) == 1 else "steps"
     return (
-        f"{what}; good there: {are} {_list(good)}. --step {good[-1]} uses that one, and so does "
-        f"everything once {folder / str(step)} is moved away"
+        f"{what}; good there: {are} {_list(good)}. Once {folder / str(step)} is moved away, step "
+        f"{good[-1]} is used; a command that has --step takes --step {good[-1]}, too"
     )
 
 
@@ -419,14 +419,17 @@ def _metric(folder: Path, name: str) -> float:
     return value if math.isfinite(value) else math.inf
 
 
-def _remove(folder: Path) -> None:
+def _remove_unread(folder: Path) -> None:
     """Remove a checkpoint, unless somebody reads it: then it goes after a later save."""
     with folder_lock(folder, shared=False) as is_free:
-        if not is_free:
-            return
-        # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
-        going = folder.with_name(folder.name + REMOVING)
-        os.rename(folder, going)
+        if is_free:
+            _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    # Renamed first: half a folder under a step's name would pass for a damaged checkpoint.
+    going = folder.with_name(folder.name + REMOVING)
+    os.rename(folder, going)
     shutil.rmtree(going)
 
 

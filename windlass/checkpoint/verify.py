@@ -11,7 +11,7 @@ from windlass.files import folder_lock
 
 
 class Finding(NamedTuple):
-    """One checkpoint and its damage."""
+    """A checkpoint, or something else that a run computes from, and its damage."""
 
     name: str
     damage: archive.Damage
@@ -27,7 +27,7 @@ class Finding(NamedTuple):
 
 
 class VerifyReport(NamedTuple):
-    """Every checkpoint of a run, oldest first; frozen arrays last."""
+    """Findings about a run, its checkpoints first, or about a cache of prepared data."""
 
     folder: Path
     findings: list[Finding]
@@ -46,13 +46,17 @@ def verify(run_dir: str | Path) -> VerifyReport:
     One that a trainer removes before it is looked at is no finding.
     """
     folder = folder_of(run_dir)
-    frozen = [FROZEN] if (folder / FROZEN).exists() else []
     findings: list[Finding] = []
-    while not findings and (names := [*map(str, steps_in(folder)), *frozen]):
+    while not findings and (names := _names(folder)):
         findings = list(_findings(folder, names))
     if not findings:
         raise UserError(f"no checkpoint in {folder}")
     return VerifyReport(folder, findings)
+
+
+def _names(folder: Path) -> list[str]:
+    frozen = [FROZEN] if (folder / FROZEN).exists() else []
+    return [*map(str, steps_in(folder)), *frozen]
 
 
 def _findings(folder: Path, names: Iterable[str]) -> Iterator[Finding]:

@@ -22,6 +22,7 @@ from windlass.cli.options import (
     agrees,
     options,
     say,
+    trimmed,
     waiting,
 )
 from windlass.cli.words import Command, Commands
@@ -32,7 +33,6 @@ from windlass.processes.signals import Signals
 from windlass.terminal import Terminal
 from windlass.version import __version__
 
-LONG = 1000  # columns of a line that nothing may break
 app = typer.Typer(
     name="windlass",
     cls=Commands,
@@ -405,10 +405,8 @@ def _list_runs(standings: list[Any], folder: Path) -> None:
     if not standings:
         say(Text(f"no runs in {folder} yet; `windlass train quickstart` makes one in ./runs"))
         return
-    console = Terminal()
-    if not console.is_terminal:  # other tools want a run to be a line, however long
-        console.width = LONG
-    console.print(table(standings))
+    with trimmed() as console:
+        console.print(table(standings))
 
 
 def _delete(names: list[str], yes: bool) -> None:

@@ -19,7 +19,6 @@ STYLES = {"yes": "green", "tight": "yellow", "no": "red"}
 MONEY = ("run", "on demand", "spot")
 COLUMNS = ("fits", "GiB per device", "step", "tokens/s", "MFU", *MONEY)
 EPOCH = ("epoch on demand", "epoch spot")
-TOKENS = ("run tokens", "per 1M on demand", "per 1M spot")  # where runs read different amounts
 # A colour for each part of memory and of a step, in their order.
 COLOURS = (
     *("blue", "cyan", "bright_blue", "magenta", "bright_magenta", "yellow", "green"),
@@ -109,7 +108,7 @@ def tables(
     """
     among = plans if among is None else among
     wide = console.options.update(width=LONG)
-    columns = columns if reasons.reads_alike(among) else (*columns, *TOKENS)
+    columns = columns if reasons.reads_alike(among) else (*columns, *reasons.TOKENS)
     shown: list[str] = []
     for name in columns:
         tried = _table(plans, (*first, *shown, name), among)

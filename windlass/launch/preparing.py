@@ -165,7 +165,7 @@ def _away(
             would += ["a URL such as gs://NAME/rows.jsonl", "a data set of the hub"]
         elif section in ("model", "start", "tokenizer") or section.startswith("objective."):
             would += [f"{section}.hub=OWNER/NAME"]
-        is_here = Path(value).expanduser().exists()
+        is_here = bool(uploading.named(value))
         where = "which is on this computer" if is_here else "which is not on this computer"
         if "://" in value:
             where = "which cannot be read as a URL"

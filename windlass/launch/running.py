@@ -34,8 +34,7 @@ def start(launch: Launch, target: str) -> int:
     uploading.check(launch)
     before, record = records.every().get(launch.name), records.describe(launch, target)
     records.check(record, before)
-    if code := uploading.send(launch):
-        return code
+    uploading.send(launch)
     if before is not None and (code := _run(how.clear(before.rented))):
         return code
     records.keep(record, how.write(launch))

@@ -19,18 +19,23 @@ LETTERS = 12  # of the hash that names the folder of an upload
 def find(value: str, bucket: Bucket) -> Upload | None:
     """Upload of a file, a folder or a pattern of files; None where there is none here."""
     place = Path(value).expanduser().absolute()
-    if place.exists():
-        place, paths = place.resolve(), [place.resolve()]
-    else:
-        # In a bucket the files of several folders would lie in one.
-        pattern = "" if glob.has_magic(str(place.parent)) else str(place)
-        paths = [Path(path) for path in glob.glob(pattern)]
-    stats = [(file, file.stat()) for path in paths for file in _files(path)]
-    if not stats:
+    if place.is_dir():
+        place = place.resolve()  # gcloud follows a link to a file, whose name has the format
+    stats = [(file, file.stat()) for path in named(value) for file in _files(path)]
+    # In a bucket the files of several folders would lie in one.
+    if not stats or not place.exists() and glob.has_magic(str(place.parent)):
         return None
     states = [f"{file} {about.st_size} {about.st_mtime_ns}" for file, about in stats]
     size = sum(about.st_size for _, about in stats)
     return Upload(place, place.name, _folder(bucket, states), size)
+
+
+def named(value: str) -> list[Path]:
+    """Files and folders of this computer that a path or a pattern names; none where it is empty."""
+    place = Path(value).expanduser().absolute()
+    if value and place.exists():
+        return [place]
+    return [Path(path) for path in glob.glob(str(place))] if value else []
 
 
 def clone(bucket: Bucket) -> Upload | None:
@@ -53,8 +58,8 @@ def check(launch: Launch) -> None:
         )
 
 
-def send(launch: Launch) -> int:
-    """Copy what is not in the bucket yet; returns the exit code of the program."""
+def send(launch: Launch) -> None:
+    """Copy what is not in the bucket yet, or refuse."""
     for upload in launch.uploads:
         with tempfile.TemporaryDirectory() as place:
             built = installing.build(upload.source, Path(place)) if upload.is_built else None
@@ -62,8 +67,10 @@ def send(launch: Launch) -> int:
             how = ["storage", "cp", "--recursive", "--no-clobber"]
             command = [PROGRAM, *how, str(built or upload.source), f"{upload.to}/"]
             if code := subprocess.run(command).returncode:
-                return code
-    return 0
+                raise UserError(
+                    f"{upload.source} could not be uploaded to {upload.to}: {PROGRAM} ended with "
+                    f"{code}; nothing was rented"
+                )
 
 
 def _folder(bucket: Bucket, states: Iterable[str]) -> Bucket:

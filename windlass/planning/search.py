@@ -1,7 +1,7 @@
 """Search for the fastest settings that fit: microbatches, rematerialisation, mesh."""
 
 import dataclasses
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from typing import Any, NamedTuple
@@ -101,10 +101,9 @@ def best(
     trials = Trials(described, target, tell=tell)
     first = trials.first._replace(accumulation=before.settings["accumulation"])
     trials.known[first] = Trial(first, before.memory, before.time)
-    for one in before.tried.changes if before.tried else ():
-        if one.setting is not None:
-            trials.known[one.setting] = Trial(one.setting, one.memory, one.time)
-    trial = Search(trials, first, _fixed(layers)).best()
+    changes = before.tried.changes if before.tried else []
+    offered = [Trial(one.setting, one.memory, one.time) for one in changes if one.setting]
+    trial = Search(trials, first, _fixed(layers), offered).best()
     keys = _keys(described, first, trial.setting)
     if not keys and not request.compiles:
         return Best(before, before, {}, trials.count)
@@ -120,18 +119,20 @@ def best(
 
 
 class Search:
-    """Hill climbing: a change of one setting is kept if a step is faster by `MARGIN`."""
+    """Hill climbing: a change of one setting is kept if a step is faster by `MARGIN`.
 
-    def __init__(self, trials: Trials, first: Setting, fixed: Fixed):
+    `offered` are trials of the plan itself, which has looked for changes that make it fit.
+    """
+
+    def __init__(self, trials: Trials, first: Setting, fixed: Fixed, offered: Sequence[Trial] = ()):
         self.trials, self.first, self.fixed = trials, first, fixed
+        trials.known |= {one.setting: one for one in offered if self._keeps(one.setting)}
 
     def best(self) -> Trial:
         now = self.trials(self.first)
         assert now is not None
         if not now.memory.fits:
-            # What is known already is what the plan itself offers to make it fit.
-            offered = [one for one in self.trials.fitting if self._keeps(one.setting)]
-            fitting = [*offered, *islice(self._fitting(), 1)]
+            fitting = [*self.trials.fitting, *islice(self._fitting(), 1)]
             now = min(fitting, key=lambda one: one.seconds, default=None)
         if now is None:  # and so nothing fits
             return self.trials.least

@@ -14,13 +14,15 @@ from typing import Any
 
 from windlass.config import listing
 from windlass.errors import PeerLost, UserError
+from windlass.files import parse_json
 from windlass.processes.clusters import Hosts
 from windlass.units import duration
 
 FIRST_SECONDS, NEXT_SECONDS = 10.0, 30.0  # of waiting, before that is printed, and printed again
 BEAT_SECONDS = 1.0  # between two words of process 0 to those who wait with it
 SILENT_SECONDS = 10.0  # after which whatever listens at the port is not process 0
-LONGEST_LINE = 4096  # bytes
+LONGEST_LINE = 1 << 16  # bytes, in which thousands of missing processes are listed
+NAMED = 8  # processes in a message
 
 Say = Callable[[str], None]
 
@@ -141,7 +143,7 @@ def _attend(hosts: Hosts, waiting: _Waiting) -> None:
                         raise UserError(words["refused"])
                     if words.get("go"):
                         return
-                    missing = [rank for rank in words["missing"] if rank != hosts.process]
+                    missing = [rank for rank in words.get("missing", ()) if rank != hosts.process]
                     if missing:
                         waiting.report(_named(missing, hosts), "process 0 is there")
         except OSError as error:
@@ -170,7 +172,9 @@ def _listener(hosts: Hosts) -> socket.socket:
 
 
 def _named(ranks: list[int], hosts: Hosts) -> str:
-    return f"{listing([f'process {rank}' for rank in ranks], 'and')} of {hosts.processes}"
+    names = [f"process {rank}" for rank in ranks[:NAMED]]
+    more = [f"{len(ranks) - NAMED} more"] if len(ranks) > NAMED else []
+    return f"{listing([*names, *more], 'and')} of {hosts.processes}"
 
 
 def _send(connection: socket.socket, **words: Any) -> None:
@@ -189,7 +193,7 @@ def _lines(connection: socket.socket) -> Iterator[dict[str, Any]]:
 
 def _read(line: bytes) -> dict[str, Any] | None:
     try:
-        words = json.loads(line)
+        words = parse_json(line)
     except ValueError:
         return None
     return words if isinstance(words, dict) else None

@@ -54,7 +54,7 @@ def winning(ranking: Ranking) -> str:
 
 
 def _summary(best: Best) -> str:
-    some = f"of {best.trials} settings tried"
+    some = f"of {units.counted(best.trials, 'setting')} tried"
     if best.plan.fits != "yes":
         these = "these" if best.keys else "the recipe's own"
         return f"none {some} is sure to fit; {these} come nearest{_lacks(best.plan)}"

@@ -15,7 +15,6 @@ from windlass.units import size
 FITS = {"yes": "fits", "tight": "tight", "no": "too large"}
 LEFT_OUT = "left out"  # of what cannot be laid out there, or takes too long or too much money
 COLUMNS = ("GiB per device", "step", "tokens/s", "MFU", "run", "on demand", "spot")
-TOKENS = ("run tokens", "per 1M on demand", "per 1M spot")  # where runs read different amounts
 MOST = 1.8  # times what a device has: a bar that is longer is cut
 ROOM = 0.92  # of the width of a bar, so that its whisker has some, too
 
@@ -90,7 +89,7 @@ def _card(one: Plan | Refused, results: Sequence[Plan | Refused]) -> str:
 
 
 def _columns(results: Iterable[Plan | Refused]) -> tuple[str, ...]:
-    return COLUMNS if reasons.reads_alike(results) else (*COLUMNS, *TOKENS)
+    return COLUMNS if reasons.reads_alike(results) else (*COLUMNS, *reasons.TOKENS)
 
 
 def _memory(plans: Sequence[Plan], names: Sequence[str]) -> str:

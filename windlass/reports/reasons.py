@@ -12,6 +12,7 @@ from windlass.planning.targets import Target
 from windlass.units import duration
 
 UNKNOWN = "?"
+TOKENS = ("run tokens", "per 1M on demand", "per 1M spot")  # where runs read different amounts
 NOTHING = 1e-3  # of the time between two saves
 ALIKE = 1.01  # times the tokens of another run, which is no difference
 HARDLY = 0.05  # restarts that are expected, below which they are not worth mentioning

@@ -41,7 +41,7 @@ class ConsoleReport:
     ):
         self._output = LastingOutput(sys.stdout)
         self.console = console or Terminal(file=cast(TextIO, self._output))
-        self._is_read = True
+        self._is_read = not self._output.is_lost
         self._clock, self._began = clock, clock()
         # A notebook or a terminal that cannot move its cursor gets lines, as a pipe does.
         self._is_live = self.console.is_terminal and not self.console.is_dumb_terminal

@@ -106,8 +106,7 @@ def mend(path: Path) -> str | None:
     A line that a killed process left unfinished would spoil the next one, and goes without a word.
     """
     if path.is_dir():
-        place = files.aside(path)
-        path.rename(place)
+        place = files.put_aside(path)
         return f"{path} was a folder, which is now {place}; the records begin anew"
     lines = _finished(path) if path.exists() else []
     good = [line for line in lines if _is_record(line)]
@@ -116,8 +115,9 @@ def mend(path: Path) -> str | None:
         files.write(place, path.read_bytes())
         files.write(path, b"".join(good))
         bad = counted(len(lines) - len(good), "line")
-        return f"{path} has {bad} that are no records; the others are kept, and all are in {place}"
+        return f"{path} has {bad} without a record; the others are kept, and all are in {place}"
     truncate(path)
+    return None
 
 
 def truncate(path: str | Path, step: int | None = None) -> None:

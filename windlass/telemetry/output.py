@@ -1,5 +1,6 @@
 """Standard output that outlives its reader."""
 
+import io
 import os
 from collections.abc import Callable
 from typing import Any, TextIO
@@ -12,8 +13,8 @@ class LastingOutput:
     EIO and ENOSPC of a line for people are no reason to end a run.
     """
 
-    def __init__(self, stream: TextIO):
-        self._stream, self.is_lost = stream, False
+    def __init__(self, stream: TextIO | None):  # None: it was closed before this began
+        self._stream, self.is_lost = stream or io.StringIO(), stream is None
 
     def write(self, text: str) -> int:
         self._attempt(lambda: self._stream.write(text))

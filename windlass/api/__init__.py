@@ -1,0 +1,46 @@
+"""Python API: each command as one call."""
+
+from windlass.api.evaluation import evaluate, subject, tasks
+from windlass.api.generation import chat, each, generate, stream
+from windlass.api.launching import launch, launches
+from windlass.api.planning import best, calibrate, plan, plans, prices
+from windlass.api.run_folders import compare, delete, report, runs, standing, verify
+from windlass.api.training import data, new, recipe, schema, train
+from windlass.release.export import export
+from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
+from windlass.training.loop import Trained
+
+__all__ = [
+    "RUNS",
+    "Standing",
+    "Trained",
+    "best",
+    "calibrate",
+    "chat",
+    "check_deletable",
+    "compare",
+    "data",
+    "delete",
+    "each",
+    "evaluate",
+    "export",
+    "find",
+    "generate",
+    "is_run",
+    "launch",
+    "launches",
+    "new",
+    "plan",
+    "plans",
+    "prices",
+    "recipe",
+    "report",
+    "runs",
+    "schema",
+    "standing",
+    "stream",
+    "subject",
+    "tasks",
+    "train",
+    "verify",
+]

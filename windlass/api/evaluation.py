@@ -1,0 +1,169 @@
+"""Calls that measure a model: loss, perplexity and scores."""
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.text import Text
+
+from windlass.api.generation import build_generator
+from windlass.config import Overrides, listing, tree, words
+from windlass.data import Prepared, prepare, reference
+from windlass.data.split import SPLITS
+from windlass.data.tokenizer import Tokenizer
+from windlass.errors import UserError
+from windlass.evaluation import published_model
+from windlass.evaluation.likelihood import Scorer
+from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
+from windlass.evaluation.verdict import verdict
+from windlass.run import Run
+from windlass.run_folder import folder as folders
+from windlass.run_folder.runs import find
+from windlass.starting import frozen_models
+from windlass.telemetry import about as abouts
+from windlass.telemetry.about import About
+from windlass.terminal import Terminal
+from windlass.training.session import Evaluator, Session
+
+
+def evaluate(
+    run: str | Path | None,
+    overrides: Overrides = (),
+    *,
+    split: str = "validation",
+    weights: str = "last",
+    step: int | None = None,
+    data: str | Path | Mapping[str, Any] | None = None,
+    console: Console | None = None,
+    **keys: Any,
+) -> dict[str, Any]:
+    """Loss and perplexity of a run's newest checkpoint, or of one step, on held-out data.
+
+    In place of a run it may be a model: a folder, an export or OWNER/NAME. `data` then names what
+    it is measured on: a run or a recipe whose data it is, a file, a folder or OWNER/NAME. As a
+    mapping it is the section of that name, overridden.
+
+    `weights` are those of the `last` step, the `best` (of the lowest validation loss) or their
+    average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
+    perplexity are of. On the test split validation is measured too, with a verdict on
+    both, and the run counts the `looks`: each makes it less of a test.
+    """
+    if split not in SPLITS:
+        raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
+    if isinstance(data, Mapping):
+        keys, data = keys | {"data": data}, None
+    opened = open_on_data(run, data, words(overrides, keys), weights=weights, step=step)
+    is_run = not isinstance(opened, PublishedModel)
+    folder, built = opened.folder, opened.built
+    with opened.scope():
+        described = built.run
+        prepared = prepare(described.data, _tokenizer(folder, described), console=console)
+        if split not in prepared.splits:
+            has = listing(prepared.splits, "and")
+            what = "rows" if described.data.has_blocks else "documents"
+            raise UserError(f"{folder} holds out no {split} {what}; it has {has} ones")
+        prepared = reference.joined(prepared, folder)
+        session = Session(built, prepared)
+        splits = [split] if split != "test" else ["validation", "test"]
+        reference.check(prepared, folder, splits)
+        evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
+        # Other rows in other batches are no other model; other tokens are.
+        agreed = ("tokenizer", *map(frozen_models.key, described.helpers))
+        identity = {name: session.identity[name] for name in agreed}
+        loaded = opened.load(identity=identity)
+        loaded = loaded.with_helpers(frozen_models.take(built, prepared.vocabulary)[0])
+        reached = loaded.step
+        if is_run:
+            written = str(loaded.identity.get("data", ""))
+            _warn_of_changed_documents(folder, described, prepared, written, console)
+        measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
+        answer: dict[str, Any] = {"step": reached, **measured[split]}
+        if "perplexity" in answer and prepared.is_weighted:
+            answer["over"] = "the tokens that are trained on, each by its weight"
+        if split == "test":
+            if is_run:
+                look = {"step": reached, "weights": weights}
+                answer["looks"] = _note_look(folder, described, console, **look)
+            if "validation" in measured:
+                answer |= {f"validation_{k}": x for k, x in measured["validation"].items()}
+                losses = (one.get("cross_entropy", one["loss"]) for one in measured.values())
+                known, new = losses
+                is_of_tokens = described.objective.unit == "token"
+                unigram = prepared.unigram_entropy if is_of_tokens else None
+                names = ("test", "validation")
+                answer["verdict"] = verdict(new, known, names=names, unigram=unigram)
+        return answer
+
+
+def subject(run: str | Path | None) -> tuple[str, str]:
+    """Kind and name of what is evaluated: a run and its folder, or a model."""
+    is_run = published_model.find(run) is None
+    return ("run", str(find(run))) if is_run else ("model", str(run))
+
+
+def tasks(
+    run: str | Path | None,
+    names: str | Sequence[str],
+    overrides: Overrides = (),
+    *,
+    limit: int | None = None,
+    shots: int | None = None,
+    folder: str | Path | None = None,
+    weights: str = "last",
+    step: int | None = None,
+    batch: int = 8,
+    **keys: Any,
+) -> dict[str, dict[str, float]]:
+    """Scores of a run's model on lm-evaluation-harness tasks; `folder` has one's own tasks.
+
+    At most `limit` examples are measured per task, each after `shots` solved ones.
+    """
+    from windlass.evaluation import harness
+
+    every = [names] if isinstance(names, str) else names
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
+    with opened.scope():
+        generator = build_generator(opened)
+        scorer = Scorer(generator.model, longest=opened.context_length, batch=batch)
+        how = {"limit": limit, "shots": shots, "folder": folder}
+        return harness.measure(scorer, generator, every, **how)
+
+
+def _tokenizer(folder: Path, run: Run) -> Tokenizer:
+    """Tokenizer of a run: what was learned from a corpus is not learned again from another."""
+    if run.tokenizer.kind != "bpe":
+        return folders.tokenizer(folder, run.tokenizer)
+    return Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
+
+
+def _warn_of_changed_documents(
+    folder: Path, run: Run, prepared: Prepared, written: str, console: Console | None
+) -> None:
+    """Warn when a run's own documents are no longer those that it was trained on."""
+    is_other = _is_other_data(folder, run)
+    if not is_other and not written.startswith(prepared.fingerprint[:12]):
+        _say(console, f"the documents of {folder} changed since it was trained: these are measured")
+
+
+def _is_other_data(folder: Path, run: Run) -> bool:
+    """Test for other documents than a run's own."""
+    stored, ours = folders.stored(folder)["data"], tree(run.data)
+    return any(stored.get(name) != ours[name] for name in ("source", "mixture"))
+
+
+def _note_look(folder: Path, run: Run, console: Console | None, **facts: Any) -> int:
+    """Record in a run that its own test split was evaluated; returns how often it has been."""
+    about = About(folder / folders.ABOUT)
+    if _is_other_data(folder, run):
+        return len(abouts.read(about.path, "looks"))
+    try:
+        return about.looked(**facts)
+    except OSError as error:
+        _say(console, f"{about.path} cannot be written ({error.strerror}): this look is not noted")
+        return 1 + len(abouts.read(about.path, "looks"))
+
+
+def _say(console: Console | None, text: str) -> None:
+    console = console or Terminal(stderr=True, soft_wrap=True)
+    console.print(Text(text))

@@ -1,0 +1,69 @@
+"""Calls about runs that are there: verifying, listing, reporting, deleting."""
+
+from pathlib import Path
+
+from windlass.checkpoint.verify import VerifyReport
+from windlass.data.integrity import is_cache
+from windlass.errors import UserError
+from windlass.files import writable, write
+from windlass.planning import prices as costs
+from windlass.release import folder as exports
+from windlass.reports import run_page
+from windlass.reports.comparison import RunComparison
+from windlass.reports.run_summary import Account, account
+from windlass.run_folder import folder as folders
+from windlass.run_folder import runs as standings
+from windlass.run_folder import verify as verifying
+from windlass.run_folder.runs import RUNS, Standing, check_deletable, find
+
+
+def verify(run: str | Path | None) -> VerifyReport | exports.ExportReport:
+    """Compare all that a run computes from with its hashes; change nothing.
+
+    That is every file and array of its checkpoints, its recipe and tokenizer, and its prepared
+    data. In place of a run it may be an export, or a cache of prepared data.
+    """
+    place = None if run is None else Path(run).expanduser()
+    if place is not None and exports.is_export(place):
+        return exports.verify(place)
+    if place is not None and is_cache(place):
+        return verifying.verify_cache(place)
+    return verifying.verify(find(run))
+
+
+def runs(folder: str | Path = RUNS) -> list[Standing]:
+    """Runs in a folder, newest first: step, loss, size and state of each."""
+    return [standings.standing(place) for place in standings.within(Path(folder).expanduser())]
+
+
+def standing(run: str | Path) -> Standing:
+    """Step, loss, size and state of one run."""
+    return standings.standing(find(run))
+
+
+def report(run: str | Path | None) -> Account:
+    """Report of a run, beside its plan; written to report.html in its folder."""
+    summary = account(find(run), costs.load())
+    page = summary.standing.folder / folders.REPORT
+    with writable(page):
+        write(page, run_page.page(summary).encode(errors="replace"))  # half a character of a name
+    return summary
+
+
+def compare(*names: str | Path) -> RunComparison:
+    """Comparison of runs: speed, memory, cost, losses after as many steps, and what differs."""
+    if len(names) < 2:
+        raise UserError("which runs? windlass compare RUN RUN puts two or more side by side")
+    catalogue = costs.load()
+    return RunComparison([account(find(name), catalogue) for name in names])
+
+
+def delete(*names: str | Path) -> list[Path]:
+    """Delete runs, without confirmation; returns what was in their folders and is not theirs.
+
+    Where one of them is no run, or is being trained, none is deleted.
+    """
+    places = list(dict.fromkeys(map(find, names)))
+    for place in places:
+        check_deletable(place)
+    return [path for place in places for path in standings.delete(place)]
