@@ -11,6 +11,7 @@ from windlass.cli import prepare_streams, writing
 from windlass.cli.commands import run
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
+from windlass.telemetry.output import LastingOutput
 
 
 @pytest.mark.parametrize("words", [["schema"], ["train"], ["runs"]])
@@ -21,6 +22,24 @@ def test_a_full_standard_output_is_named_and_ends_with_1(monkeypatch, capsys, tm
         code = run(words, Signals())
     said = "the standard output cannot be written: No space left on device\n"
     assert (code, capsys.readouterr().err) == (1, said)
+
+
+def test_a_slow_reader_of_standard_output_is_not_taken_for_lost():
+    reading, writing_to = os.pipe()
+    os.set_blocking(writing_to, False)
+    with open(reading, "rb") as reader, open(writing_to, "w", encoding="utf-8") as stream:
+        output = LastingOutput(stream)
+        output.write("x" * 2**20)
+        output.flush()
+        assert not output.is_lost
+        os.set_blocking(reading, False)
+        while reader.read(2**16):
+            pass
+        stream.flush()
+        output.write("later")
+        output.flush()
+        os.set_blocking(reading, False)
+        assert reader.read().endswith(b"later")
 
 
 def test_a_working_folder_that_was_deleted_is_named(monkeypatch, capsys, tmp_path):

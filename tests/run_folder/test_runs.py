@@ -129,16 +129,29 @@ def test_where_one_run_cannot_be_deleted_none_is(here):
     assert api.is_run(mine) and api.is_run(busy)
 
 
-def test_a_note_that_somebody_spoilt_is_named(here):
-    run = invent(here / "runs/mine-11111111", told=7, saved=5)
-    (run / folders.ABOUT).write_text("{}")
-    with pytest.raises(UserError) as refused:
-        windlass.runs()
-    assert str(refused.value) == (
-        "runs/mine-11111111/about.json is not as it was written; put back a copy, or remove it: "
-        "it says when the run was started and its test rows were looked at, and nothing is "
-        "computed from it"
-    )
+@pytest.mark.parametrize(
+    ("file", "content", "why"),
+    [
+        (
+            folders.ABOUT,
+            "{}",
+            "is not as it was written; put back a copy, or remove it: it says when the run was "
+            "started and its test rows were looked at, and nothing is computed from it",
+        ),
+        (folders.METRICS, '"step"\n', "is no record"),
+    ],
+)
+def test_a_file_that_somebody_spoilt_is_named_beside_the_other_runs(here, file, content, why):
+    spoilt = invent(here / "runs/mine-11111111", told=7, saved=5)
+    invent(here / "runs/good-11111111", told=7, saved=5)
+    (spoilt / file).write_text(content)
+    found = {run.folder.name: run for run in windlass.runs()}
+    assert found["good-11111111"].damage is None
+    told = found["mine-11111111"]
+    assert (told.state, told.step) == ("damaged", 5)
+    assert told.damage is not None and f"runs/mine-11111111/{file}" in told.damage
+    assert why in told.damage
+    assert windlass.delete("mine-11111111") == [] and not spoilt.exists()
 
 
 def test_the_age_is_counted_from_the_last_record(here):

@@ -407,6 +407,9 @@ def _list_runs(standings: list[Any], folder: Path) -> None:
         return
     with trimmed() as console:
         console.print(table(standings))
+    for one in standings:
+        if one.damage is not None:
+            say(Text(one.damage, style="red"))
 
 
 def _delete(names: list[str], yes: bool) -> None:

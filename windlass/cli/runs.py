@@ -14,7 +14,7 @@ from windlass.telemetry import about, metrics
 from windlass.units import duration, number, size
 
 COLUMNS = ("run", "recipe", "state", "step", "loss", "validation", "size", "age")
-STYLES = {"training": "green", "finished": "", "stopped": "yellow"}
+STYLES = {"training": "green", "finished": "", "stopped": "yellow", "damaged": "red"}
 
 
 def table(standings: Sequence[Standing], now: float | None = None) -> Table:

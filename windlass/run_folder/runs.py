@@ -3,7 +3,7 @@
 import os
 import re
 import shutil
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -43,13 +43,14 @@ class Standing:
 
     folder: Path
     recipe: str
-    state: Literal["training", "finished", "stopped"]
+    state: Literal["training", "finished", "stopped", "damaged"]
     step: int  # the newest checkpoint's, or while training the last reported
     steps: int | None  # None: the recipe cannot be read
     loss: float | None
     validation_loss: float | None
     size_bytes: int
     changed: float  # time of the last write, in seconds since 1970
+    damage: str | None = None  # why its state is not known
 
 
 def within(place: Path) -> list[Path]:
@@ -104,25 +105,33 @@ def _standing(folder: Path) -> str:
 
 
 def standing(folder: Path) -> Standing:
-    starts, records = about.read(folder / folders.ABOUT), folder / folders.METRICS
-    is_finished = bool(starts) and starts[-1].get("is_finished", False)
-    saved, record = steps_in(folder_of(folder)), metrics.last(records) or {}
-    at = saved[-1] if saved else 0
-    state = "finished" if is_finished else "stopped"
-    if trained_by(folder) is not None:
-        state, at = "training", max(at, record.get("step", 0))
+    """The state of a run; one that somebody edited is listed as damaged, and can be deleted."""
+    records, saved = folder / folders.METRICS, steps_in(folder_of(folder))
     newest = records if records.exists() else folder / folders.RECIPE
-    return Standing(
+    found = Standing(
         folder=folder,
-        recipe=str(starts[0].get("recipe")) if starts else re.sub("-[0-9a-f]{8}$", "", folder.name),
-        state=state,
-        step=at,
+        recipe=re.sub("-[0-9a-f]{8}$", "", folder.name),
+        state="stopped",
+        step=saved[-1] if saved else 0,
         steps=steps_of(folder),
-        loss=(metrics.last(records, "loss") or {}).get("loss"),
-        validation_loss=(metrics.last(records, "validation_loss") or {}).get("validation_loss"),
+        loss=None,
+        validation_loss=None,
         size_bytes=size_of(folder),
         changed=newest.stat().st_mtime,
     )
+    try:
+        starts, record = about.read(folder / folders.ABOUT), metrics.last(records) or {}
+        losses = {name: metrics.last(records, name) or {} for name in ("loss", "validation_loss")}
+    except UserError as error:
+        return replace(found, state="damaged", damage=str(error))
+    found = replace(found, **{name: record.get(name) for name, record in losses.items()})
+    if starts:
+        is_finished = starts[-1].get("is_finished", False)
+        recipe, state = str(starts[0].get("recipe")), "finished" if is_finished else "stopped"
+        found = replace(found, recipe=recipe, state=state)
+    if trained_by(folder) is not None:
+        found = replace(found, state="training", step=max(found.step, record.get("step", 0)))
+    return found
 
 
 def check_checkpoints(folder: Path) -> None:

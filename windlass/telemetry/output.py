@@ -31,6 +31,8 @@ class LastingOutput:
             return
         try:
             call()
+        except BlockingIOError:  # the reader is there, and slow: it misses what does not fit
+            return
         except OSError:
             self.is_lost = True
             # What is still in its buffer would fail again, when the process ends at the latest.
