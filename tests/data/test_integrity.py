@@ -110,6 +110,15 @@ def test_an_id_above_the_vocabulary_is_never_trained_on(data: Data):
     )
 
 
-def test_a_plan_counts_the_rows_of_a_cache_without_reading_it_whole(data: Data):
-    rows = len(tokenized(data, BPE).split("train"))
+def test_a_plan_counts_the_rows_of_a_cache_and_makes_no_damaged_one_again(
+    data: Data,
+):
+    rows, cache = len(tokenized(data, BPE).split("train")), Path(str(data.cache))
     assert rows_of_an_epoch(data, BPE) == rows
+    for pattern in ("corpora/*/about.json", "vocabularies/*.json"):
+        (file,) = cache.glob(pattern)
+        flipped(file)
+        before = file.read_bytes()
+        assert rows_of_an_epoch(data, BPE) is None
+        assert file.read_bytes() == before
+        tokenized(data, BPE)
