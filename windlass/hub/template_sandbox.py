@@ -9,6 +9,7 @@ call and filter looks at the clock.
 import functools
 import json
 import re
+import string
 import sys
 import threading
 import time
@@ -37,7 +38,7 @@ SEQUENCES = (str, list, tuple)
 CONTAINERS = (list, tuple, set, KeysView, ValuesView, ItemsView)
 STEPS = "loop steps"  # a filter that no template writes
 LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
-WITHOUT = ("lipsum", "pprint", "urlize")  # of no use in a chat, and slow or long
+WITHOUT = ("lipsum", "pprint", "random", "urlize")  # of no use in a chat, and slow or by chance
 CHEAP = {"count", "d", "default", "first", "last", "length"}  # however large a value is
 WITHOUT_METHODS = {"encode", "maketrans", "to_bytes", "translate"}  # and all those of bytes
 SLOW = {"striptags", "title", "urlencode", "wordcount", "wordwrap", "xmlattr"}  # for SOURCE at most
@@ -61,7 +62,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in WITHOUT:
             self.filters.pop(name, None)
             self.globals.pop(name, None)
+        formats = self.filters.pop("format")
         self.filters |= {name: self._measured(name, one) for name, one in self.filters.items()}
+        self.filters["format"] = self._measured("%", formats)  # as the operator, not the method
         self.tests |= {name: self._ticking(one) for name, one in self.tests.items()}
         self.filters[STEPS] = functools.partial(Steps, tick=self.tick)
         self._budget = Budget()
@@ -346,6 +349,10 @@ def _growth(name: str, value: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         case "sum" if any(isinstance(one, list | tuple) for one in given):
             raise SecurityError("sum is of lists")
         case "format" | "format_map":
+            if any("{" in (spec or "") for _, _, spec, _ in string.Formatter().parse(value)):
+                raise SecurityError("it formats with a width that is itself formatted")
+            return _formatted(value, given)
+        case "%":
             return _formatted(str(value), given)
         case "replace":
             whole, names = str(value), zip(("old", "new"), [*args, "", ""], strict=False)
@@ -373,8 +380,6 @@ def _formatted(pattern: str, given: Any) -> int:
     """Size of a text that is formatted, at most."""
     fields = pattern.count("%") + pattern.count("{")
     width = sum(int(digits[:12]) for digits in re.findall(r"\d+", pattern))
-    if re.search(r"[:!][^{}]*\{", pattern):
-        raise SecurityError("it formats with a width that is itself formatted")
     if "*" in pattern:  # the width is among the values
         numbers = given.values() if isinstance(given, dict) else given
         numbers = numbers if isinstance(numbers, Iterable) else [numbers]
