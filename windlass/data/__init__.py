@@ -171,9 +171,11 @@ def _packed(data: Data, source: Any, tokens: Corpus, console: Console) -> dict[s
 
 def _cut(data: Data, tokens: Corpus) -> Corpus | None:
     """The corpus of a single document, cut so that its end is held out; None: it is not single."""
-    (whole,) = np.nonzero(np.diff(tokens.offsets))
     shares = (data.validation, data.test)
-    if len(whole) != 1 or data.format.reads != "text" or not any(shares):
+    if data.format.reads != "text" or not any(shares):
+        return None
+    (whole,) = np.nonzero(np.diff(tokens.offsets))
+    if len(whole) != 1:
         return None
     begin, end = tokens.offsets[whole[0] : whole[0] + 2].tolist()
     # A document of two tokens has a target.
