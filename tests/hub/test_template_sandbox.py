@@ -135,6 +135,14 @@ def test_the_reason_says_what_has_no_end(monkeypatch, source, why):
     assert str(refused.value) == why
 
 
+def test_a_long_conversation_may_be_sliced_at_every_message():
+    later = "{% for later in messages[loop.index:] %}{% break %}{% endfor %}"  # as gpt-oss has it
+    template = Template(
+        f"{{% for m in messages %}}{later}{{{{ m.content }}}}{{% endfor %}}", (), {}
+    )
+    assert template.render([{"role": "user", "content": "x" * 2400}] * 1000) == "x" * 2_400_000
+
+
 def test_the_time_that_a_process_is_stopped_is_not_the_templates(monkeypatch):
     monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
     template = Template("{% for a in [1, 2] %}{{ wait() or a }}{% endfor %}", (), {})

@@ -86,6 +86,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self._spend(measure(value))
         return value
 
+    def sliced(self, value: Any) -> Any:
+        """A part of a value: of a container the items are those that were there."""
+        self._spend(ITEM * len(value) if isinstance(value, list | tuple) else measure(value))
+        return value
+
     def written(self, value: Any) -> Any:
         """A value that the template writes."""
         if type(value) is not str:
@@ -233,12 +238,14 @@ class Measuring(CodeGenerator):
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:
         if isinstance(node.arg, nodes.Slice):
-            self._made(super().visit_Getitem, node, frame)
+            self._made(super().visit_Getitem, node, frame, "sliced")
         else:
             super().visit_Getitem(node, frame)
 
-    def _made(self, visit: Callable[..., None], node: nodes.Node, frame: Any) -> None:
-        self.write("environment.made(")
+    def _made(
+        self, visit: Callable[..., None], node: nodes.Node, frame: Any, how: str = "made"
+    ) -> None:
+        self.write(f"environment.{how}(")
         visit(node, frame)
         self.write(")")
 
