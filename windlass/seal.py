@@ -59,16 +59,24 @@ def seal(
 
 def extend(folder: Path, names: Collection[str]) -> None:
     """Add the hashes of files that were left, unless the seal has them already."""
-    hashes = opened(folder / NAME)["files"]
-    if late := [name for name in names if name not in hashes]:
-        files = {**hashes, **_hashes(folder, late)}
+    known = hashes(folder / NAME)
+    if late := [name for name in names if name not in known]:
+        files = {**known, **_hashes(folder, late)}
         write(folder / NAME, json.dumps(signed({"files": files})))
+
+
+def hashes(file: Path) -> dict[str, str]:
+    """The hashes of a seal, by the name of the file; ValueError when it is not as written."""
+    files = opened(file).get("files")
+    if not isinstance(files, dict):
+        raise ValueError(f"{file} has no hashes of files")
+    return files
 
 
 def broken(folder: Path, name: str = NAME, *, only: Collection[str] | None = None) -> list[str]:
     """The files, or those of them that are named, that are missing or not as they were sealed."""
     try:
-        expected = opened(folder / name)["files"]
+        expected = hashes(folder / name)
     except (ValueError, FileNotFoundError):
         return [name]
     if only is not None:

@@ -136,6 +136,12 @@ def test_a_slice_is_taken_at_once_as_that_frees_the_rest_of_what_each_device_com
 
     assert on_four(turned, P(), P()) == ONE + 2 * ONE // 4  # and not two of them
 
+    def together(x, y):  # two under other names at once
+        new = [jax.sharding.reshard(one @ one, P("fsdp")) for one in (x, y)]
+        return [one + 1 for one in jax.lax.optimization_barrier(new)]
+
+    assert on_four(together, P(), P()) == ONE + 2 * ONE // 4
+
 
 def test_slices_that_are_summed_are_taken_of_the_sum():
     def both(x, y):

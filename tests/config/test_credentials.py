@@ -21,6 +21,9 @@ STORED = "which would be stored in files of the run"
         ("https://host/rows.jsonl?sig=hunter2", "a secret (sig)"),
         ("https://host/rows.jsonl?a=1&X-Amz-Signature=hunter2", "a secret (X-Amz-Signature)"),
         ("https://host/rows.jsonl?access_token=hunter2", "a secret (access_token)"),
+        ("https://host/rows.jsonl?api-key=hunter2", "a secret (api-key)"),
+        ("https://host/rows.jsonl?key=hunter2", "a secret (key)"),
+        ("https://host/rows.jsonl?auth=hunter2", "a secret (auth)"),
     ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url, what):
@@ -39,6 +42,7 @@ def test_a_url_with_a_secret_is_refused_and_not_repeated(url, what):
     "text",
     [
         "https://host/rows.jsonl?split=train",
+        "https://host/rows.jsonl?max_tokens=100&tokenizer=gpt2",
         "sftp://ada@host/rows.jsonl",
         "abfs://container@account.dfs.core.windows.net/rows.jsonl",
         "gs://bucket/a@b.jsonl",

@@ -46,8 +46,10 @@ def test_numbers_of_numpy_and_paths_are_plain_values():
         "train.steps": np.int64(5),
         "optim.learning_rate": np.float64(0.5),
         "run.dir": Path("x"),
+        "optim.betas": np.array([0.5, 0.25]),
     }
-    assert words(given) == ["train.steps=5", "optim.learning_rate=0.5", "run.dir=x"]
+    expected = ["train.steps=5", "optim.learning_rate=0.5", "run.dir=x", "optim.betas=[0.5, 0.25]"]
+    assert words(given) == expected
 
 
 @pytest.mark.parametrize(

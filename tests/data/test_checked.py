@@ -138,8 +138,10 @@ def test_bad_rows_are_counted_and_the_first_of_each_kind_is_named(tmp_path: Path
 def test_where_every_row_fails_alike_one_is_named_after_a_thousand(tmp_path: Path):
     file = tmp_path / "rows.jsonl"
     file.write_text('{"prompt": "a"}\n' * 1500 + "not read any more")
-    with pytest.raises(UserError) as refused:
-        prepare(Data(source=jsonl.Source(path=str(file)), cache=str(tmp_path / "c")), Tokenizer())
-    assert str(refused.value) == (
-        f"{file} line 1 has no column text; data.source.column can be one it has: prompt"
-    )
+    for tokenizer in (Tokenizer(), Tokenizer(kind="bpe", vocab=260)):
+        with pytest.raises(UserError) as refused:
+            prepare(Data(source=jsonl.Source(path=str(file)), cache=str(tmp_path / "c")), tokenizer)
+        assert str(refused.value) == (
+            f"{file} line 1 has no column text; data.source.column can be one it has: prompt"
+        )
+    assert not list(tmp_path.glob("c/vocabularies/*"))  # of nothing

@@ -96,6 +96,11 @@ def test_who_reads_a_damaged_cache_is_told_which_file_and_where_it_is_now(
     assert (tmp_path / "cache" / "corpora" / f"{folder.name}.damaged" / "tokens.bin").is_file()
 
 
+def test_what_another_process_put_aside_first_is_no_error(tmp_path: Path, console: Console):
+    integrity._put_aside(tmp_path / "gone", ["tokens.bin"], console)
+    assert console.file.getvalue() == ""  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def test_an_id_above_the_vocabulary_is_never_trained_on(data: Data):
     prepared = tokenized(data, BPE)
     tokens = prepared.corpora[0].folder / "tokens.bin"
@@ -110,6 +115,15 @@ def test_an_id_above_the_vocabulary_is_never_trained_on(data: Data):
     )
 
 
-def test_a_plan_counts_the_rows_of_a_cache_without_reading_it_whole(data: Data):
-    rows = len(tokenized(data, BPE).split("train"))
+def test_a_plan_counts_the_rows_of_a_cache_and_makes_no_damaged_one_again(
+    data: Data,
+):
+    rows, cache = len(tokenized(data, BPE).split("train")), Path(str(data.cache))
     assert rows_of_an_epoch(data, BPE) == rows
+    for pattern in ("corpora/*/about.json", "vocabularies/*.json"):
+        (file,) = cache.glob(pattern)
+        flipped(file)
+        before = file.read_bytes()
+        assert rows_of_an_epoch(data, BPE) is None
+        assert file.read_bytes() == before
+        tokenized(data, BPE)

@@ -197,6 +197,10 @@ def test_a_call_is_trained_on_whole_and_what_the_tool_answers_is_not(
     # As others write it, the arguments are the text of an object.
     written[1]["tool_calls"][0]["function"]["arguments"] = arguments
     assert text_of(prepared(shape, [{"messages": written}])) == text_of(found)
+    # As tables hold calls that have a name themselves.
+    if name == "qwen2.5":
+        written[1]["tool_calls"] = [{"function": None, "name": "warmth", "arguments": arguments}]
+        assert text_of(prepared(shape, [{"messages": written}])) == text_of(found)
 
 
 NUMBERS: list[Any] = [{}, {"row": 3}, {"rows": [1, 2.5], "all": True, "beside": None}]
@@ -570,6 +574,11 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
             "message 2 of {where} has a call whose function is no object with a name",
         ),
         (
+            {"messages": [ASKED, TOLD | {"tool_calls": [{"function": {"function": 3}}]}]},
+            {},
+            "message 2 of {where} has a call whose function is no object with a name",
+        ),
+        (
             {"messages": [ASKED, TOLD], "tools": "a hammer"},
             {},
             "{where} has tools that are no list of objects",
@@ -579,10 +588,15 @@ def test_tools_of_a_row_reach_the_template(prepared: Callable, folder: Callable)
             {},
             "{where} has messages in chat_template_kwargs, which no example can set",
         ),
+        (
+            {"messages": [ASKED, TOLD], "chat_template_kwargs": {"self": 1}},
+            {},
+            "{where} has self in chat_template_kwargs, which no example can set",
+        ),
     ],
     ids=(
         "no-assistant empty none unknown null missing keys role image object thought calls "
-        "function tools variables"
+        "function nested tools variables self"
     ).split(),
 )
 def test_a_row_that_is_no_chat_is_refused_with_its_line(

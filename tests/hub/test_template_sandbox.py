@@ -1,5 +1,7 @@
 """Chat templates that would fill the memory or run without end, and some that only look so."""
 
+import time
+
 import pytest
 
 from windlass.errors import UserError
@@ -77,16 +79,37 @@ BOMBS = {
     "translate": f"{MILLION}{{{{ x.translate({{120: x}}) }}}}",
     "to_bytes": "{{ (1).to_bytes(10000000000) }}",
     "large hexadecimal": "{% set x = ('f' * 9000000)|int(base=16) %}{{ x // 7 }}",
+    "truncate": "{{ ('x' * 1000)|truncate(1, end='...') }}",
     "titles": "{{ ('x y ' * 9000000)|title|length }}",
     "include": "{% include '/etc/passwd' %}",
     "escape": "{{ ''.__class__.__mro__ }}",
+    "a width that is text": "{{ '{:>{}}'.format('x', '999999999') }}",
+    "a width in a list": "{{ '{0:>{1[0]}}'.format('x', [999999999]) }}",
+    "replace by name": f"{MILLION}{{{{ x|replace(new=x, old='x')|length }}}}",
+    "replace of a number": f"{MILLION}{{{{ ('5' * 1000000)|replace(5, x)|length }}}}",
+    "replace in a list": f"{MILLION}{{{{ ([''] * 100000)|replace(',', x)|length }}}}",
+    "join by a list": f"{MILLION}{{{{ range(99999)|join([x])|length }}}}",
+    "bytes": f"{MILLION}{{{{ x.encode().replace('x'.encode(), x.encode())|length }}}}",
+    "separators": f"{MILLION}{{{{ range(9999)|list|tojson(separators=(x, x))|length }}}}",
+    "pieces": "{{ ('ab,' * 20000000).split(',')|length }}",
+    "words": "{{ ('ab ' * 20000000).split()|length }}",
+    "lines": "{{ ('ab\n' * 20000000).splitlines()|length }}",
+    "dates": "{{ strftime_now('%c' * 30000000)|length }}",
+    "namespaces as text": "{% set ns = namespace(x=namespace()) %}{% for i in range(99) %}"
+    "{% set y = namespace() %}{% set y.a = ns.x %}{% set y.b = ns.x %}{% set ns.x = y %}"
+    "{% endfor %}{{ ns.x|string|length }}",
+    "arguments of themselves": "{% macro f(n) %}{{ f(n - 1, varargs, varargs) if n else varargs|"
+    "string|length }}{% endmacro %}{{ f(99) }}",
+    "items of themselves": "{% set ns = namespace(x=(1,)) %}{% for i in range(99) %}"
+    "{% set ns.x = cycler(ns.x, ns.x).items %}" + END,
+    "tests": "{% set x = range(99999)|list %}{{ x|map('string')|reject('in', x)|list|length }}",
     "a message without end": "{{ raise_exception('x' * 9999999) }}",
 }
 
 
 @pytest.mark.parametrize("source", BOMBS.values(), ids=BOMBS)
 def test_a_template_without_end_is_refused_with_a_reason(monkeypatch, source):
-    monkeypatch.setattr(template_sandbox, "SECONDS", 0.5)
+    monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
     with pytest.raises(Unrendered) as refused:
         Template(source, (), {}).render(MESSAGES)
     assert 0 < len(str(refused.value)) <= 300
@@ -98,7 +121,7 @@ def test_a_template_without_end_is_refused_with_a_reason(monkeypatch, source):
         (BOMBS["concat"], "it makes a value of more than 67,108,864 characters"),
         (BOMBS["many values"], "it makes values of more than 536,870,912 characters"),
         (BOMBS["power"], "it computes a number that is too large"),
-        (BOMBS["nested loops"], "it takes more than 0.5 seconds"),
+        (BOMBS["nested loops"], "it takes more than 0.1 seconds"),
         (BOMBS["round"], "round has 1,000,000,000 as an option"),
         (BOMBS["titles"], "title is applied to more than 1,048,576 characters"),
         (BOMBS["macro"], "it calls itself without end"),
@@ -106,10 +129,24 @@ def test_a_template_without_end_is_refused_with_a_reason(monkeypatch, source):
 )
 def test_the_reason_says_what_has_no_end(monkeypatch, source, why):
     if "seconds" in why:
-        monkeypatch.setattr(template_sandbox, "SECONDS", 0.5)
+        monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
     with pytest.raises(Unrendered) as refused:
         Template(source, (), {}).render(MESSAGES)
     assert str(refused.value) == why
+
+
+def test_a_long_conversation_may_be_sliced_at_every_message():
+    later = "{% for later in messages[loop.index:] %}{% break %}{% endfor %}"  # as gpt-oss has it
+    template = Template(
+        f"{{% for m in messages %}}{later}{{{{ m.content }}}}{{% endfor %}}", (), {}
+    )
+    assert template.render([{"role": "user", "content": "x" * 2400}] * 1000) == "x" * 2_400_000
+
+
+def test_the_time_that_a_process_is_stopped_is_not_the_templates(monkeypatch):
+    monkeypatch.setattr(template_sandbox, "SECONDS", 0.1)
+    template = Template("{% for a in [1, 2] %}{{ wait() or a }}{% endfor %}", (), {})
+    assert template.render(MESSAGES, wait=lambda: time.sleep(0.11)) == "12"
 
 
 @pytest.mark.parametrize(
@@ -138,6 +175,11 @@ def test_a_template_that_cannot_be_compiled_is_refused(source, why):
         ("{{ 'aXb'|replace('X', '--') }} {{ 'aXb'.replace('X', '--') }}", "a--b a--b"),
         ("{{ '%s of %05.1f' % ('a', 2) }} {{ '%d'|format(1700000000) }}", "a of 002.0 1700000000"),
         ("{{ '{} {a:>4}'.format(1700000000, a='x') }}", "1700000000    x"),
+        (
+            """{{ '{"a": {"b": "%s"}}' % 'x' }}{{ '{"a": {%s}}'|format(1) }}""",
+            '{"a": {"b": "x"}}{"a": {1}}',
+        ),
+        ("""{{ '{{"a": {{"b": {}}}}}'.format(1) }}""", '{"a": {"b": 1}}'),
         ("{{ 7 // 2 }} {{ 7 % 4 }} {{ 2 ** 10 }} {{ 7 / 2 }} {{ 3 * 4 - 5 }}", "3 3 1024 3.5 7"),
         ("{% for m in messages %}{{ loop.length }}{{ m.content[1:3] }}{% endfor %}", "1el"),
         ("{% for a in [] %}x{% else %}none{% endfor %}", "none"),
@@ -147,6 +189,7 @@ def test_a_template_that_cannot_be_compiled_is_refused(source, why):
         ("{% macro f(x, y=2) %}<{{ x + y }}>{% endmacro %}{{ f(1) }}", "<3>"),
         ("{% set a, b = 1, 2 %}{% set c %}{{ a }}{{ b }}{% endset %}{{ c }}", "12"),
         ("{{ messages|tojson(indent=2)|length }} {{ {'a': '<é>'}|tojson }}", '61 {"a": "<é>"}'),
+        ("{{ [1, {'a': 2}]|tojson(separators=(',', ':')) }}", '[1,{"a":2}]'),
         ("{{ messages[0].content|indent(4) }}", "Hello\n    there"),
         ("{{ messages|map(attribute='role')|list }}", "['user']"),
         ("{{ messages|selectattr('role', 'equalto', 'user')|list|length }}", "1"),

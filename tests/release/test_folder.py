@@ -15,6 +15,7 @@ import pytest
 import windlass
 from tests import trained
 from tests.test_files import files_of_at_most
+from windlass import seal
 from windlass.errors import UserError
 from windlass.release import folder
 
@@ -54,6 +55,9 @@ def test_every_byte_of_an_export_is_verified(tmp_path):
     (to / "a.txt").write_text("nev")
     assert str(windlass.verify(to)) == f"{to}\n  damaged: a.txt"
     assert not windlass.verify(str(to)).good
+    for content in ({}, {"files": ["a.txt"]}):  # with a hash, and yet no seal
+        seal.write_signed(to / "windlass.json", content)
+        assert str(windlass.verify(to)) == f"{to}\n  damaged: windlass.json"
 
 
 def test_what_is_somebodys_is_never_replaced(tmp_path):

@@ -141,6 +141,7 @@ def test_google_storage_without_its_package_says_what_to_install(monkeypatch: py
             "nowhere://a.jsonl",
             "; no kind of file system is named nowhere: gs, s3, https and file are some",
         ),
+        ("http://[::1", ", which cannot be looked at (ValueError: Invalid IPv6 URL)"),
         ("memory://gone.jsonl", ", which does not exist"),
         ("memory://gone/*.jsonl", ", which matches no file"),
         (

@@ -1,4 +1,5 @@
 import json
+import os
 from pathlib import Path
 
 import pyarrow
@@ -118,6 +119,19 @@ def test_a_compressed_file_is_read_by_number(tmp_path: Path, ending: str):
     one = (tmp_path / f"a.jsonl{ending}").read_bytes()
     (tmp_path / f"a.jsonl{ending}").write_bytes(one + one)  # as `cat` joins them
     assert len(Source(path=str(tmp_path))) == 100
+
+
+def test_compressed_files_are_unpacked_up_to_the_limit_and_with_few_open_at_a_time(tmp_path: Path):
+    for number in range(70):
+        file = tmp_path / f"{number:02}.jsonl.gz"
+        compressed(file, f'\n{{"text": "a{number}"}}\n{{"text": "b"}}\n'.encode())
+    before = len(os.listdir("/proc/self/fd"))
+    source = Source(path=str(tmp_path))
+    assert texts(source)[60:63] == ["a30", "b", "a31"]
+    assert source.where(62) == f"{tmp_path}/31.jsonl.gz line 2"
+    assert len(os.listdir("/proc/self/fd")) < before + 5
+    (tmp_path / "02.jsonl.gz").write_bytes(b"no gzip")
+    assert texts(Source(path=str(tmp_path), limit=4)) == ["a0", "b", "a1", "b"]
 
 
 @pytest.mark.parametrize("ending", [".gz", ".zst"])

@@ -262,7 +262,9 @@ class _Liveness:
             (reader,) = self.readers[value]
             if not self.is_cast(reader):
                 return self.is_sum_of_slices(reader)
-            (value,) = self.operations[reader].results
+            operation = self.operations[reader]
+            several = len(operation.results) > 1  # each of its argument, in their order
+            value = operation.results[operation.arguments.index(value) if several else 0]
         return False
 
     def is_sum_of_slices(self, i: int) -> bool:

@@ -10,7 +10,9 @@ from windlass.errors import UserError
 
 _URL = re.compile(r"[a-z][\w.+:-]*://", re.IGNORECASE)
 _USER = re.compile(r"(?:^|:)(?P<protocol>[\w.+-]+)://(?P<user>[^/?#\s]*)@", re.IGNORECASE)
-_SECRET = re.compile(r"token|secret|passw|credential|api_?key|access_?key|signature|^sig$", re.I)
+_SECRET = re.compile(
+    r"token$|secret|passw|credential|(api|access)[_-]?key|signature|^(sig|key|auth\w*)$", re.I
+)
 INSTEAD = (
     "Leave it out of the URL: https reads ~/.netrc with "
     """FSSPEC_HTTPS='{"client_kwargs": {"trust_env": true}}' in the environment, s3 reads """

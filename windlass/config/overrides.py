@@ -36,9 +36,9 @@ def _assignments(mapping: Mapping[str, Any]) -> list[str]:
 
 
 def _text(key: str, value: Any) -> str:
-    """Value as a command line has it; the numbers of NumPy and JAX are numbers."""
+    """Value as a command line has it; numbers and arrays of NumPy and JAX are plain."""
     try:
-        return write_inline(value.item() if hasattr(value, "item") else value)
+        return write_inline(value.tolist() if hasattr(value, "tolist") else value)
     except yaml.YAMLError:
         raise UserError(
             f"{key} is {value!r}; a value is a number, text, true, false, null, a list or a mapping"

@@ -40,11 +40,8 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     console = console or Terminal(stderr=True)
     if data.has_blocks:
         return _untokenized(data, tokenizer)
-    corpora, splits = tokenized(data, tokenizer, console=console), []
-    for part, tokens in zip(data.parts, corpora, strict=True):
-        with under(part.key):
-            splits.append(_packed(data, part.source, tokens, console))
-    return Tokenized(data, _joined(data, splits), corpora=corpora)
+    corpora = tokenized(data, tokenizer, console=console)
+    return Tokenized(data, _sequences(data, corpora, console), corpora=corpora)
 
 
 def _untokenized(data: Data, tokenizer: Tokenizer) -> Untokenized:
@@ -98,10 +95,13 @@ def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None
     vocabulary = vocabulary_with_template(data, tokenizer, quiet)
-    settings = (cache, data.format, data.checks)
-    if any(cached_corpus(part.source, vocabulary, *settings) is None for part in data.parts):
-        return None
-    return len(prepare(data, tokenizer, console=quiet).split("train"))
+    corpora = []
+    for part in data.parts:
+        corpus = cached_corpus(part.source, vocabulary, cache, data.format, data.checks)
+        if corpus is None:
+            return None
+        corpora.append(corpus)
+    return len(_sequences(data, corpora, quiet)["train"])
 
 
 def tokenized(
@@ -124,6 +124,15 @@ def vocabulary_with_template(data: Data, tokenizer: Tokenizer, console: Console)
     plain = vocabulary_of(data.parts, tokenizer, cache_of(data), console, data.format)
     template = data.format.template
     return plain if template is None else plain.with_template(chat_template.source(template))
+
+
+def _sequences(data: Data, corpora: Sequence[Corpus], console: Console) -> dict[str, Split]:
+    """The packed sequences of each split, of one source or of several in their shares."""
+    splits = []
+    for part, tokens in zip(data.parts, corpora, strict=True):
+        with under(part.key):
+            splits.append(_packed(data, part.source, tokens, console))
+    return _joined(data, splits)
 
 
 def _packed(data: Data, source: Any, tokens: Corpus, console: Console) -> dict[str, Split]:
@@ -162,9 +171,11 @@ def _packed(data: Data, source: Any, tokens: Corpus, console: Console) -> dict[s
 
 def _cut(data: Data, tokens: Corpus) -> Corpus | None:
     """The corpus of a single document, cut so that its end is held out; None: it is not single."""
-    (whole,) = np.nonzero(np.diff(tokens.offsets))
     shares = (data.validation, data.test)
-    if len(whole) != 1 or data.format.reads != "text" or not any(shares):
+    if data.format.reads != "text" or not any(shares):
+        return None
+    (whole,) = np.nonzero(np.diff(tokens.offsets))
+    if len(whole) != 1:
         return None
     begin, end = tokens.offsets[whole[0] : whole[0] + 2].tolist()
     # A document of two tokens has a target.

@@ -23,7 +23,7 @@ from windlass import files, seal
 from windlass.config import tree
 from windlass.data import integrity
 from windlass.data import vocabulary as vocabularies
-from windlass.data.checks import Checker, Checks, Found
+from windlass.data.checks import HOPELESS, Checker, Checks, Found
 from windlass.data.documents import Notes, all_text, tokenized_batches
 from windlass.data.progress import progress
 from windlass.data.tokenizer import Tokenizer
@@ -146,7 +146,8 @@ def is_learned(
     """Presence of a vocabulary: True where none has to be learned from documents."""
     if tokenizer.kind != "bpe":
         return True
-    return _vocabulary_file(parts, tokenizer, cache, format, _stamps(parts)).is_file()
+    file = _vocabulary_file(parts, tokenizer, cache, format, _stamps(parts))
+    return integrity.entry(file) is not None
 
 
 def cached_corpus(
@@ -156,10 +157,9 @@ def cached_corpus(
     format: BaseFormat = PLAIN,
     checks: Checks | None = None,
 ) -> Corpus | None:
-    """Cache lookup: the tokens of a source and vocabulary as they stand; None where it has none."""
+    """Cache lookup: the tokens of a source and vocabulary as they stand; None: none, or damaged."""
     key = _cache_key(format, vocabulary, _checks(format, checks))
-    known = integrity.entry(_known_file(cache, source.fingerprint(), vocabulary, key))
-    return None if known is None else opened(cache / "corpora" / known["corpus"])
+    return _cached(_known_file(cache, source.fingerprint(), vocabulary, key), cache, vocabulary)
 
 
 def corpus_of(
@@ -314,12 +314,16 @@ def _learned(
         def texts() -> Iterator[str]:
             done = total = 0
             for part in parts:
-                characters = 0
+                characters, refused = 0, []
                 for number in vocabularies.sample(len(part.source), part.source.together()):
                     try:
                         source = part.source
                         text = source[number]["text"] if is_text else all_text(source.row(number))
-                    except UserError:  # told with all others like it when they are tokenised
+                    except UserError as wrong:  # told with all like it when they are tokenised
+                        refused += [] if characters else [str(wrong)]
+                        if len(refused) == HOPELESS:
+                            with under(part.key):
+                                raise UserError(refused[0]) from None
                         continue
                     done, total, characters = done + 1, total + len(text), characters + len(text)
                     yield text
@@ -372,9 +376,10 @@ def _tokenize(
         )
     with room(cache, total * size + 8 * documents):
         save(folder / "offsets.npy", np.concatenate([[0], np.cumsum(lengths)]))
-        if list(owners) != list(range(len(owners))):
-            content.update(owners.tobytes())  # the splits follow from them
-            save(folder / "owner.npy", np.array(owners, np.int64))
+        owner = np.array(owners, np.int64)
+        if not np.array_equal(owner, np.arange(len(owner))):
+            content.update(owner.tobytes())  # the splits follow from them
+            save(folder / "owner.npy", owner)
         (folder / vocabularies.FILE).write_text(vocabulary.text, encoding="utf-8")
         about = {
             "format": FORMAT,

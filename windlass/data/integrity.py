@@ -63,7 +63,7 @@ def _put_aside(path: Path, broken: list[str], console: Console | None) -> None:
     if console is None:
         return
     # Another process may have been faster.
-    with suppress(FileNotFoundError), files.writable(path):
+    with files.writable(path), suppress(FileNotFoundError):
         aside = files.put_aside(path)
         console.print(
             f"prepared data in {path} is damaged ({listing(broken, 'and')}); "

@@ -22,7 +22,7 @@ ROLES = {
 }
 EXTRA = ("tools", "documents")  # columns that templates know
 VARIABLES = "chat_template_kwargs"  # the column of more template variables
-OURS = ("messages", "template", "prompt", "now")  # variables that it has in other ways
+OURS = ("messages", "template", "prompt", "now", "self")  # variables that it has in other ways
 
 
 @section
@@ -332,8 +332,10 @@ def _object(text: str) -> dict[str, Any] | None:
 
 def _call(call: dict[str, Any], where: str) -> dict[str, Any]:
     """A call whose arguments are an object, which most templates expect."""
-    function = call.get("function") or call
-    if not isinstance(function, dict):
+    if call.get("function") is None:  # as tables give it to calls that have a name themselves
+        call = {name: value for name, value in call.items() if name != "function"}
+    function = call.get("function", call)
+    if not isinstance(function, dict) or "function" in function:
         raise UserError(f"{where} has a call whose function is no object with a name")
     function = dict(function)
     arguments = _listed(function.get("arguments"))

@@ -19,6 +19,8 @@ CHATML = """\
 """
 # Rows are rendered as of one day, whenever that is done: a run can be resumed tomorrow.
 A_DAY = datetime(2024, 7, 26)
+# Of the values that a template is given, and of the filters of Jinja, which assert.
+ERRORS = (ArithmeticError, AssertionError, AttributeError, LookupError, TypeError, ValueError)
 SHOWN = 300  # characters of what a template says when it refuses
 
 Thinking = Literal["none", "off", "on"]
@@ -58,7 +60,7 @@ class Template:
             return "".join(template.generate(context))
         except jinja2.TemplateError as wrong:
             raise Unrendered(str(wrong.message or type(wrong).__name__)[:SHOWN]) from None
-        except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as wrong:
+        except ERRORS as wrong:
             raise Unrendered(f"{type(wrong).__name__}: {wrong}"[:SHOWN]) from None
         except RecursionError:
             raise Unrendered("it calls itself without end") from None

@@ -9,10 +9,12 @@ call and filter looks at the clock.
 import functools
 import json
 import re
+import string
 import sys
 import threading
 import time
 from collections.abc import Callable, ItemsView, Iterable, Iterator, KeysView, ValuesView
+from datetime import datetime
 from typing import Any
 
 from jinja2 import TemplateError, nodes
@@ -31,11 +33,14 @@ INTEGER_BITS = 2**14
 EMPTY = sys.getsizeof("")
 ITEM = 64  # bytes of an item in a container, and of a number
 # Tuples, since a union is made anew each time it is written.
-TEXTS, PLAIN = (str, bytes), (str, bytes, int)
-SEQUENCES = (str, bytes, list, tuple)
+TEXTS, PLAIN, OWNERS = (str, bytes), (str, int), (str, int, datetime)
+SEQUENCES = (str, list, tuple)
 CONTAINERS = (list, tuple, set, KeysView, ValuesView, ItemsView)
-STEPS = "loop steps"  # a filter that no template can name
-WITHOUT = ("lipsum", "pprint", "urlize")  # of no use in a chat, and slow or long
+STEPS = "loop steps"  # a filter that no template writes
+LINE_ENDS = "\n\r\v\f\x1c\x1d\x1e\x85\u2028\u2029"
+WITHOUT = ("lipsum", "pprint", "random", "urlize")  # of no use in a chat, and slow or by chance
+CHEAP = {"count", "d", "default", "first", "last", "length"}  # however large a value is
+WITHOUT_METHODS = {"encode", "maketrans", "to_bytes", "translate"}  # and all those of bytes
 SLOW = {"striptags", "title", "urlencode", "wordcount", "wordwrap", "xmlattr"}  # for SOURCE at most
 
 
@@ -43,7 +48,7 @@ class Budget(threading.local):
     """Bytes that were made for a conversation, and when it must end; of each thread its own."""
 
     made = 0
-    ends = float("inf")
+    ends = computed = float("inf")
 
 
 class Sandbox(ImmutableSandboxedEnvironment):
@@ -57,22 +62,33 @@ class Sandbox(ImmutableSandboxedEnvironment):
         for name in WITHOUT:
             self.filters.pop(name, None)
             self.globals.pop(name, None)
+        formats = self.filters.pop("format")
         self.filters |= {name: self._measured(name, one) for name, one in self.filters.items()}
+        self.filters["format"] = self._measured("%", formats)  # as the operator, not the method
+        self.tests |= {name: self._ticking(one) for name, one in self.tests.items()}
         self.filters[STEPS] = functools.partial(Steps, tick=self.tick)
         self._budget = Budget()
 
     def begin(self) -> None:
         """Begin a conversation with a whole budget."""
         self._budget.made, self._budget.ends = 0, time.monotonic() + SECONDS
+        self._budget.computed = time.thread_time() + SECONDS
 
     def tick(self) -> None:
         """Look at the clock."""
-        if time.monotonic() > self._budget.ends:
+        # The time that it computes, which is dearer to ask for: a process may have been stopped.
+        budget = self._budget
+        if time.monotonic() > budget.ends and time.thread_time() > budget.computed:
             raise SecurityError(f"it takes more than {SECONDS:g} seconds")
 
     def made(self, value: Any) -> Any:
         """A value that the template has made, on its budget."""
         self._spend(measure(value))
+        return value
+
+    def sliced(self, value: Any) -> Any:
+        """A part of a value: of a container the items are those that were there."""
+        self._spend(ITEM * len(value) if isinstance(value, list | tuple) else measure(value))
         return value
 
     def written(self, value: Any) -> Any:
@@ -90,9 +106,10 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def call(__self, __context: Any, __obj: Any, *args: Any, **kwargs: Any) -> Any:  # noqa: B902, N805
         __self.tick()
+        __self._check_grown(*args, *kwargs.values())
         method = getattr(__obj, "__wrapped__", __obj)  # Jinja's own around str.format
         owner = getattr(method, "__self__", None)
-        if isinstance(owner, PLAIN):
+        if isinstance(owner, OWNERS):
             args = __self._bounded(method.__name__, owner, args, kwargs)
         elif isinstance(__obj, LoopContext):  # of a recursive loop
             args = tuple(Steps(one, tick=__self.tick) for one in args)
@@ -115,7 +132,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self.made(super().call_binop(context, operator, left, right))
 
     def is_safe_attribute(self, obj: Any, attr: str, value: Any) -> bool:
-        if isinstance(obj, PLAIN) and attr in ("translate", "to_bytes", "maketrans"):
+        if isinstance(obj, bytes) or (isinstance(obj, OWNERS) and attr in WITHOUT_METHODS):
             return False
         return super().is_safe_attribute(obj, attr, value)
 
@@ -135,10 +152,22 @@ class Sandbox(ImmutableSandboxedEnvironment):
             front, value, rest = args[:first], args[first], args[first + 1 :]
             if name == "join" and not isinstance(value, str):
                 value = list(value)  # a generator has no length before it is over
+            if name not in CHEAP:
+                self._check_grown(value, *rest, *kwargs.values())
             rest = self._bounded(name, value, rest, kwargs)
             return self.made(apply(*front, value, *rest, **kwargs))
 
         return measured
+
+    def _ticking(self, test: Callable[..., Any]) -> Callable[..., Any]:
+        """A test that looks at the clock, since filters apply it to every item."""
+
+        @functools.wraps(test)
+        def ticking(*args: Any, **kwargs: Any) -> Any:
+            self.tick()
+            return test(*args, **kwargs)
+
+        return ticking
 
     def _bounded(self, name: str, value: Any, args: tuple, kwargs: dict[str, Any]) -> tuple:
         """Arguments of a method or a filter, of which the result is not too large."""
@@ -148,6 +177,11 @@ class Sandbox(ImmutableSandboxedEnvironment):
             args = (list(args[0]), *args[1:])  # of the method, whose text is between the items
         self._allow(_growth(name, value, args, kwargs))
         return args
+
+    def _check_grown(self, *given: Any) -> None:
+        """Refuse values that have grown since they were made, as namespaces do."""
+        if others := [one for one in given if not isinstance(one, PLAIN)]:
+            self._allow(measure(others))
 
     def _allow(self, size: int) -> None:
         if size > LONGEST:
@@ -204,12 +238,14 @@ class Measuring(CodeGenerator):
 
     def visit_Getitem(self, node: nodes.Getitem, frame: Any) -> None:
         if isinstance(node.arg, nodes.Slice):
-            self._made(super().visit_Getitem, node, frame)
+            self._made(super().visit_Getitem, node, frame, "sliced")
         else:
             super().visit_Getitem(node, frame)
 
-    def _made(self, visit: Callable[..., None], node: nodes.Node, frame: Any) -> None:
-        self.write("environment.made(")
+    def _made(
+        self, visit: Callable[..., None], node: nodes.Node, frame: Any, how: str = "made"
+    ) -> None:
+        self.write(f"environment.{how}(")
         visit(node, frame)
         self.write(")")
 
@@ -294,9 +330,9 @@ def measure(value: Any) -> int:
 def _growth(name: str, value: Any, args: tuple, kwargs: dict[str, Any]) -> int:
     """Upper bound of the size of what a method or a filter makes; 0: not above that of `value`."""
     given = [*args, *kwargs.values()]
-    number = max((abs(one) for one in given if isinstance(one, int)), default=0)
-    texts = [one for one in given if isinstance(one, str)]
-    text = max(map(len, texts), default=0)
+    plain = [x for one in given for x in (one if isinstance(one, list | tuple) else [one])]
+    number = max((abs(one) for one in plain if isinstance(one, int)), default=0)
+    text = max((len(one) for one in plain if isinstance(one, str)), default=0)
     lines = value.count("\n") + 1 if isinstance(value, str) else 1
     match name:
         case "center" | "ljust" | "rjust" | "zfill":
@@ -306,7 +342,11 @@ def _growth(name: str, value: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         case "indent":
             return measure(value) + lines * (number + text)
         case "expandtabs":
-            return measure(value) * (1 + number)
+            return measure(value) * (8 + number)
+        case "strftime":
+            return 256 * text  # as much as Python tries
+        case "split" | "rsplit" | "splitlines":
+            return measure(value) + _pieces(name, value, given) * ITEM
         case "wordwrap":
             return measure(value) * (1 + text)
         case "tojson" | "round" if number > ITEM or text > ITEM:
@@ -316,25 +356,38 @@ def _growth(name: str, value: Any, args: tuple, kwargs: dict[str, Any]) -> int:
         case "sum" if any(isinstance(one, list | tuple) for one in given):
             raise SecurityError("sum is of lists")
         case "format" | "format_map":
+            if any("{" in (spec or "") for _, _, spec, _ in string.Formatter().parse(value)):
+                raise SecurityError("it formats with a width that is itself formatted")
+            return _formatted(value, given)
+        case "%":
             return _formatted(str(value), given)
-        case "replace" if len(texts) > 1:
-            old, new, *_ = texts
-            times = str(value).count(old) if isinstance(value, str) else 0
-            return measure(value) + times * len(new)
+        case "replace":
+            whole, names = str(value), zip(("old", "new"), [*args, "", ""], strict=False)
+            old, new = (str(kwargs.get(name, one)) for name, one in names)
+            return measure(whole) + whole.count(old) * measure(new)
         case "join" if isinstance(value, str) and args and not isinstance(args[0], str):
             return measure(args[0]) + len(args[0]) * len(value)  # the method
         case "join":
-            return measure(value) + len(value) * (text + isinstance(value, str))
+            between = max(map(measure, given), default=0)
+            return measure(value) + len(value) * (between + isinstance(value, str))
         case "list" | "sort" | "unique" | "map" if isinstance(value, str):
             return len(value) * ITEM
     return 0
+
+
+def _pieces(name: str, value: str, given: list[Any]) -> int:
+    """Number of pieces that a text is split into, at most."""
+    if name == "splitlines":
+        return 1 + sum(map(value.count, LINE_ENDS))
+    separator = next((one for one in given if isinstance(one, str)), None)
+    return 1 + (len(value) // 2 if separator is None else value.count(separator))
 
 
 def _formatted(pattern: str, given: Any) -> int:
     """Size of a text that is formatted, at most."""
     fields = pattern.count("%") + pattern.count("{")
     width = sum(int(digits[:12]) for digits in re.findall(r"\d+", pattern))
-    if re.search(r"\*|[:!][^{}]*\{", pattern):  # the width is among the values
+    if "*" in pattern:  # the width is among the values
         numbers = given.values() if isinstance(given, dict) else given
         numbers = numbers if isinstance(numbers, Iterable) else [numbers]
         width += max((abs(one) for one in numbers if isinstance(one, int)), default=0)

@@ -339,10 +339,10 @@ def _far(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
     except ImportError as missing:
         works = PROTOCOLS.get(protocol) or str(missing)
         raise _Refused(f"; {protocol}:// needs a package that is not here: {works}") from None
-    except ValueError:
-        what = f"; no kind of file system is named {protocol}: gs, s3, https and file are some"
-        raise _Refused(what) from None
     except Exception as wrong:  # of a file system that somebody else wrote
+        if isinstance(wrong, ValueError) and protocol not in fsspec.available_protocols():
+            what = f"; no kind of file system is named {protocol}: gs, s3, https and file are some"
+            raise _Refused(what) from None
         why = f"{type(wrong).__name__}: {str(wrong)[:200]}"
         raise _Refused(f", which cannot be looked at ({why})") from None
 

@@ -6,9 +6,11 @@ import os
 import tempfile
 from array import array
 from collections.abc import Iterator
-from dataclasses import dataclass, field
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cached_property
-from typing import IO, Any, ClassVar
+from itertools import chain, islice
+from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
@@ -20,6 +22,7 @@ from windlass.sources import Files, Records, SourceFile, decode, kind
 COMPRESSED = {".gz": "gzip", ".zst": "zstd"}  # the names that Arrow has for them
 AT_ONCE = 2**20  # bytes
 BLANK = " \t\r\n"
+MARK = b"\xef\xbb\xbf"  # of the byte order
 
 
 @section
@@ -35,16 +38,16 @@ class Source(Files, Records):
 
     @property
     def total(self) -> int:
-        return len(self._spans)
+        return len(self._index.spans)
 
     def where(self, index: int) -> str:
-        number, line, _, _ = self._spans[index].tolist()
-        unit = "row" if number in self._arrays else "line"
+        number, line, _, _ = self._index.spans[index].tolist()
+        unit = "row" if number in self._index.arrays else "line"
         return f"{self.files[number]} {unit} {line:,}"
 
     def row(self, index: int) -> dict[str, Any]:
-        number, _, begin, end = self._spans[index].tolist()
-        file, where = self._plain[number], self.where(index)
+        number, _, begin, end = self._index.spans[index].tolist()
+        file, where = self._index.files[number], self.where(index)
         raw = decode(file, self.reader.read(file, begin, end), begin)
         try:
             row = parse_json(raw.rstrip())
@@ -60,77 +63,127 @@ class Source(Files, Records):
         return _mended(row) if "\\u" in raw else row
 
     @cached_property
-    def _plain(self) -> list[SourceFile]:
-        """The files as they are read: those that are compressed are unpacked, once."""
-        return [_unpacked(file) for file in self.files]
+    def _index(self) -> "RowIndex":
+        """Index of the rows up to the limit: no file behind them is opened."""
+        read, arrays = [], set()
 
-    @cached_property
-    def _arrays(self) -> set[int]:
-        """Numbers of the files that are one array."""
-        return {number for number, file in enumerate(self._plain) if _is_array(file)}
+        def rows() -> Iterator[tuple[int, int, int, int]]:
+            for number, file in enumerate(self.files):
+                read.append(_unpacked(file, read))
+                if is_array := _is_array(read[-1]):
+                    arrays.add(number)
+                for span in (_elements if is_array else _lines)(read[-1]):
+                    yield number, *span
 
-    @cached_property
-    def _spans(self) -> np.ndarray:
-        """Of each row its file, its line there, and the bytes from the first to behind the last."""
-        spans = array("q")
-        for number, file in enumerate(self._plain):
-            for span in _elements(file) if number in self._arrays else _lines(file):
-                spans.extend((number, *span))
-                if len(spans) // 4 == self.limit:
-                    return np.array(spans, np.int64).reshape(-1, 4)
-        return np.array(spans, np.int64).reshape(-1, 4)
+        spans = array("q", chain.from_iterable(islice(rows(), self.limit)))
+        return RowIndex(read, arrays, np.array(spans, np.int64).reshape(-1, 4))
 
 
-@dataclass(frozen=True)
+class RowIndex(NamedTuple):
+    """Places of rows in files."""
+
+    files: list[SourceFile]  # as they are read: those that are compressed are unpacked
+    arrays: set[int]  # numbers of the files that are one array
+    spans: np.ndarray  # of each row its file, its line there, and its first and last byte, and 1
+
+
+class ScratchFile:
+    """A file without a name, which no kill leaves behind, closed with the last who reads it."""
+
+    def __init__(self):
+        self.descriptor: Any = None
+        self.size = 0
+        with tempfile.TemporaryFile() as file:
+            self.descriptor = os.dup(file.fileno())
+
+    def __del__(self):
+        if self.descriptor is not None:
+            os.close(self.descriptor)
+
+    def add(self, some: bytes) -> None:
+        while some:  # of a disk that is almost full a write takes a part
+            count = os.pwrite(self.descriptor, some, self.size)
+            self.size, some = self.size + count, some[count:]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Unpacked(SourceFile):
-    """A compressed file, unpacked into one without a name, so that no kill leaves it behind.
+    """A compressed file, unpacked behind others into one: few can be open at a time.
 
     Of a compressed file no part can be read without all that is before it.
     """
 
-    content: IO[bytes] = field(default_factory=tempfile.TemporaryFile)
-
-    def __del__(self):
-        self.content.close()
+    scratch: ScratchFile
+    begin: int
+    end: int
 
     def open(self) -> io.BufferedReader:
-        opened = os.fdopen(os.dup(self.content.fileno()), "rb")
-        opened.seek(0)
-        return opened
-
-    def add(self, some: bytes) -> None:
-        try:
-            self.content.write(some)
-            self.content.flush()
-        except OSError as full:
-            raise UserError(
-                f"{self.name} is unpacked in {tempfile.gettempdir()}, where it does not fit "
-                f"({full.strerror}); TMPDIR names another folder"
-            ) from None
+        return io.BufferedReader(FileWindow(self), AT_ONCE)
 
 
-def _unpacked(file: SourceFile) -> SourceFile:
+class FileWindow(io.RawIOBase):
+    """An unpacked file among others, read by position."""
+
+    def __init__(self, file: Unpacked):
+        self._file, self._at = file, file.begin
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        first, last = self._file.begin, self._file.end
+        self._at = {os.SEEK_SET: first, os.SEEK_CUR: self._at, os.SEEK_END: last}[whence] + offset
+        return self._at - first
+
+    def readinto(self, buffer: Any) -> int:
+        size = max(0, min(len(buffer), self._file.end - self._at))
+        some = os.pread(self._file.scratch.descriptor, size, self._at)
+        buffer[: len(some)] = some
+        self._at += len(some)
+        return len(some)
+
+
+def _unpacked(file: SourceFile, before: list[SourceFile]) -> SourceFile:
+    """A file that can be read from any place, behind those that were unpacked before."""
     codec = COMPRESSED.get(os.path.splitext(file.name)[1])
     if codec is None:
         return file
     # Not above: it takes a moment to import, and most files are not compressed.
     import pyarrow
 
-    unpacked = Unpacked(file.name, file.system)
+    last = next((one for one in reversed(before) if isinstance(one, Unpacked)), None)
+    with _fitting(file):
+        scratch = ScratchFile() if last is None else last.scratch
+    begin = scratch.size
     try:
         with file.open() as packed, pyarrow.CompressedInputStream(packed, codec) as stream:
             while some := stream.read(AT_ONCE):
-                unpacked.add(some)
+                with _fitting(file):
+                    scratch.add(some)
     except (OSError, pyarrow.ArrowException) as wrong:
         why = str(wrong).partition("\n")[0].rstrip(".")
         raise UserError(f"{file} cannot be unpacked as {codec} ({why})") from None
-    return unpacked
+    return Unpacked(file.name, scratch=scratch, begin=begin, end=scratch.size)
+
+
+@contextmanager
+def _fitting(file: SourceFile) -> Iterator[None]:
+    try:
+        yield
+    except OSError as full:
+        raise UserError(
+            f"{file} is unpacked in {tempfile.gettempdir()}, where it does not fit "
+            f"({full.strerror}); TMPDIR names another folder"
+        ) from None
 
 
 def _is_array(file: SourceFile) -> bool:
     with file.open() as opened:
-        for line in opened:
-            if text := line.removeprefix(b"\xef\xbb\xbf").strip():
+        while some := opened.read(AT_ONCE):
+            if text := some.removeprefix(MARK).strip():
                 return text.startswith(b"[")
     return False
 
@@ -149,9 +202,9 @@ def _elements(file: SourceFile) -> Iterator[tuple[int, int, int]]:
     with file.open() as opened:
         raw = opened.read()
     text, scan = decode(file, raw), json.JSONDecoder()
-    size = len(raw) - len(text.encode())  # of a byte order mark
     at, number = _behind(text, 0) + 1, 0
-    before = size + len(text[:at].encode())  # bytes before the character at `at`
+    before = at + len(MARK) * raw.startswith(MARK)  # bytes before the character at `at`
+    del raw
     try:
         while text[begin := _behind(text, at)] != "]":
             if number:

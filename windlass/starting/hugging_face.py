@@ -203,7 +203,7 @@ def _check_export(folder: Path, *, is_weights: bool) -> None:
     if not (folder / seal.EXPORT).is_file():
         return
     try:
-        names = seal.opened(folder / seal.EXPORT)["files"]
+        names = seal.hashes(folder / seal.EXPORT)
     except ValueError:
         names = {seal.EXPORT: ""}
     only = [name for name in names if name.endswith(".safetensors") == is_weights]
