@@ -16,6 +16,7 @@ from transformers import PreTrainedTokenizerFast
 from tests.formats.templates import DEEPSEEK, HARMONY, LLAMA3, MISTRAL, QWEN3, QWEN25, SHAPES, Shape
 from tests.prepared import tokenized
 from windlass.data import Data, Tokenized, prepare
+from windlass.data.checks import Checks
 from windlass.data.pack import Sequences
 from windlass.data.show import COLORS, row, table
 from windlass.data.tokenizer import Tokenizer
@@ -63,7 +64,13 @@ def folder(words: Library, tmp_path_factory: pytest.TempPathFactory) -> Callable
 def prepared(tmp_path: Path, folder: Callable[..., Path]) -> Callable[..., Tokenized]:
     """Prepares rows, each in a long row of its own."""
 
-    def prepare_rows(shape: Shape, rows: list[dict], source: str | None = None, **how: Any):
+    def prepare_rows(
+        shape: Shape,
+        rows: list[dict],
+        source: str | None = None,
+        checks: Checks | None = None,
+        **how: Any,
+    ):
         file = tmp_path / "chats.jsonl"
         file.write_text("".join(f"{json.dumps(row)}\n" for row in rows), encoding="utf-8")
         data = Data(
@@ -72,6 +79,7 @@ def prepared(tmp_path: Path, folder: Callable[..., Path]) -> Callable[..., Token
             length=1024,
             packing="none",
             cache=str(tmp_path / "cache"),
+            checks=checks,
         )
         vocabulary = Tokenizer(kind="file", path=str(folder(shape, source)))
         return tokenized(data, vocabulary)
@@ -688,6 +696,15 @@ def test_a_tokenizer_without_a_template_is_refused_and_one_can_be_named(
         "data.format.template is chatmll; it is chatml, or a file with a Jinja template, and there "
         "is no file chatmll"
     )
+
+
+def test_a_first_row_that_is_no_chat_is_dropped_as_any_other(prepared: Callable):
+    rows = [{"body": "no chat"}, {"messages": PLAIN}]
+    found = prepared(QWEN25, rows, checks=Checks(offending="drop"))
+    assert found.corpora[0].checked.rows == 2 and len(trained(found)) == 2
+    with pytest.raises(UserError) as refused:
+        prepared(QWEN25, rows)
+    assert "1 of 2 examples of data.source cannot be trained on" in str(refused.value)
 
 
 @pytest.mark.parametrize("name", SHAPES)

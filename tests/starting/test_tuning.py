@@ -33,6 +33,9 @@ def place(tmp_path_factory) -> Path:
     (folder / "table.csv").write_text("prompt,completion\nAgain?,Yes.\n")
     (folder / "table.tsv").write_text("a\tb\n")
     (folder / "nothing").mkdir()
+    (folder / "mixed").mkdir()
+    published.write_chats(folder / "mixed" / "a.jsonl", 2)
+    (folder / "mixed" / "b.json.gz").write_bytes(b"")
     (folder / "folder").mkdir()
     published.write_chats(folder / "folder" / "a.ndjson", 2)
     return folder
@@ -193,6 +196,12 @@ def test_a_name_is_a_data_set_of_the_hub(place, monkeypatch, tmp_path):
             ".jsonl.zst, .json.gz, .json.zst, .csv or .txt are read, and folders of them",
         ),
         ("model", "empty.jsonl", "--data is empty.jsonl, which has no examples"),
+        (
+            "model",
+            "mixed",
+            "--data is mixed, whose files end in .json.gz and .jsonl; name those that are meant: "
+            "'mixed/*.json.gz' or 'mixed/*.jsonl'",
+        ),
         (
             "model",
             "pairs.jsonl",

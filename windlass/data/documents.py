@@ -78,9 +78,12 @@ def _rendered(
         if row is None:
             continue
         if not is_settled:
-            (format, note), is_settled = format.settled(row, where), True
-            if note:
-                notes.add(note)
+            with checker.making(where, counts=True):
+                (format, note), is_settled = format.settled(row, where), True
+                if note:
+                    notes.add(note)
+        if not is_settled:
+            continue
         rendered: list[Rendered] = []
         if checker.takes(row, where):
             with checker.making(where):

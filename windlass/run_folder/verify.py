@@ -44,7 +44,7 @@ def _own(run: Path) -> list[str]:
 def _prepared(run: Path) -> list[Path]:
     try:
         places = seal.opened(run / folders.SEAL)["prepared"]
-    except (ValueError, FileNotFoundError):
+    except (ValueError, LookupError, FileNotFoundError):
         return []
     return [place for place in map(Path, places) if place.is_dir()]
 

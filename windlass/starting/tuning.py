@@ -141,8 +141,15 @@ def _in_folder(name: str, endings: set[str]) -> dict[str, Any]:
     if len(kinds) != 1:
         return _hub(name)
     (kind,) = kinds
-    meant = SOURCES.load(kind).suffix
-    if endings & {*([meant] if isinstance(meant, str) else meant)}:
+    suffix = SOURCES.load(kind).suffix
+    meant = {*([suffix] if isinstance(suffix, str) else suffix)}
+    if endings & meant and endings - meant:
+        each = [f"'{name}/*{ending}'" for ending in sorted(endings)]
+        raise UserError(
+            f"--data is {name}, whose files end in {listing(sorted(endings), 'and')}; name those "
+            f"that are meant: {listing(each)}"
+        )
+    if endings & meant:
         return {"kind": kind, "path": name}
     return {"kind": kind, "path": f"{name}/*{min(endings)}"} if len(endings) == 1 else _hub(name)
 
