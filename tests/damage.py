@@ -110,7 +110,7 @@ def tried(subject: Subject, kind: str, how: str, file: Path, expected: Any) -> O
     is_told = "damaged" in _said(console)
     if answer == expected:
         return Outcome(kind, how, True, "the same, and told" if is_told else "the same")
-    return Outcome(kind, how, is_told, "another, and told" if is_told else "silently different")
+    return Outcome(kind, how, False, "another, and told" if is_told else "silently different")
 
 
 def run(folder: Path) -> Subject:
