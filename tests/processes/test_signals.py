@@ -63,6 +63,51 @@ def test_in_the_loop_a_signal_is_only_noted():
     )
 
 
+AFTER_THE_LOOP = """
+    import time
+    with Signals().listening() as signals:
+        with signals.waits():
+            pass
+        print("ready", flush=True)
+        time.sleep(30)
+"""
+
+
+def test_after_the_loop_a_signal_is_not_said_to_come_while_starting():
+    assert told(AFTER_THE_LOOP, signal.SIGTERM) == Ended(
+        143, "SIGTERM while finishing: nothing was lost\n"
+    )
+
+
+AT_THE_VERY_END = """
+    import atexit, time
+    from windlass.cli import main
+
+    def last():
+        print("ready", flush=True)
+        time.sleep(30)
+
+    atexit.register(last)
+    sys.argv = ["windlass", "--version"]
+    main()
+"""
+
+
+def test_ctrl_c_while_the_interpreter_ends_is_no_traceback():
+    """As SIGTERM then, it ends the process by itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{FIRST_LINES}\n{textwrap.dedent(AT_THE_VERY_END)}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("windlass ")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == Ended(-signal.SIGINT, "")
+
+
 def test_a_closed_terminal_is_as_sigterm_and_under_nohup_it_is_nothing():
     assert told(BEFORE_THE_LOOP, signal.SIGHUP) == Ended(
         129, "SIGHUP while compiling the step: nothing was lost\n"

@@ -78,7 +78,7 @@ class Signals:
         try:
             yield
         finally:
-            self._waits = False
+            self._waits, self._phase = False, self._phase or "finishing"
 
     @contextmanager
     def interrupts(self, callback: Callable[[], None]) -> Iterator[None]:
