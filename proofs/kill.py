@@ -41,7 +41,7 @@ SAVED_AT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the others end it w
 PHASES = ("import", "tokenise", "compile", "train", "evaluate", "save", "finish")
 RUNS = {"two_processes": 4, "plain": 7, "lora": 6, "ema_accumulation": 6, "preference": 6}
 AT_ONCE = 3  # runs; one of two processes waits for its other half much of the time
-STEPS, EVALUATE, SAVE = 36, 6, 5
+STEPS, EVALUATE, SAVE = 24, 6, 4
 LONGEST = 180.0  # seconds until a process has ended after a signal, or has trained to the end
 LOOK = 0.01  # seconds
 # Parts of the names of what tells of the machine and the moment, in a record of the metrics.
@@ -76,6 +76,9 @@ def prove() -> dict[str, Any]:
 def campaign(here: Path, runs: Mapping[str, int]) -> dict[str, Any]:
     # A core for each SIGQUIT would fill the folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
+    for number in (signal.SIGHUP, signal.SIGQUIT):  # what a shell ignores behind an &, or nohup
+        signal.signal(number, signal.SIG_DFL)
+    signal.signal(signal.SIGINT, signal.default_int_handler)
     kinds = [kind for kind in described(here) if kind.name in runs]
     count, random = sum(runs.values()) * len(PHASES), Random(SEED)
     deck = [*SIGNALS * (count // len(SIGNALS) + 1)][:count]

@@ -11,7 +11,9 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections import Counter
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -99,12 +101,12 @@ def last_step(path: Path) -> int:
 
 def sizes(run: Path) -> tuple[int, int]:
     """Bytes of a run's own files, and of its checkpoints, some of which come and go."""
-    total = {True: 0, False: 0}
-    for path in run.rglob("*"):
-        try:
-            total["checkpoints" in path.parts] += path.stat().st_size if path.is_file() else 0
-        except FileNotFoundError:
-            pass
+    total = Counter[bool]()
+    for place, _, names in os.walk(run):  # which passes over what is removed meanwhile
+        for name in names:
+            with suppress(FileNotFoundError):
+                is_saved = "checkpoints" in Path(place).parts
+                total[is_saved] += os.stat(os.path.join(place, name)).st_size
     return total[False], total[True]
 
 
