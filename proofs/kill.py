@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -276,8 +276,8 @@ class Disturbed:
 
     def observe(self) -> None:
         """Run undisturbed, and take down how long a phase goes on."""
-        started, began, times = self.start(), time.monotonic(), Counter[str]()
-        parts, before = Counter[str](), ""
+        started, began, before = self.start(), time.monotonic(), ""
+        times, parts = defaultdict[str, float](float), Counter[str]()
         while started.is_running:
             phase, now = started.phase, time.monotonic()
             parts[phase] += phase != before
