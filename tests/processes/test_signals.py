@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.spawn import free_port
 from tests.training.campaign import Ended, Program, ended
 
 FIRST_LINES = "import sys; from windlass.processes.signals import Signals"
@@ -106,6 +107,40 @@ def test_ctrl_c_while_the_interpreter_ends_is_no_traceback():
     assert process.stdout.readline() == "ready\n"
     process.send_signal(signal.SIGINT)
     assert ended(process) == Ended(-signal.SIGINT, "")
+
+
+AT_THE_END_OF_ALL = """
+    import os, signal, time
+    from windlass.processes.clusters import Hosts
+    from windlass.processes.peers import together
+
+    place = Hosts(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]), "a test")
+    with Signals().listening() as signals:
+        with together(place, signals, lambda folder: None):
+            pass
+        if place.process == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(1)
+"""
+
+
+def test_a_signal_to_one_process_when_all_are_done_makes_none_of_them_fail():
+    """Who left at once was missed by the first, for 30 seconds, which then exited with 1."""
+    port, started = str(free_port()), []
+    for process in "01":
+        words = ["-c", f"{FIRST_LINES}\n{textwrap.dedent(AT_THE_END_OF_ALL)}", port, process]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *words],
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    first, second = map(ended, started)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.output == "SIGHUP: all is saved, the run ends; Ctrl-C again stops at once\n"
 
 
 def test_a_closed_terminal_is_as_sigterm_and_under_nohup_it_is_nothing():
