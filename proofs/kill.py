@@ -39,9 +39,9 @@ SEED = 15
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SAVED_AT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the others end it where it is
 PHASES = ("import", "tokenise", "compile", "train", "evaluate", "save", "finish")
-RUNS = {"two_processes": 4, "lora": 6, "ema_accumulation": 6, "preference": 6, "plain": 7}
+RUNS = {"two_processes": 5, "lora": 6, "ema_accumulation": 6, "preference": 6, "plain": 7}
 AT_ONCE = 5  # runs, which wait for disks and for each other much of the time
-STEPS, EVALUATE, SAVE = 24, 6, 4
+STEPS, EVALUATE, SAVE = 30, 6, 5
 LONGEST = 180.0  # seconds until a process has ended after a signal, or has trained to the end
 LOOK = 0.01  # seconds
 # Parts of the names of what tells of the machine and the moment, in a record of the metrics.
