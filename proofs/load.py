@@ -26,12 +26,12 @@ from windlass.run_folder import folder as folders
 STEPS, EVALUATE, SAVE = 10_000, 250, 250
 WARM, LAST = (2_000, 3_000), (9_000, 10_000)  # steps; before, caches and pools are filled
 LOOK = 0.25  # seconds
-# Memory is freed to the allocator and not to the system, in pages of which some are in use, so
-# that two windows of the same run are as far apart as this. At 100 bytes a step it would be 0.7 MB
-# in 7,000 steps, within it; at 1 kB, 7 MB, beyond it.
+# Memory is freed to the allocator and not to the system, so that windows in which nothing is kept
+# are a few MB apart. What TensorStore once kept of every save was 11 MB between these two.
 MEMORY_SLACK = 4 * 2**20  # bytes
-# A save and a sample that go on at the moment of a look have files open and threads at work, so
-# the median is compared, and it must be the same.
+# Of files and threads the median is taken, since a save has some of its own, and threads of pools
+# come and go. One that is left by each evaluation or save would be 28 more.
+COUNT_SLACK = 2
 RECIPE = {
     "model": {"family": "qwen3", "vocab": 257, **tiny.WIDTHS, "embed": 16, "mlp": 32, "layers": 1},
     "data": {"source": {"kind": "stories", "count": 200}, "length": 32, "validation": 0.02},
@@ -119,16 +119,17 @@ def judged(looks: Sequence[Look]) -> dict[str, Any]:
 
     warm, last = medians(WARM), medians(LAST)
     growth = last.memory - warm.memory
-    is_steady = (warm.descriptors, warm.threads) == (last.descriptors, last.threads)
+    more = max(last.descriptors - warm.descriptors, last.threads - warm.threads)
     thousands = (last.step - warm.step) / 1000
     return {
-        "holds": is_steady and growth <= MEMORY_SLACK and looks[-1].step == STEPS,
+        "holds": more <= COUNT_SLACK and growth <= MEMORY_SLACK and looks[-1].step == STEPS,
         "steps": STEPS,
         "windows": {"warm": WARM, "last": LAST},
         "memory_bytes": [warm.memory, last.memory],
         "memory_slack_bytes": MEMORY_SLACK,
         "file_descriptors": [warm.descriptors, last.descriptors],
         "threads": [warm.threads, last.threads],
+        "count_slack": COUNT_SLACK,
         "looks": len(looks),
         "run_folder_growth_bytes_per_1000_steps": round((last.records - warm.records) / thousands),
         "checkpoints_bytes": [warm.checkpoints, last.checkpoints],
