@@ -1,3 +1,4 @@
+import gc
 import itertools
 import math
 import resource
@@ -269,6 +270,17 @@ def test_a_clock_that_is_set_while_a_checkpoint_is_saved_does_not_make_it_late(
     store.save(1, place(1), identity)
     store.wait()
     assert same_bits(store.restore(abstract(place(1)), identity).state, place(1))
+
+
+def test_saves_leave_no_object_behind(opened, place, identity):
+    """TensorStore never freed what Orbax asked it before and after each of them."""
+    store, left = opened(), []
+    for step in range(9):
+        store.save(step, place(0), identity)
+        store.wait()
+        gc.collect()
+        left.append(sum(type(one) is list for one in gc.get_objects()))
+    assert left[-1] - left[-4] < 12  # 24 lists each
 
 
 def test_a_folder_that_cannot_be_written_is_told(opened, place, identity, tmp_path):

@@ -9,6 +9,7 @@ import time
 
 import pytest
 
+from tests.spawn import free_port
 from tests.training.campaign import Ended, Program, ended
 
 FIRST_LINES = "import sys; from windlass.processes.signals import Signals"
@@ -61,6 +62,85 @@ def test_in_the_loop_a_signal_is_only_noted():
         "SIGTERM: finishing this step, then saving; Ctrl-C again stops at once\n"
         "step done, then saved\n",
     )
+
+
+AFTER_THE_LOOP = """
+    import time
+    with Signals().listening() as signals:
+        with signals.waits():
+            pass
+        print("ready", flush=True)
+        time.sleep(30)
+"""
+
+
+def test_after_the_loop_a_signal_is_not_said_to_come_while_starting():
+    assert told(AFTER_THE_LOOP, signal.SIGTERM) == Ended(
+        143, "SIGTERM while finishing: nothing was lost\n"
+    )
+
+
+AT_THE_VERY_END = """
+    import atexit, time
+    from windlass.cli import main
+
+    def last():
+        print("ready", flush=True)
+        time.sleep(30)
+
+    atexit.register(last)
+    sys.argv = ["windlass", "--version"]
+    main()
+"""
+
+
+def test_ctrl_c_while_the_interpreter_ends_is_no_traceback():
+    """As SIGTERM then, it ends the process by itself."""
+    process = subprocess.Popen(
+        [sys.executable, "-c", f"{FIRST_LINES}\n{textwrap.dedent(AT_THE_VERY_END)}"],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+    )
+    assert process.stdout is not None
+    assert process.stdout.readline().startswith("windlass ")
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGINT)
+    assert ended(process) == Ended(-signal.SIGINT, "")
+
+
+AT_THE_END_OF_ALL = """
+    import os, signal, time
+    from windlass.processes.clusters import Hosts
+    from windlass.processes.peers import together
+
+    place = Hosts(f"127.0.0.1:{sys.argv[1]}", 2, int(sys.argv[2]), "a test")
+    with Signals().listening() as signals:
+        with together(place, signals, lambda folder: None):
+            pass
+        if place.process == 1:
+            os.kill(os.getpid(), signal.SIGHUP)
+            time.sleep(1)
+"""
+
+
+def test_a_signal_to_one_process_when_all_are_done_makes_none_of_them_fail():
+    """Who left at once was missed by the first, for 30 seconds, which then exited with 1."""
+    port, started = str(free_port()), []
+    for process in "01":
+        words = ["-c", f"{FIRST_LINES}\n{textwrap.dedent(AT_THE_END_OF_ALL)}", port, process]
+        started.append(
+            subprocess.Popen(
+                [sys.executable, *words],
+                env=os.environ | {"JAX_PLATFORMS": "cpu"},
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+            )
+        )
+    first, second = map(ended, started)
+    assert (first.code, second.code) == (0, 0), first.output + second.output
+    assert second.output == "SIGHUP: all is saved, the run ends; Ctrl-C again stops at once\n"
 
 
 def test_a_closed_terminal_is_as_sigterm_and_under_nohup_it_is_nothing():

@@ -9,7 +9,7 @@ import pytest
 
 from tests import trained
 from windlass.errors import UserError
-from windlass.telemetry.metrics import MEANINGS, Meter, Metrics, last, read, truncate
+from windlass.telemetry.metrics import MEANINGS, READINGS, Meter, Metrics, last, read, truncate
 
 
 class Clock:
@@ -156,6 +156,16 @@ def test_the_usual_step_is_the_median_of_steps_and_the_start_is_none_of_them():
         steps_of(seconds, steps=steps, clock=clock, meter=speeds)
         speeds.read()
     assert (speeds.median, speeds.tokens_per_second) == (0.5, 8000)
+
+
+def test_a_meter_keeps_no_more_readings_however_long_a_run_is():
+    clock = Clock()
+    speeds = meter(clock)
+    for seconds, readings in ((2, READINGS + 2), (0.5, READINGS)):
+        for _ in range(readings):
+            steps_of(seconds, steps=1, clock=clock, meter=speeds)
+            speeds.read()
+    assert speeds.median == 0.5  # of the last ones
 
 
 def test_a_pause_is_not_counted():

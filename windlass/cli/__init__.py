@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import signal
 import sys
 from io import TextIOWrapper
 
@@ -9,6 +10,10 @@ from windlass.processes.signals import Signals
 def main() -> None:
     """Run the program with the words it was started with."""
     prepare_streams()
+    # Where the program does not listen, in its first moment and its last, Ctrl-C ends it as SIGTERM
+    # does, without a traceback of whatever was imported or closed.
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Before anything that takes a while to import: a signal is heard from the first moment on.
     with Signals().listening() as signals:
         from windlass.cli.commands import run

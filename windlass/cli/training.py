@@ -49,8 +49,9 @@ def train(
 ) -> int | None:
     """Train a recipe, or fine-tune a model on data; the same command again resumes the run.
 
-    Without a recipe, lists the shipped ones. Ctrl-C finishes the step and saves a checkpoint; a
-    second one stops at once.
+    Without a recipe, lists the shipped ones. Ctrl-C finishes the step and saves a checkpoint,
+    and so do SIGTERM and SIGHUP: the exit code is then 130, 143 or 129. A second Ctrl-C stops at
+    once.
 
     With --model and --data no recipe is needed: chat data (messages, ShareGPT, prompt and
     completion, or Alpaca columns) in JSON Lines, Parquet or CSV is detected, and the model is

@@ -130,6 +130,7 @@ class Peers:
             processes.barrier("the end")
         except PeerLost as error:
             self._explain(error)
+        self.signals.finishes()
         # The service may not be called any more when it is shut down: the process would crash.
         self._ending.set(NO_REASON)
         self._listener.join()

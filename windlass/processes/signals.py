@@ -31,7 +31,7 @@ class Signals:
         self.who = ""  # what goes before a line of a process that is not the first
         self.stop: signal.Signals | None = None  # the loop ends after the step it is in
         self._phase: str | None = None
-        self._waits = False
+        self._waits, self._is_over = False, False
         self._interrupt: Callable[[], None] | None = None
         self._passes_on: Callable[[signal.Signals], Any] | None = None
 
@@ -78,7 +78,14 @@ class Signals:
         try:
             yield
         finally:
-            self._waits = False
+            self._waits, self._phase = False, self._phase or "finishing"
+
+    def finishes(self) -> None:
+        """From here on all is saved, and a signal is only noted: the processes end together.
+
+        One that left the others at once would be missed by them, and taken for lost.
+        """
+        self._waits = self._is_over = True
 
     @contextmanager
     def interrupts(self, callback: Callable[[], None]) -> Iterator[None]:
@@ -133,7 +140,8 @@ class Signals:
         self.stop = number
         if self.peers is not None:
             self.peers.ask_to_stop(number)
-        say(f"{self.who}{name}: finishing this step, then saving; Ctrl-C again stops at once")
+        now = "all is saved, the run ends" if self._is_over else "finishing this step, then saving"
+        say(f"{self.who}{name}: {now}; Ctrl-C again stops at once")
 
     def _leave(self, text: str, code: int) -> None:
         say(self.who + text)

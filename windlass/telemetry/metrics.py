@@ -3,6 +3,7 @@
 import json
 import math
 import time
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,6 +40,8 @@ MEANINGS = {
     "mfu": "model FLOPs utilization: model FLOP/s as a share of the devices' peak; absent where "
     "the peak is not known",
 }
+
+READINGS = 10_000  # of a meter, of which it has the median: a run may take a million steps
 
 # JSON has no such numbers. Python reads these words back with `float`.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
@@ -168,7 +171,9 @@ class Meter:
         self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
         self._result: Pending | None = None
         self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
-        self._readings: list[tuple[float, int]] = []  # seconds of a step, and how many took them
+        # Seconds of a step, and how many took them; the first reading is of the start.
+        self._first: list[tuple[float, int]] = []
+        self._readings: deque[tuple[float, int]] = deque(maxlen=READINGS)
 
     def next(self, batches: Iterator[T]) -> T:
         """The next batch; the time it took to come, where the device had nothing else to do."""
@@ -199,7 +204,7 @@ class Meter:
         if not steps or seconds <= 0:
             return {}
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
-        self._readings.append((seconds / steps, steps))
+        (self._readings if self._first else self._first).append((seconds / steps, steps))
         read = {} if self._read is None else {"tokens_per_second": self._read * steps / seconds}
         speeds = read | {
             "samples_per_second": self._rows * steps / seconds,
@@ -212,8 +217,8 @@ class Meter:
 
     @property
     def median(self) -> float | None:
-        """Median step time in seconds; the first reading is of the start, and counts only alone."""
-        readings = sorted(self._readings[1:] or self._readings)
+        """Median step time in seconds; the first reading counts only alone."""
+        readings = sorted(self._readings or self._first)
         half, so_far = sum(steps for _, steps in readings) / 2, 0
         for seconds, steps in readings:
             so_far += steps
