@@ -142,8 +142,8 @@ class _Liveness:
         first, carried = constants_and_carry(body, operation.equation)
         read, stacked = body.invars[first + carried :], body.outvars[carried:]
         residuals = sum(map(self.bytes_in, stacked)) - sum(map(self.bytes_in, read))
-        if residuals < 0:  # the backward pass, which reads them and drops them on its way
-            residuals *= -0.5
+        if residuals < 0:  # the backward pass, which drops half of them on its way through kinds
+            residuals *= -1.0 if rounds > 1 else -0.5
         size = round(self.compiler.unstacked * rounds * residuals * (layers - 1) / layers)
         return [Buffer((), (), "", size, operation.name)]
 
