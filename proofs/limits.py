@@ -489,11 +489,18 @@ mount --move home /dev
 READ_ONLY_SHM = "mount -t tmpfs -o ro tmpfs /dev/shm"
 
 
+NO_USERS = """
+echo passwd: files > home/nsswitch
+mount --bind home/nsswitch /etc/nsswitch.conf
+mount --bind /dev/null /etc/passwd
+"""
+
+
 def no_home(bench: Bench, here: Path) -> dict[str, Any]:
     """Without HOME a user's own folder is taken; one who is in no list of users is told so."""
     none = {"HOME": None}
     listed = bench.generate(here, environ=none)
-    under = bench.train(here, environ=none, first=apart("mount --bind /dev/null /etc/passwd"))
+    under = bench.train(here, environ=none, first=apart(NO_USERS))
     after = bench.train(here)
     holds = listed.works and digest(here / "texts.jsonl") == bench.texts
     holds &= under.refuses("^there is no home folder: HOME is not set")
@@ -502,31 +509,41 @@ def no_home(bench: Bench, here: Path) -> dict[str, Any]:
 
 
 def plain_locale(bench: Bench, here: Path) -> dict[str, Any]:
-    """Texts and names beyond ASCII, where the system says that there are none."""
-    environ = {"LC_ALL": "C", "LANG": "C", "PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
+    """Texts beyond ASCII are read and written as ever; names beyond it are refused, or work."""
+    plain = {"LC_ALL": "C", "LANG": "C"}
+    ascii = plain | {"PYTHONUTF8": "0", "PYTHONCOERCECLOCALE": "0"}
     text = json.dumps({"text": "Café ☕ für Zoë. " * 9}, ensure_ascii=False) + "\n"
-    (here / "café.jsonl").write_text(text * 99, encoding="utf-8")
-    source = {"source": {"kind": "jsonl", "path": "café.jsonl"}}
-    recipe = yaml.safe_dump(RECIPE | KEYS | {"data": RECIPE["data"] | source}, allow_unicode=True)
-    (here / "zoë.yaml").write_text(recipe, encoding="utf-8")
-    (here / "tiny.yaml").rename(here / "höhe.yaml")
-    prompts = {"prompt": "Café ☕"}
-    (here / "prompts.jsonl").write_text(json.dumps(prompts, ensure_ascii=False), encoding="utf-8")
+    for name in ("cafe.jsonl", "café.jsonl"):
+        (here / name).write_text(text * 99, encoding="utf-8")
+        source = {"source": {"kind": "jsonl", "path": name}}
+        recipe = RECIPE | KEYS | {"data": RECIPE["data"] | source}
+        content = yaml.safe_dump(recipe, allow_unicode=True)
+        (here / name).with_suffix(".yaml").write_text(content, encoding="utf-8")
+    shutil.copy(here / "café.yaml", here / "named.yaml")
+    prompts = json.dumps({"prompt": "Café ☕"}, ensure_ascii=False)
+    (here / "prompts.jsonl").write_text(prompts, encoding="utf-8")
     write = ["--file", "prompts.jsonl", "--tokens", "4", "--temperature", "0", "--out"]
-    commands = [
-        ["data", "zoë.yaml", "--rows", "1"],
-        ["train", "höhe.yaml", "run.dir=café"],
-        ["runs", "café"],
-        ["generate", "café", *write, "café-texts.jsonl"],
-        ["export", "café", "--to", "café-export"],
+    works = [
+        ["data", "cafe.yaml", "--rows", "1"],
+        ["train", "tiny.yaml", "run.dir=run"],
+        ["runs", "run"],
+        ["generate", "run", *write, "ascii.jsonl"],
+        ["export", "run", "--to", "export"],
     ]
-    outcomes = [bench.call(here, words, environ=environ) for words in commands]
-    after = bench.call(here, ["generate", str(bench.run), *write, "texts.jsonl"])
-    holds = all(each.works for each in [*outcomes, after])
-    holds = holds and weights(here / "café") == bench.weights
-    holds = holds and digest(here / "café-export") == bench.exported
-    holds = holds and digest(here / "café-texts.jsonl") == digest(here / "texts.jsonl")
-    return {"holds": holds, "ended": [each.figures() for each in outcomes]}
+    refused = {
+        "where names are in ascii; PYTHONUTF8=1": ["data", "named.yaml"],
+        "not read as UTF-8, .*PYTHONUTF8=1": ["train", "tiny.yaml", "run.dir=café"],
+    }
+    outcomes = [bench.call(here, words, environ=ascii) for words in works]
+    refusals = [bench.call(here, words, environ=ascii) for words in refused.values()]
+    after = [bench.call(here, words, environ=plain) for words in refused.values()]
+    after.append(bench.call(here, ["generate", str(bench.run), *write, "texts.jsonl"]))
+    holds = all(each.works for each in [*outcomes, *after])
+    holds &= all(one.refuses(said) for said, one in zip(refused, refusals, strict=True))
+    holds = holds and weights(here / "run") == weights(here / "café") == bench.weights
+    holds = holds and digest(here / "export") == bench.exported
+    holds = holds and digest(here / "ascii.jsonl") == digest(here / "texts.jsonl")
+    return {"holds": holds, "ended": [each.figures() for each in [*outcomes, *refusals, *after]]}
 
 
 def clock(*jumps: int, since: float | None = None) -> Callable[[Bench, Path], dict[str, Any]]:
