@@ -94,7 +94,7 @@ class Ended(NamedTuple):
 
     @property
     def is_quiet(self) -> bool:
-        return not any("Traceback" in line for line in [*self.out, *self.err])
+        return not any(re.search("Traceback|Warning:", x) for x in [*self.out, *self.err])
 
     def refuses(self, said: str, code: int = 2) -> bool:
         """Test for one line on the standard error, like this, and an exit code."""
@@ -281,7 +281,7 @@ class Place(NamedTuple):
     is_right: Callable[[Bench, Path], bool]  # of what is there in the end
     said: str  # before the reason, where it is refused
     full: str = "No space left on device"  # the reason where the disk is full
-    prepare: Callable[[Bench, Path], None] = lambda bench, here: None
+    prepare: Callable[[Bench, Path], None] = lambda bench, here: None  # what is not there yet
     bytes: int = 0  # that it writes, roughly; for a disk that gets full meanwhile
     inodes: int = 0
     works: Sequence[str] = ()  # limits under which it works
@@ -321,6 +321,8 @@ def is_trained(place: str) -> Callable[[Bench, Path], bool]:
 
 def interrupted(bench: Bench, here: Path) -> None:
     """A run on the disk, stopped after some steps."""
+    if (here / "disk" / "run").exists():
+        return
     process = bench.start(here, ["train", "tiny.yaml", "run.dir=disk/run"])
     metrics = here / "disk" / "run" / "metrics.jsonl"
     while process.poll() is None:
@@ -332,13 +334,12 @@ def interrupted(bench: Bench, here: Path) -> None:
 
 
 def copied(bench: Bench, here: Path) -> None:
-    shutil.copytree(bench.run, here / "disk" / "run")
+    """A finished run on the disk."""
+    if not (here / "disk" / "run").exists():
+        shutil.copytree(bench.run, here / "disk" / "run")
 
 
 def delete(bench: Bench, here: Path, **how: Any) -> Ended:
-    """Deletion of a run, which is put back where it was gone."""
-    if not (here / "disk" / "run").exists():
-        copied(bench, here)
     return bench.call(here, ["runs", "--delete", "disk/run", "--yes"], **how)
 
 
@@ -400,8 +401,8 @@ def limited(place: Place) -> Callable[[Bench, Path], dict[str, Any]]:
     def tried(bench: Bench, here: Path) -> dict[str, Any]:
         found: dict[str, Any] = {}
         with disk(here / "disk"):
-            place.prepare(bench, here)
             for case in place.cases():
+                place.prepare(bench, here)
                 with case.limit(here / "disk") as how:
                     under = place.call(bench, here, **how)
                 holds = under.works and (case.may_work or place.is_right(bench, here))
@@ -410,6 +411,7 @@ def limited(place: Place) -> Callable[[Bench, Path], dict[str, Any]]:
                 found[case.name] = {"holds": holds, "ended": [under.figures()]}
                 if under.works and case.may_work:  # the larger ones would have nothing to do
                     break
+            place.prepare(bench, here)
             after = place.call(bench, here)
             is_right = after.works and place.is_right(bench, here)
         lifted = {"holds": is_right, "ended": [after.figures()]}

@@ -18,7 +18,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ALL = (
     *("quickstart", "finetune", "meshes", "hosts", "processes", "huggingface", "kill", "bytes"),
-    *("hostile", "launch", "plan", "long_tests"),
+    *("hostile", "limits", "launch", "plan", "long_tests"),
 )
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.
