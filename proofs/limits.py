@@ -299,7 +299,7 @@ class Place(NamedTuple):
         for name, (limit, why) in plain.items():
             said = f"{self.said}.*({why})"
             yield Case(name, limit, None if name in self.works else said)
-        for left in (int(share * self.inodes) for share in SHARES[1::2] if self.inodes):
+        for left in (int(share * self.inodes) for share in SHARES[:2] if self.inodes):
             said = f"{self.said}.*No space left on device"
             yield Case(f"no inodes after {left}", no_inodes(left), said, may_work=True)
         for left in (int(share * self.bytes) for share in SHARES if self.bytes):
@@ -412,9 +412,11 @@ def limited(place: Place) -> Callable[[Bench, Path], dict[str, Any]]:
                     holds = under.refuses(case.said) or (holds and case.may_work)
                 found[case.name] = {"holds": holds, "ended": [under.figures()]}
                 if under.works and case.may_work:  # the larger ones would have nothing to do
+                    after = under
                     break
-            place.prepare(bench, here)
-            after = place.call(bench, here)
+            else:
+                place.prepare(bench, here)
+                after = place.call(bench, here)
             is_right = after.works and place.is_right(bench, here)
         lifted = {"holds": is_right, "ended": [after.figures()]}
         return {name: one | {"holds": one["holds"] and is_right} for name, one in found.items()} | {
