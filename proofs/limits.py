@@ -32,7 +32,7 @@ from tests.training.campaign import RECIPE, weights
 
 HERE = Path(__file__).parents[1]
 LONGEST = 600.0  # seconds, for a command to end
-TOGETHER = 4  # cases that are tried at a time
+TOGETHER = 8  # cases that are tried at a time
 NOBODY = "65534:65534"  # another user
 DISK = "size=64m,nr_inodes=4000,mode=755"
 KEYS = {
@@ -380,6 +380,7 @@ PLACES = {
         lambda bench, here, **how: bench.generate(here, "disk/texts.jsonl", **how),
         lambda bench, here: digest(here / "disk" / "texts.jsonl") == bench.texts,
         "--out is disk/texts.jsonl",
+        prepare=lambda bench, here: (here / "disk" / "texts.jsonl").unlink(missing_ok=True),
     ),
     "runs --delete": Place(
         delete,
@@ -622,9 +623,10 @@ def tried(bench: Bench, name: str) -> dict[str, Any]:
         figures = CASES[name](bench, here)
     except NotTried as why:
         figures = {"": {"holds": False, "not_tried": str(why)}}
-    print(json.dumps({name: figures}, indent=1, ensure_ascii=False), file=sys.stderr, flush=True)
+    text = json.dumps(figures, indent=1, ensure_ascii=False).replace(f"{bench.place}/", "")
+    print(name, text, file=sys.stderr, flush=True)
     shutil.rmtree(here)
-    return figures
+    return json.loads(text)
 
 
 def prove() -> dict:
