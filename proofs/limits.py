@@ -253,7 +253,11 @@ def no_inodes(left: int = 0) -> Limit:
 @contextlib.contextmanager
 def read_only(folder: Path) -> Iterator[dict[str, Any]]:
     """A limit: nothing can be written on the disk of a folder."""
-    subprocess.run(["mount", "-o", "remount,ro", str(folder)], check=True)
+    # A program that another case starts has our open files too, for a moment: the disk is in use.
+    while subprocess.run(
+        ["mount", "-o", "remount,ro", str(folder)], capture_output=True
+    ).returncode:
+        time.sleep(0.1)
     yield {}
     subprocess.run(["mount", "-o", "remount,rw", str(folder)], check=True)
 
