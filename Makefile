@@ -8,7 +8,7 @@ INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --no-compile
 # And it keeps that, or every process of the tests would compile all of JAX again.
 unexport PYTHONDONTWRITEBYTECODE
 
-.PHONY: help quickstart test check proof bench docs clean
+.PHONY: help quickstart test check lock proof bench docs clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -19,10 +19,18 @@ quickstart: $(VENV)/.core  ## train a small model on whatever is here, in about 
 test: $(VENV)/.dev  ## all tests, on 8 simulated devices
 	$(PY) -m pytest -q -n auto --maxprocesses 8 --dist worksteal
 
-check: $(VENV)/.dev  ## lint, format, types
+check: $(VENV)/.dev  ## lint, format, types, licences and known vulnerabilities
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 	$(PY) -m pyright --pythonpath $(PY)
+	$(PY) .ci/dependencies.py
+
+# One version for every Python and machine; no address of the index that it was made with.
+LOCK := uv pip compile -q pyproject.toml --universal --fork-strategy fewest --python-version 3.11 \
+	--generate-hashes --no-emit-index-url --upgrade
+lock:  ## requirements.lock and requirements-dev.lock, of the newest versions; needs uv
+	$(LOCK) -o requirements.lock
+	$(LOCK) --extra dev -c requirements.lock -o requirements-dev.lock
 
 proof: $(VENV)/.dev  ## the long experiments behind the claims
 	$(PY) proofs/run.py

@@ -72,6 +72,15 @@ def test_a_c_locale_prints_numbers_for_what_it_cannot_write(monkeypatch, tmp_pat
     assert file.read_text() == "8 \\xd7 TPU\n"
 
 
+def test_a_word_that_is_not_read_as_utf_8_is_refused(program):
+    ended = program("train", "tiny.yaml", "run.dir=caf\udcc3\udca9")  # as a C locale gives it
+    assert (ended.code, ended.err) == (
+        2,
+        "run.dir=caf\ufffd\ufffd in the command is not read as UTF-8, as names and texts must be; "
+        "where a locale is to blame, PYTHONUTF8=1 in front of the command does it\n",
+    )
+
+
 def test_the_name_of_a_run_is_no_markup_and_no_escape_code(program, place, tmp_path):
     (tmp_path / "runs").mkdir()
     names = {"[bold]", "a\x1b[2Jb", ":cat:"}

@@ -3,6 +3,7 @@ from pathlib import Path
 
 import pytest
 
+from tests import rights
 from windlass.config import read, tree
 from windlass.data import Data, Tokenized
 from windlass.errors import UserError
@@ -51,6 +52,18 @@ def test_a_share_that_no_document_falls_into_is_refused(documents: Documents):
         "data.validation is 0.01, and none of the 2 documents of data.source with text fell into "
         "that share; take a larger one, or make shorter documents of the same text"
     )
+
+
+def test_a_cache_that_cannot_be_written_is_refused(documents: Documents, tmp_path: Path):
+    cache = tmp_path / "cache"
+    cache.mkdir()
+    with pytest.raises(UserError) as refused, rights.read_only(cache):
+        documents(["one"], cache=str(cache))
+    assert str(refused.value) == (
+        f"prepared data goes to {cache}, which cannot be written (Permission denied); "
+        "data.cache or WINDLASS_CACHE names another folder"
+    )
+    assert len(documents(["one"], cache=str(cache)).split("train")) == 1
 
 
 def test_a_cache_that_cannot_be_made_is_refused(documents: Documents, tmp_path: Path):

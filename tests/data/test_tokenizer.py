@@ -154,6 +154,18 @@ def test_a_file_says_how_documents_begin_and_end(tmp_path: Path):
         assert load(str(tmp_path), None).eos == 1
 
 
+def test_a_tokenizer_json_of_60_mb_is_refused_unread(tmp_path: Path):
+    file = tmp_path / "tokenizer.json"
+    with file.open("wb") as out:
+        out.truncate(60 * 10**6)
+    with pytest.raises(UserError) as refused:
+        load(str(tmp_path), None)
+    assert str(refused.value) == (
+        f"tokenizer.path is {tmp_path}; {file} has 57.2 MiB, and at most 50.0 MiB are read: those "
+        "of large vocabularies have 35 MB"
+    )
+
+
 def test_a_path_without_a_tokenizer_json_is_refused(tmp_path: Path):
     with pytest.raises(UserError) as refused:
         load(str(tmp_path), None)

@@ -1,5 +1,6 @@
 """Weights are read from the files of a folder a part at a time, and what does not fit is said."""
 
+import dataclasses
 import json
 from pathlib import Path
 
@@ -70,6 +71,17 @@ def test_each_part_is_read_once_however_many_devices_hold_it():
     assert {name: one.read for name, one in watched.items()} == {
         name: one.value.size for name, one in watched.items()
     }
+
+
+def test_a_billion_layers_are_refused_before_any_is_looked_for(tmp_path):
+    config = dataclasses.replace(tiny.config("llama"), layers=10**9)
+    held = tensors()
+    with pytest.raises(UserError) as refusal:
+        weights.load(stored(tmp_path, held), tiny.abstract(config), NAMES)
+    assert str(refusal.value) == (
+        f"the weights in {tmp_path} are {len(held)} tensors, too few for the 1,000,000,000 layers "
+        "that config.json says the model has, each with its own"
+    )
 
 
 def test_what_is_missing_too_much_or_of_another_shape_is_refused_all_at_once(tmp_path):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 import windlass
-from tests import trained
+from tests import rights, trained
 from windlass import api
 from windlass.cli.runs import as_json
 from windlass.errors import UserError
@@ -108,6 +108,17 @@ def test_what_a_run_did_not_write_is_left_and_named(here):
     (run / "notes.md").write_text("Do not lose this.")
     assert windlass.delete("mine-11111111") == [Path("runs/mine-11111111/notes.md")]
     assert os.listdir(run) == ["notes.md"]
+
+
+def test_a_run_that_may_not_be_deleted_is_left_and_named(here):
+    run = invent(Path("runs/mine-11111111"), told=3, saved=2)
+    before = sorted(run.rglob("*"))
+    with rights.read_only(run):
+        said = refusal(run)
+    file = run / folders.METRICS
+    what = "cannot be deleted, and is there still or in part"
+    assert said == f"{run} {what}: {file}: Permission denied"
+    assert sorted(run.rglob("*")) == before
 
 
 def test_where_one_run_cannot_be_deleted_none_is(here):

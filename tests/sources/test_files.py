@@ -180,3 +180,12 @@ def test_a_file_system_that_cannot_be_made_of_a_url_is_refused(url):
     with pytest.raises(UserError) as refused:
         files(url, ".jsonl")
     assert str(refused.value).startswith(f"data.source.path is {url}")
+
+
+def test_a_name_that_the_file_system_cannot_have_is_refused():
+    with pytest.raises(UserError) as refused:
+        files("half\ud800.jsonl", ".jsonl")
+    assert str(refused.value) == (
+        "data.source.path is half\ud800.jsonl, which no file can be named here, where names are in "
+        "utf-8; PYTHONUTF8=1 in front of the command makes that UTF-8"
+    )

@@ -1,6 +1,8 @@
 """Where compiled programs are kept, and what is done about those that are spoilt or too many."""
 
 import os
+import resource
+import warnings
 import zlib
 from pathlib import Path
 
@@ -69,6 +71,23 @@ def test_a_folder_that_cannot_be_made_is_done_without(place):
         None,
         f"compiled programs are not kept for the next start ({place}: File exists)",
     )
+
+
+def test_on_a_full_disk_kept_programs_are_used_and_one_line_says_that_no_more_are(place):
+    compiled = jax.jit(lambda x: x + 1)
+    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (0, unlimited[1]))
+    try:
+        kept = keep()
+        with warnings.catch_warnings(record=True) as said:
+            compiled(1)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
+    assert kept == (
+        place,
+        f"compiled programs are not kept for the next start ({place}: File too large)",
+    )
+    assert setting("jax_compilation_cache_dir") == str(place) and not said
 
 
 def test_what_a_kill_left_half_written_is_removed_so_that_it_can_be_kept_again(place):

@@ -40,6 +40,23 @@ if (
     vars(_module)["get_tensorstore_raw_bytes"] = lambda direction=None: 0
 
 
+_former_hook = sys.unraisablehook
+
+
+def unraisable_hook(unraisable: Any) -> None:
+    """Report what nobody can catch as Python does, but for what TensorStore says to nobody.
+
+    Where a part of a save fails, Orbax closes the event loop that TensorStore then tells of every
+    other part: a traceback each, beside the message of the failure.
+    """
+    is_nobodys = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
+    if not (is_nobodys and str(unraisable.exc_value) == "Event loop is closed"):
+        _former_hook(unraisable)
+
+
+sys.unraisablehook = unraisable_hook
+
+
 class Damage(NamedTuple):
     """Damage: names of files and arrays that are not as they were written."""
 

@@ -45,7 +45,7 @@ app = typer.Typer(
 def run(words: list[str], signals: Signals) -> int:
     """Run a command line and return the exit code; what a user can put right is printed alone."""
     try:
-        _check_surroundings()
+        _check_surroundings(words)
         code = app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where it can still be said that this failed
@@ -372,8 +372,14 @@ def _refuse(what: str) -> int:
     return 2
 
 
-def _check_surroundings() -> None:
+def _check_surroundings(words: list[str]) -> None:
     """Refuse what no command can work in."""
+    for word in words:
+        if any("\ud800" <= character <= "\udfff" for character in word):  # bytes of no UTF-8
+            raise UserError(
+                f"{word} in the command is not read as UTF-8, as names and texts must be; where a "
+                "locale is to blame, PYTHONUTF8=1 in front of the command does it"
+            )
     try:
         os.getcwd()
     except FileNotFoundError:

@@ -229,10 +229,20 @@ def opened(folder: Path) -> Corpus | None:
     )
 
 
-def claimed(place: Path, console: Console) -> AbstractContextManager[Path]:
+@contextmanager
+def claimed(place: Path, console: Console) -> Iterator[Path]:
     """A build folder, empty, locked against other processes that would build in it."""
     message = "another process is preparing the same data; waiting for it"
-    return files.building(place, lambda: console.print(message))
+    with ExitStack() as entered:
+        try:
+            building = files.building(place, lambda: console.print(message))
+            partial = entered.enter_context(building)
+        except OSError as wrong:
+            raise UserError(
+                f"prepared data goes to {place.parents[1]}, which cannot be written "
+                f"({wrong.strerror}); data.cache or WINDLASS_CACHE names another folder"
+            ) from None
+        yield partial
 
 
 def save(file: Path, values: np.ndarray) -> None:

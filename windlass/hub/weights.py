@@ -29,11 +29,15 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
     other. What is missing, too much or of another shape is named in one error.
     """
     with _opened(folder) as stored:
-        origin = f"the weights in {folder}"
+        origin, described = f"the weights in {folder}", arrays(model, names)
+        # A billion layers would be named one after the other before the first is missed.
+        if (layers := max(len(array.layers or ()) for array in described)) > len(stored):
+            raise UserError(
+                f"{origin} are {len(stored):,} tensors, too few for the {layers:,} layers that "
+                "config.json says the model has, each with its own"
+            )
         expected = {
-            name: np.dtype(array.value.dtype).name
-            for array in arrays(model, names)
-            for name in array.names()
+            name: np.dtype(array.value.dtype).name for array in described for name in array.names()
         }
         odd = [
             (name, f"is of {one.type}; {_of(expected.get(name))} here")

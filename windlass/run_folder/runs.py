@@ -190,12 +190,16 @@ def check_deletable(folder: Path) -> None:
 def delete(folder: Path) -> list[Path]:
     """Delete what a run wrote, and its folder; what else is in there stays, and is returned."""
     check_deletable(folder)
-    for pattern in WRITTEN:
-        for path in folder.glob(pattern):
-            shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
-    left = sorted(folder.iterdir())
-    if not left:
-        folder.rmdir()
+    try:
+        for pattern in WRITTEN:
+            for path in folder.glob(pattern):
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+        left = sorted(folder.iterdir())
+        if not left:
+            folder.rmdir()
+    except OSError as error:
+        what = f"{folder} cannot be deleted, and is there still or in part"
+        raise UserError(f"{what}: {error.filename}: {error.strerror}") from None
     return left
 
 

@@ -9,6 +9,7 @@ import hashlib
 import io
 import json
 import os
+import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
@@ -311,6 +312,12 @@ def _is_url(path: str) -> bool:
 
 
 def _near(path: str, suffix: str | tuple[str, ...]) -> list[SourceFile]:
+    try:
+        os.fsencode(path)
+    except UnicodeEncodeError:
+        names = sys.getfilesystemencoding()
+        what = f", which no file can be named here, where names are in {names}; PYTHONUTF8=1 in "
+        raise _Refused(f"{what}front of the command makes that UTF-8") from None
     place = Path(path).expanduser()
     if place.is_file():
         return [SourceFile(str(place))]

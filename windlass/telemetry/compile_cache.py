@@ -2,6 +2,7 @@
 
 import os
 import stat
+import warnings
 import zlib
 from contextlib import suppress
 from pathlib import Path
@@ -9,7 +10,10 @@ from typing import Any, NamedTuple
 
 import jax
 
+from windlass.files import FULL
+
 LIMIT = 5 * 10**9  # bytes; JAX_COMPILATION_CACHE_MAX_SIZE says otherwise
+BLOCK = 4096  # bytes that a disk with any room at all has
 ENTRY, CHECKED = "*-cache", "checked"  # JAX's name of a program; the time of the last look
 
 
@@ -36,6 +40,7 @@ def keep() -> Kept:
         return Kept(Path(configured))
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
     folder = place / "compiled"
+    warning = None
     try:
         folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         about = folder.stat()
@@ -43,10 +48,14 @@ def keep() -> Kept:
             return Kept(None, _unsafe(folder))
         _tidy(folder)
     except OSError as error:
-        why = f"{error.filename}: {error.strerror}"
-        return Kept(None, f"compiled programs are not kept for the next start ({why})")
+        why = f"{error.filename or folder}: {error.strerror}"
+        warning = f"compiled programs are not kept for the next start ({why})"
+        if error.errno not in FULL or not folder.is_dir():
+            return Kept(None, warning)
+    # What JAX would say of each program, where the disk is full or gets so: each start looks anew.
+    warnings.filterwarnings("ignore", "Error writing persistent compilation cache entry")
     jax.config.update("jax_compilation_cache_dir", str(folder))
-    return Kept(folder)
+    return Kept(folder, warning)
 
 
 def setting(name: str) -> Any:
@@ -69,7 +78,7 @@ def _tidy(folder: Path) -> None:
     for path, about in entries:
         if about.st_mtime >= since and not _is_whole(path):
             path.unlink(missing_ok=True)
-    checked.touch()
+    checked.write_bytes(bytes(BLOCK))  # which needs room, as the programs will
     # With a limit of its own JAX removes programs itself. By default it has none, for then it
     # looks at all of them whenever it keeps one: 0.2 s each, where there are two thousand.
     if setting("jax_compilation_cache_max_size") != -1:
