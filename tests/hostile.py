@@ -24,6 +24,7 @@ from pyarrow import parquet
 from safetensors.numpy import load_file, save_file
 
 from tests import published, tiny, trained
+from windlass import seal
 from windlass.cli.commands import run
 from windlass.errors import UserError
 from windlass.hub import config as configs
@@ -582,9 +583,9 @@ def _page(ground: Ground, name: str) -> None:
     place = runs / (name.replace("/", "").replace("\0", "")[:100] or "x")
     runs.mkdir()
     shutil.copytree(ground.run, place)
-    about = json.loads((place / "about.json").read_text())
+    about = seal.opened(place / "about.json")
     about["starts"][0] |= {"recipe": name, "command_line": {name: name}}
-    (place / "about.json").write_text(json.dumps(about))
+    seal.write_signed(place / "about.json", about)
     command("runs")
     command("runs", str(place))
     command("report", str(place))

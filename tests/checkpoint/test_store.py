@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from windlass import seal
-from windlass.checkpoint import Checkpoint, archive
+from windlass.checkpoint import Checkpoint, archive, orbax_faults
 from windlass.checkpoint.store import best_step, chosen_step, load, reading
 from windlass.errors import PeerLost, UserError
 from windlass.files import folder_lock
@@ -238,7 +238,7 @@ def test_leftovers_of_killed_saves_and_deletions_are_removed_and_said(
 def test_a_failed_write_is_told_by_the_next_call_and_loses_nothing(
     opened, abstract, identity, same_bits, capfd, monkeypatch
 ):
-    monkeypatch.setattr(sys, "unraisablehook", archive.unraisable_hook)  # pytest has its own
+    monkeypatch.setattr(sys, "unraisablehook", orbax_faults.unraisable_hook)  # pytest has its own
     # Several: when one has failed, TensorStore has something to say of each of the others.
     values = np.random.default_rng(0).normal(size=(12, 100_000))
     large = {f"x{row}": jnp.asarray(values[row], jnp.float32) for row in range(len(values))}

@@ -1,12 +1,8 @@
 """One checkpoint folder: arrays and a manifest that Orbax commits together, and their checking."""
 
-import logging
 import math
-import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +12,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import Array, PyTree
 
 from windlass import seal
+from windlass.checkpoint import orbax_faults
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.processes import hosts
 
@@ -24,37 +21,7 @@ MANIFEST = "manifest/metadata"
 TOGETHER = 2**28  # bytes of arrays that are in memory at once while a checkpoint is examined
 LATE = ("_CHECKPOINT_METADATA", "commit_success.txt")  # Orbax writes these while it commits
 
-# Orbax logs the traceback of a failed save three times over. The error itself is raised by `wait`.
-logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-# Orbax waits by the clock of the system: one that is set while a checkpoint is saved would make it
-# late. It has no option for that, nor for how long all of its waits are.
-MONOTONIC = SimpleNamespace(**vars(time) | {"time": time.monotonic})
-for _name in ("futures.future", "futures.signaling_client", "checkpointers.async_checkpointer"):
-    if (_module := sys.modules.get(f"orbax.checkpoint._src.{_name}")) is not None:
-        vars(_module)["time"] = MONOTONIC
-# Orbax asks TensorStore before and after each save how many bytes it has written, to log it, and
-# TensorStore never frees the answer: 6 kB each time.
-if (
-    _module := sys.modules.get("orbax.checkpoint._src.serialization.tensorstore_utils")
-) is not None:
-    vars(_module)["get_tensorstore_raw_bytes"] = lambda direction=None: 0
-
-
-_former_hook = sys.unraisablehook
-
-
-def unraisable_hook(unraisable: Any) -> None:
-    """Report what nobody can catch as Python does, but for what TensorStore says to nobody.
-
-    Where a part of a save fails, Orbax closes the event loop that TensorStore then tells of every
-    other part: a traceback each, beside the message of the failure.
-    """
-    is_nobodys = unraisable.object is None and isinstance(unraisable.exc_value, RuntimeError)
-    if not (is_nobodys and str(unraisable.exc_value) == "Event loop is closed"):
-        _former_hook(unraisable)
-
-
-sys.unraisablehook = unraisable_hook
+orbax_faults.mend()
 
 
 class Damage(NamedTuple):

@@ -29,9 +29,10 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
     other. What is missing, too much or of another shape is named in one error.
     """
     with _opened(folder) as stored:
-        origin, described = f"the weights in {folder}", arrays(model, names)
+        origin, described = f"the weights in {folder}", list(arrays(model, names))
         # A billion layers would be named one after the other before the first is missed.
-        if (layers := max(len(array.layers or ()) for array in described)) > len(stored):
+        layers = max((len(array.layers or ()) for array in described), default=0)
+        if layers > len(stored):
             raise UserError(
                 f"{origin} are {len(stored):,} tensors, too few for the {layers:,} layers that "
                 "config.json says the model has, each with its own"

@@ -2,6 +2,7 @@
 
 import math
 from functools import cached_property
+from tokenize import TokenError
 from typing import Any, ClassVar
 
 import numpy as np
@@ -115,7 +116,7 @@ class Ids:
                     (2, 0): np.lib.format.read_array_header_2_0,
                 }[version](opened)
             # The header is the text of a Python literal, and may be any.
-            except (ValueError, LookupError, TypeError, RecursionError, MemoryError):
+            except (ValueError, LookupError, TypeError, RecursionError, MemoryError, TokenError):
                 raise UserError(
                     f"{file} is not a .npy file, the kind that numpy.save writes"
                 ) from None
