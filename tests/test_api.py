@@ -139,6 +139,7 @@ def test_a_name_that_is_not_offered_is_not_there():
         windlass.tarin  # noqa: B018
 
 
+@pytest.mark.long
 def test_batches_of_3_and_7_measure_the_same_loss_on_10_rows(run):
     by_three = windlass.evaluate(run, ["train.batch=3"])
     by_seven = windlass.evaluate(run, ["train.batch=7"])

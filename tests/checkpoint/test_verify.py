@@ -54,6 +54,7 @@ def test_a_flipped_byte_in_any_file_is_found_at_restore(
     assert run.restore(wanted, identity).step == 2
 
 
+@pytest.mark.long
 def test_a_flipped_byte_in_any_file_is_found_by_verify(run, tmp_path):
     assert verify(tmp_path).good
     shutil.rmtree(run.folder / "1")

@@ -33,6 +33,7 @@ def test_commands_and_options_are_completed(complete):
 
 
 @pytest.mark.parametrize("command", ["train", "plan", "data", "launch", "new x.yaml --from"])
+@pytest.mark.long
 def test_recipes_are_completed_those_that_ship_and_files(complete, command):
     assert complete(f"windlass {command} ") == [*shipped(), "tiny.yaml"]
     assert complete(f"windlass {command} chat-l") == ["chat-lora"]

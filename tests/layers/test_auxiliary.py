@@ -172,6 +172,7 @@ def plainly_balanced(model, batch) -> dict[str, float]:
     return {"balance": balance, "router_entropy": entropy}
 
 
+@pytest.mark.long
 def test_the_balance_loss_of_a_router_is_part_of_the_loss_in_training_and_in_evaluation():
     model, batch = tiny.model("router"), tiny.rows(96)
     evaluate = make_evaluation(lambda weights, _: weights, Objective(), steps=1)

@@ -144,6 +144,7 @@ def test_no_family_learns_anything_of_independent_tokens(unlike):
     assert share >= 0.98
 
 
+@pytest.mark.long
 def test_a_leak_is_learned_from_independent_tokens():
     share = loss_on_independent_tokens(tiny.config("qwen3"), leaking)
     print(f"leaking: {share:.4f} of ln V")

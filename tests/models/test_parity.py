@@ -16,7 +16,11 @@ from tests.models import reference
 from windlass.hub.names import to_tensors
 from windlass.layers.rotary import READS
 
-cases = pytest.mark.parametrize("case", reference.CASES)
+# Of each family as it is by default; `make proof` has the variants.
+cases = pytest.mark.parametrize(
+    "case",
+    [pytest.param(case, marks=pytest.mark.long if "," in case else ()) for case in reference.CASES],
+)
 AT = [(0, 0), (0, 8), (1, 0), (0, 11), (2, 0)]  # each document's row, and where it begins
 
 

@@ -54,6 +54,7 @@ def refused(folder: Path, *keys: str) -> str:
     return str(refusal.value)
 
 
+@pytest.mark.long
 def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_path, monkeypatch):
     run = tmp_path / "run"
     tried = Tried([Change("train.remat=full", Memory({"weights": 1e6}, 10**7, 0.0), None)], None)

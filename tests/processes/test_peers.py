@@ -119,6 +119,7 @@ def test_processes_of_one_version_with_different_source_are_refused_on_every_hos
     )
 
 
+@pytest.mark.long
 def test_what_one_process_refuses_ends_the_others_with_its_words(start):
     with start("run", each={1: ["train.stebs=9"]}) as refused:
         ended = refused.finish()

@@ -119,6 +119,7 @@ def test_a_step_gathers_and_sums_what_the_design_names_and_nothing_else(sizes):
     assert unnamed(collectives(text(sizes), mesh), named(mesh)) == []
 
 
+@pytest.mark.long
 def test_a_layout_that_makes_devices_gather_what_they_share_is_found(monkeypatch):
     from windlass.devices import axes
 

@@ -159,6 +159,7 @@ def test_an_adapter_that_peft_made_goes_on_from_its_own_loss_and_gradient(adapte
     assert second["loss"] < first["loss"]
 
 
+@pytest.mark.long
 def test_what_is_pushed_names_no_folder_of_this_machine(adapted, tmp_path):
     for push, base in ((None, str(adapted.parent / "base")), ("me/mine", "base")):
         made = Export(adapted, tmp_path / "mine", Options(push=push), Console())

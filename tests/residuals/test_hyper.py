@@ -71,6 +71,7 @@ def by_hand(model, batch, *, joined: bool):
     return model.norm(streams.narrow(x))
 
 
+@pytest.mark.long
 def test_streams_persist_between_blocks():
     model = trained()
     found = eqx.filter_jit(lambda m: m(BATCH)[0])(model)

@@ -45,6 +45,7 @@ def refusal(call, *words, **options) -> str:
     return str(refused.value)
 
 
+@pytest.mark.long
 def test_a_run_without_a_new_best_for_so_many_evaluations_ends_saved_and_says_so(stopped):
     run, told = stopped
     losses = [record["validation_ema_loss"] for record in records(run)]

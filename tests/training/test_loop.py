@@ -207,6 +207,7 @@ def test_a_run_is_not_made_shorter_than_it_is(finished, here):
     assert folders.stored(run)["train"]["steps"] == 6
 
 
+@pytest.mark.long
 def test_a_run_in_epochs_is_saved_at_the_end_of_each_and_extended_by_more(here):
     run = here / "run"
     keys = [f"run.dir={run}", "train.steps=null", "data.source.count=10", "checkpoint.keep=9"]
@@ -304,6 +305,7 @@ def test_float16_overflows_are_told_and_a_run_resumed_after_them_has_the_same_bi
     )
 
 
+@pytest.mark.long
 def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     whole, told = finished
     run = left(whole, 3)

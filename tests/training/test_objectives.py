@@ -144,6 +144,7 @@ def test_a_longer_run_goes_on_as_if_nothing_had_been_solved_for(still, tmp_path)
     assert carry(run, 6) == carry(tmp_path / "whole", 6)
 
 
+@pytest.mark.long
 def test_an_objective_that_solves_for_nothing_compiles_nothing_for_it(tmp_path):
     trained(tmp_path / "run", recipe("next_token"))
     records = (tmp_path / "run" / folders.COMPILES).read_text().splitlines()

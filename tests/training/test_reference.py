@@ -120,6 +120,7 @@ def test_a_run_that_was_killed_while_it_asked_asks_again_and_ends_in_the_same_bi
         assert again.read_bytes() == once.read_bytes()
 
 
+@pytest.mark.long
 def test_an_evaluation_reads_the_column_of_its_rows(here):
     found = windlass.evaluate(here, split="test")
     told = metrics.last(here / folders.METRICS, "validation_loss")
@@ -136,6 +137,7 @@ def refusal(call, *words) -> str:
     return str(refused.value)
 
 
+@pytest.mark.long
 def test_other_rows_than_the_run_has_the_column_of_are_refused(here):
     assert refusal(windlass.evaluate, here, ["data.length=48"]) == (
         "run/reference has what the run's first weights gave every target of its own rows, and "
