@@ -81,8 +81,10 @@ def test_after_the_loop_a_signal_is_not_said_to_come_while_starting():
 
 
 AT_THE_VERY_END = """
-    import atexit, time
+    import atexit, signal, time
     from windlass.cli import main
+
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & leaves it ignored
 
     def last():
         print("ready", flush=True)
