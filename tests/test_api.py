@@ -200,6 +200,7 @@ def test_documents_that_change_under_a_run_are_measured_with_a_word_and_not_trai
     )
 
 
+@pytest.mark.long
 def test_test_rows_are_judged_beside_validation_and_every_look_is_noted(
     place, tmp_path, monkeypatch
 ):

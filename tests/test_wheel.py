@@ -89,6 +89,7 @@ def test_the_example_rows_and_the_script_of_a_launch_come_with_it(bin, empty):
     assert run(bin / "python", "-c", script, cwd=empty) == "60 36 40\nTrue\n"
 
 
+@pytest.mark.long
 def test_quickstart_trains_in_an_empty_folder(bin, empty):
     printed = run(bin / "windlass", "train", "quickstart", *trained.SMALL, cwd=empty)
     (folder,) = (empty / "runs").glob("quickstart-*")

@@ -276,6 +276,7 @@ def test_a_clock_that_is_set_while_a_checkpoint_is_saved_does_not_make_it_late(
     assert same_bits(store.restore(abstract(place(1)), identity).state, place(1))
 
 
+@pytest.mark.long
 def test_saves_leave_no_object_behind(opened, place, identity):
     """TensorStore never freed what Orbax asked it before and after each of them."""
     store, left = opened(), []

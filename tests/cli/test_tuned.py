@@ -94,6 +94,7 @@ def test_what_was_tuned_is_tuned_further_by_the_name_of_its_run(spoken, monkeypa
     assert "  length: 128  # the longest of 64 examples has 49 tokens\n" in text
 
 
+@pytest.mark.long
 def test_left_by_a_kill_and_started_again_by_the_same_words_it_has_the_same_bits(spoken, tmp_path):
     folder = Path(shutil.copytree(spoken, tmp_path / "again"))
     saved = folder_of(trained.only_run(folder))
@@ -185,6 +186,7 @@ def test_options_that_mean_nothing_are_refused(program, words, said):
     assert program("chat", "nowhere", *words.split()) == (2, "", f"{said}\n")
 
 
+@pytest.mark.long
 def test_at_a_terminal_ctrl_c_stops_the_answer_and_ctrl_d_leaves(spoken):
     ours, theirs = pty.openpty()
     process = subprocess.Popen(

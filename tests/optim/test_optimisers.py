@@ -114,7 +114,9 @@ def test_every_optimiser_learns_the_same_on_a_mesh_with_moments_that_are_placed_
     assert restored is not None and eqx.tree_equal(restored.state, bench.state)
 
 
-@pytest.mark.parametrize("name", ["adamw", "lion", "muon"])
+@pytest.mark.parametrize(
+    "name", ["muon", *(pytest.param(name, marks=pytest.mark.long) for name in ("adamw", "lion"))]
+)
 def test_a_first_moment_in_bfloat16_takes_half_the_memory_and_learns_about_the_same(name):
     sizes = dict(embed=6, mlp=8)
     linear = Linear("embed", "mlp", sizes, bias=True, key=jax.random.key(0))

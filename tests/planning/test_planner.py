@@ -89,6 +89,7 @@ def test_memory_that_runs_out_ends_a_run_in_words_and_loses_no_checkpoint(tmp_pa
     assert found["measured"]["compiler_bytes"] > 0 and found["measured"]["steps"] == 2
 
 
+@pytest.mark.long
 def test_other_devices_are_tried_while_a_run_has_its_own_mesh():
     target = targets.find("h200")
     with describe(copy.deepcopy(RECIPE)).scope():

@@ -12,7 +12,11 @@ import pytest
 from tests.spawn import free_port
 from tests.training.campaign import Ended, Program, ended
 
-FIRST_LINES = "import sys; from windlass.processes.signals import Signals"
+# As a process starts that neither `nohup` nor a shell's `&` has made deaf to signals.
+FIRST_LINES = """import signal, sys
+signal.signal(signal.SIGHUP, signal.SIG_DFL)
+signal.signal(signal.SIGINT, signal.default_int_handler)
+from windlass.processes.signals import Signals"""
 
 
 def told(body: str, *numbers: signal.Signals, gap: float = 0.3) -> Ended:
@@ -81,10 +85,8 @@ def test_after_the_loop_a_signal_is_not_said_to_come_while_starting():
 
 
 AT_THE_VERY_END = """
-    import atexit, signal, time
+    import atexit, time
     from windlass.cli import main
-
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's & leaves it ignored
 
     def last():
         print("ready", flush=True)

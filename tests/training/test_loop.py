@@ -141,6 +141,7 @@ def test_the_banner_says_what_will_happen(finished):
         assert line in told.text, told.text
 
 
+@pytest.mark.long
 def test_the_microbatches_that_auto_finds_are_those_of_a_run_that_says_so_and_are_kept(
     finished, here, monkeypatch
 ):
@@ -488,6 +489,7 @@ def test_a_vocabulary_smaller_than_the_vocabulary_is_refused(here):
     )
 
 
+@pytest.mark.long
 def test_by_device_wins_on_that_kind_only_and_other_runs_are_named_first_with_what_differs(
     finished, here
 ):
@@ -565,11 +567,13 @@ def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_try(here):
     assert steps_in(folder_of(run)) == [0]
 
 
+@pytest.mark.long
 def test_steps_that_are_not_finite_are_skipped_up_to_so_many_in_a_row(here):
     text = refused(f"run.dir={here / 'run'}", *WILD, "train.nonfinite=skip", "train.skips=2")
     assert "is not finite at step 4 (" in text and ", as were the 2 before it; its rows" in text
 
 
+@pytest.mark.long
 def test_what_an_objective_solves_for_at_the_end_is_evaluated_and_saved(here, monkeypatch):
     from windlass.objectives.next_token import Objective
 
