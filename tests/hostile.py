@@ -589,6 +589,8 @@ def _page(ground: Ground, name: str) -> None:
     command("runs")
     command("runs", str(place))
     command("report", str(place))
+    if any("\ud800" <= character <= "\udfff" for character in name):
+        return  # refused, as no UTF-8
     text = (place / "report.html").read_text(encoding="utf-8", errors="replace")
     for tag in (f"<img src=x {SHOWN}", f"<script>x.{SHOWN}"):
         assert tag not in text, "a name is HTML on the page"
