@@ -31,6 +31,7 @@ from tests.spawn import REPOSITORY, free_port
 from tests.training import test_reference as pairs
 from tests.training.campaign import RECIPE, weights
 from windlass.checkpoint.archive import UNFINISHED
+from windlass.errors import UserError
 from windlass.run_folder import folder as folders
 from windlass.run_folder.verify import verify
 from windlass.telemetry import metrics
@@ -370,10 +371,10 @@ class Disturbed:
 
 
 def differences(result: Callable[[], dict], expected: dict[str, Any]) -> list[str]:
-    """What is not as in an undisturbed run."""
+    """Differences from an undisturbed run; a run that cannot be read is one."""
     try:
         found = result()
-    except Exception as error:
+    except (UserError, OSError, ValueError, LookupError, AssertionError) as error:
         return [f"{type(error).__name__}: {error}"]
     names = {**expected, **found}
     wrong = [name for name in names if found.get(name) != expected.get(name)]
@@ -381,7 +382,7 @@ def differences(result: Callable[[], dict], expected: dict[str, Any]) -> list[st
 
 
 def complaints(started: Started) -> list[str]:
-    """Whatever the program should not have said."""
+    """Lines that the program should not have said."""
     outputs = [started.output(rank) for rank in range(len(started.logs))]
     return [
         f"process {rank} said: {said[said.index(word) :][-1500:]}"

@@ -88,7 +88,7 @@ class NotTried(Exception):
 
 
 class Ended(NamedTuple):
-    """How a command ended, and its lines on both streams."""
+    """End of a command, and its lines on both streams."""
 
     code: int
     out: list[str]
@@ -436,7 +436,7 @@ def one(case: Callable[[Bench, Path], dict[str, Any]]) -> Callable[[Bench, Path]
 
 
 def readers(bench: Bench, here: Path) -> dict[str, Any]:
-    """What only reads does so where nothing can be written, with its data prepared there too."""
+    """Commands that only read, where nothing can be written and the data is prepared there too."""
     environ = {"WINDLASS_CACHE": str(here / "disk" / "cache")}
     commands = [
         ["evaluate", "disk/run"],

@@ -44,7 +44,7 @@ RECIPE = {
 
 
 class Look(NamedTuple):
-    """What a process held at a step, and the bytes of its run's folder."""
+    """Memory, descriptors and threads of a process at a step, and the bytes of its run's folder."""
 
     step: int
     memory: int  # resident, in bytes
