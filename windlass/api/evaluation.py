@@ -1,9 +1,12 @@
 """Calls that measure a model: loss, perplexity and scores."""
 
+import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import jax
 from rich.console import Console
 from rich.text import Text
 
@@ -17,6 +20,10 @@ from windlass.evaluation import published_model
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.verdict import verdict
+from windlass.objectives import Carry
+from windlass.program.built import Built
+from windlass.program.programs import solves
+from windlass.program.step import Frozen
 from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder.runs import find
@@ -25,6 +32,9 @@ from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.terminal import Terminal
 from windlass.training.session import Evaluator, Session
+
+PLACES = ("device", "mesh", "precision")  # keys that say where a model computes, not which it is
+SECTION = re.compile(r"[^.=]*")  # of a word such as mesh.fsdp=2
 
 
 def evaluate(
@@ -35,6 +45,7 @@ def evaluate(
     weights: str = "last",
     step: int | None = None,
     data: str | Path | Mapping[str, Any] | None = None,
+    beside: str | Path | Sequence[str | Path] = (),
     console: Console | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
@@ -48,6 +59,9 @@ def evaluate(
     average over the steps, `ema`. Where not all tokens are trained on, `over` says what loss and
     perplexity are of. On the test split validation is measured too, with a verdict on
     both, and the run counts the `looks`: each makes it less of a test.
+
+    Other runs and models `beside` it are measured on the same rows by the same objective, and are
+    in the answer under that name, by theirs.
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
@@ -93,7 +107,37 @@ def evaluate(
                 unigram = prepared.unigram_entropy if is_of_tokens else None
                 names = ("test", "validation")
                 answer["verdict"] = verdict(new, known, names=names, unigram=unigram)
-        return answer
+    if others := [beside] if isinstance(beside, str | Path) else [*beside]:
+        if solves(session.run.objective):
+            raise UserError(
+                f"the objective of {folder} solves for weights of its own model, and so measures "
+                "no other; evaluate each by itself"
+            )
+        requested = words(overrides, keys)
+        answer["beside"] = {str(name): _beside(name, requested, session, split) for name in others}
+    return answer
+
+
+def _beside(
+    name: str | Path, overrides: Sequence[str], session: Session, split: str
+) -> dict[str, Any]:
+    """Metrics of another run or model on the rows of a session, by its objective."""
+    other = open_model(name, [word for word in overrides if SECTION.match(word)[0] in PLACES])
+    sections = {part: getattr(session.run, part) for part in ("data", "objective", "helpers")}
+    built = Built(replace(other.built.described, run=replace(other.run, **sections)))
+    prepared, ours = session.prepared, session.prepared.vocabulary
+    with other.scope():
+        if ours is not None and (theirs := other.vocabulary) is not None:
+            if (number := ours.first_difference(theirs)) is not None:
+                raise UserError(
+                    f"--beside {name}: token {number} is {theirs.name(number)!r} in its vocabulary "
+                    f"and {ours.name(number)!r} in that of {session.built.described.folder}; what "
+                    "is measured side by side has one vocabulary"
+                )
+        evaluator = Evaluator(Session(built, prepared), split)
+        step, weights, frozen = other.used()
+        whole = Frozen(frozen, frozen_models.take(built, ours)[0])
+        return {"step": step, **evaluator(weights, whole, Carry(), jax.numpy.int32(step))}
 
 
 def subject(run: str | Path | None) -> tuple[str, str]:

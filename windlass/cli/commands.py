@@ -163,6 +163,13 @@ def evaluate(
     ] = "validation",
     weights: WhichWeights = "last",
     step: Step = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="other runs or models, as a,b, measured on the same data by the same objective",
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="lm-evaluation-harness tasks instead, as a,b"),
@@ -189,6 +196,7 @@ def evaluate(
     windlass evaluate mine data.source.path=others.jsonl device=cpu
     windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
     windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
+    windlass evaluate mine --beside runs/other-5e6f7a8b,Qwen/Qwen2.5-0.5B-Instruct
     """
     task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
     if tasks is not None:
@@ -201,14 +209,18 @@ def evaluate(
     with ctx.obj.phase("evaluating"):
         from windlass.api import evaluate as call
         from windlass.api import subject
-        from windlass.cli.evaluation import WIDTH, lines
+        from windlass.cli.evaluation import WIDTH, lines, table
 
-        kind, name = subject(run)
+        kind, subject_name = subject(run)
+        others = [] if beside is None else [one.strip() for one in beside.split(",")]
         with waiting("evaluating"):
-            metrics = call(name, ctx.args, data=data, **vars(measured))
-    facts = {kind: name, "split": measured.split, "weights": measured.weights}
+            metrics = call(subject_name, ctx.args, data=data, beside=others, **vars(measured))
+    facts = {kind: subject_name, "split": measured.split, "weights": measured.weights}
     for name, value in [*facts.items(), *lines(metrics)]:
         say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
+    if others:
+        with trimmed() as console:
+            console.print(table(subject_name, metrics))
 
 
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)

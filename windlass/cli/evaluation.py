@@ -3,15 +3,40 @@
 from collections.abc import Iterator
 from typing import Any
 
+from rich import box
+from rich.table import Table
+from rich.text import Text
+
 from windlass.units import number
 
 WIDTH = 17  # of the left column
 BESIDE = "validation_"  # metrics of the other split
+SHORT = 24  # letters of a name above a column, its last
+
+
+def table(name: str, metrics: dict[str, Any]) -> Table:
+    """Metrics of what was evaluated and of all beside it, a column each."""
+    every = {name: metrics} | metrics["beside"]
+    shown = Table(box=box.SIMPLE_HEAD)
+    shown.add_column("")
+    for one in every:
+        shown.add_column(Text(_short(one)), justify="right", no_wrap=True)
+    for metric, value in metrics.items():
+        if isinstance(value, int | float) and not metric.startswith(BESIDE) and metric != "looks":
+            values = (one.get(metric) for one in every.values())
+            cells = ("" if value is None else number(value) for value in values)
+            shown.add_row(metric.replace("_", " "), *cells)
+    return shown
+
+
+def _short(name: str) -> str:
+    last = name.rstrip("/").rpartition("/")[2]
+    return last if len(last) <= SHORT else f"…{last[1 - SHORT :]}"
 
 
 def lines(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and values, a line each; of two splits a column each, and then the verdict."""
-    metrics = dict(metrics)
+    metrics = {name: value for name, value in metrics.items() if name != "beside"}
     after = {name: metrics.pop(name) for name in ("over", "verdict", "looks") if name in metrics}
     beside = {name: metrics.pop(name) for name in list(metrics) if name.startswith(BESIDE)}
     yield "step", number(metrics.pop("step"))

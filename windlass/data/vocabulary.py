@@ -124,6 +124,10 @@ class Vocabulary:
         """The string of a token in the vocabulary, special ones too."""
         return self._library.id_to_token(token) or f"<{token}>"
 
+    def first_difference(self, other: "Vocabulary") -> int | None:
+        """The first of these tokens that is another one in the other vocabulary; None: none is."""
+        return next((n for n in range(self.size) if other.name(n) != self.name(n)), None)
+
     def stream(self, tokens: Iterable[SupportsInt]) -> Iterator[str]:
         """Streaming decoder: the text of tokens as they come, in pieces that never cut a character.
 

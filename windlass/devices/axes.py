@@ -155,6 +155,11 @@ def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
     return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
 
 
+def replicated(x: Array) -> Array:
+    """All-gather of an array over every mesh axis: each device holds all of it."""
+    return x if _mesh().empty else jax.sharding.reshard(x, PartitionSpec())
+
+
 def batch_shards(rows: int) -> int:
     """Number of shards of a batch of `rows`: groups of devices that it is split over."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])

@@ -164,6 +164,11 @@ class FinishedRun:
         """The model as it computes; what the objective solves for is solved."""
         return self.built.model(*self._solved(self.load()))
 
+    def used(self) -> tuple[int, PyTree, PyTree]:
+        """The step, and the arrays to use, trained and frozen."""
+        loaded = self.load()
+        return loaded.step, *self._solved(loaded)
+
     def stored_model(self, *, frozen: bool = True) -> tuple[Loaded, Any]:
         """The checkpoint, and the same model with its arrays in the dtypes they were written in."""
         frozen = frozen or solves(self.run.objective)

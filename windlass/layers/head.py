@@ -13,7 +13,7 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
-from jaxtyping import Array, Float, Int, PRNGKeyArray
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from windlass.devices.axes import (
     Placed,
@@ -28,10 +28,8 @@ from windlass.layers.initializers import small
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 
 # Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
-TileLoss = Callable[
-    [Float[Array, "... vocab"], dict[str, Array]],
-    tuple[Float[Array, "..."], dict[str, Float[Array, "..."]]],
-]
+TileSums = tuple[Float[Array, "..."], dict[str, Float[Array, "..."]]]
+TileLoss = Callable[[Float[Array, "... vocab"], dict[str, Array]], TileSums]
 
 
 class Head(Placed):
@@ -57,10 +55,11 @@ class Head(Placed):
 
     def reduce(
         self,
-        loss: TileLoss,
+        loss: Callable[..., TileSums],
         hidden: Float[Array, "batch seq embed"],
         columns: dict[str, Array],
         *,
+        constants: PyTree = None,
         tile_tokens: int = TILE_TOKENS,
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """The sum of a per-token loss of the logits, and of what else `loss` reports.
@@ -69,6 +68,9 @@ class Head(Placed):
         (`[batch, seq, ...]`, all zero where a tile reaches beyond the row: it must be weighted by
         one of them). Its gradient is taken where it is computed, so that no tile is computed twice;
         the backward pass only scales it. The sums carry no gradient.
+
+        `constants`, where there are any, are its third argument in every tile: a weight that
+        changes from step to step, or the head of a frozen model. They have no gradient.
         """
         weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         tiles = _Tiles(hidden.shape, tile_tokens)
@@ -76,20 +78,24 @@ class Head(Placed):
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
-        def value(hidden, weight, columns):
+        def value(hidden, weight, columns, constants):
+            of_tile = _with(loss, constants)
+
             def add(sums, tile):
-                values = loss(_logits(tile[0], weight), tile[1])
+                values = of_tile(tile_logits(tile[0], weight), tile[1])
                 return _add(sums, values), None
 
-            zeros = _zeros(loss, tiles, hidden, weight, columns)
+            zeros = _zeros(of_tile, tiles, hidden, weight, columns)
             sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
             return _over_shards(sums)
 
-        def value_and_gradient(hidden, weight, columns):
+        def value_and_gradient(hidden, weight, columns, constants):
+            of_tile = _with(loss, constants)
+
             def add(carry, tile):
                 sums, d_weight = carry
                 h, own = tile
-                d_logits, values = _gradient(loss, _logits(h, weight), own)
+                d_logits, values = _gradient(of_tile, tile_logits(h, weight), own)
                 # Both products in the precision of the model: a float32 factor would leave the
                 # fast paths of every accelerator.
                 d_logits, back = _in_range(d_logits, h.dtype)
@@ -110,7 +116,7 @@ class Head(Placed):
             d_weight = jnp.zeros(
                 shape, jnp.float32, out_sharding=layout(("batch", "vocab", ""), shape)
             )
-            zeros = _zeros(loss, tiles, hidden, weight, columns)
+            zeros = _zeros(of_tile, tiles, hidden, weight, columns)
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
@@ -118,16 +124,16 @@ class Head(Placed):
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
-        def total(hidden, weight, columns):
-            return value(hidden, weight, columns)
+        def total(hidden, weight, columns, constants):
+            return value(hidden, weight, columns, constants)
 
         def backward(gradients, cotangents):
             scale = cotangents[0]
             d_hidden, d_weight = ((g * scale.astype(g.dtype)).astype(dtype) for g in gradients)
-            return d_hidden, d_weight, None
+            return d_hidden, d_weight, None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, weight, columns)
+        summed, others = total(hidden, weight, columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     def log_probabilities(
@@ -148,7 +154,7 @@ class Head(Placed):
             tiles = _Tiles(hidden.shape, tile_tokens)
 
             def one(_, tile):
-                return None, _log_probability(_logits(tile[0], weight), tile[1])
+                return None, _log_probability(tile_logits(tile[0], weight), tile[1])
 
             cut = tiles.cut(hidden), tiles.cut(targets)
             return tiles.join(jax.lax.scan(one, None, cut)[1])
@@ -240,7 +246,10 @@ def pick_several(
     )(logits, shard(candidates, " ".join(["batch", *"." * (candidates.ndim - 1)])))
 
 
-def _logits(h, weight):
+def tile_logits(
+    h: Float[Array, "shards rows seq embed"], weight: Float[Array, "vocab embed"]
+) -> Float[Array, "shards rows seq vocab"]:
+    """Float32 logits of a tile, of the model's own hidden states or of a frozen one's."""
     shape = (*h.shape[:3], weight.shape[0])
     out = layout(("batch", "", "", "vocab"), shape)
     return jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out).astype(jnp.float32)
@@ -252,6 +261,12 @@ def _log_probability(logits, targets):
 
 def _weighted(logits, columns):
     return columns["weight"] * _log_probability(logits, columns["targets"]), {}
+
+
+def _with(loss: Callable, constants: PyTree) -> TileLoss:
+    if constants is None:
+        return loss
+    return lambda logits, columns: loss(logits, columns, constants)
 
 
 def _gradient(loss, logits, columns):
@@ -282,7 +297,7 @@ def _add(sums, values):
 def _zeros(loss, tiles, hidden, weight, columns):
     def first(hidden, weight, columns):
         h, own = jax.tree.map(lambda x: x[0], (tiles.cut(hidden), tiles.cut(columns)))
-        return loss(_logits(h, weight), own)
+        return loss(tile_logits(h, weight), own)
 
     shapes = jax.eval_shape(first, hidden, weight, columns)
     out = layout(("batch",), (tiles.shards,))

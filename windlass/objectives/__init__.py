@@ -81,7 +81,7 @@ class Carry(NamedTuple):
 class BaseObjective(ABC):
     """An objective: its call, and the parts that most leave as they are."""
 
-    columns: ClassVar[tuple[str, ...]]  # what a batch must hold
+    columns: ClassVar[tuple[str, ...]]  # what it can read of a batch
     unit: ClassVar[str] = "token"  # what its loss is an average over
 
     @abstractmethod
@@ -96,6 +96,11 @@ class BaseObjective(ABC):
         step: Int[Array, ""],  # how many were done before this one
         steps: int,  # of the whole run: another number is another program where it is used
     ) -> tuple[Tally, Carry]: ...
+
+    @property
+    def reads(self) -> tuple[str, ...]:
+        """Columns that a batch must hold, with the keys that this objective has."""
+        return self.columns
 
     @property
     def helpers(self) -> dict[str, Start]:

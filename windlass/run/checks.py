@@ -86,7 +86,7 @@ def _columns(run: Run) -> list[Problem]:
     """Columns that the objective reads and the data lacks, or the other way round."""
     objective = type(run.objective).__module__.rpartition(".")[2]
     format = type(run.data.format).__module__.rpartition(".")[2]
-    has, reads = run.data.columns, run.objective.columns
+    has, reads = run.data.columns, run.objective.reads
     missing = [name for name in reads if name not in has]
     if run.data.has_blocks:
         # What the objective does not read a model may: no column is idle.

@@ -202,10 +202,9 @@ def _check_vocabulary(folder: Path, key: str, ours: Vocabulary) -> None:
     if not (folder / hugging_face.TOKENIZER).is_file():
         return
     theirs = vocabularies.load(str(folder))
-    for number in range(ours.size):
-        if theirs.name(number) != ours.name(number):
-            raise UserError(
-                f"{key}: token {number} is {theirs.name(number)!r} in its vocabulary, {folder}, "
-                f"and {ours.name(number)!r} in that of this run; both must be of one vocabulary, "
-                f"as they are with tokenizer: {{kind: file, path: {folder}}}"
-            )
+    if (number := ours.first_difference(theirs)) is not None:
+        raise UserError(
+            f"{key}: token {number} is {theirs.name(number)!r} in its vocabulary, {folder}, "
+            f"and {ours.name(number)!r} in that of this run; both must be of one vocabulary, "
+            f"as they are with tokenizer: {{kind: file, path: {folder}}}"
+        )
