@@ -86,6 +86,7 @@ def shell(command: str, folder: Path, typed: str = "") -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.long
 def test_every_command_runs_one_after_the_other(clone):
     first, *others = commands()
     assert first == "make quickstart"

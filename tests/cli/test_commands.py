@@ -258,6 +258,7 @@ def test_a_reader_that_goes_away_is_no_error(tmp_path):
     assert (done.stdout, done.stderr) == ("{\n", "")
 
 
+@pytest.mark.long
 def test_on_a_terminal_the_prompt_stands_out_and_the_text_cannot_move_it(place):
     ours, theirs = pty.openpty()
     words = ["generate", "tiny", "Once\tmore", "--tokens", "40", "--temperature", "3"]

@@ -339,6 +339,7 @@ def test_a_folder_of_this_computer_is_not_what_machines_install(program, program
     assert program("launch").out.startswith("nothing was launched yet")
 
 
+@pytest.mark.long
 def test_a_clone_is_built_and_uploaded_for_the_machines_to_install(program, programs, monkeypatch):
     monkeypatch.setattr("windlass.launch.installing._distribution", lambda: None)
     words = ("launch", "quickstart", "--on", "v6e-8", "--bucket", "gs://mine/runs")

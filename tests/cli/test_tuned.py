@@ -114,6 +114,7 @@ def test_what_was_tuned_is_exported_and_peft_finds_the_same_logits(program, spok
     assert (out / "adapter_model.safetensors").is_file()
 
 
+@pytest.mark.long
 def test_each_line_of_a_pipe_is_a_turn_and_answers_alone_are_written(say, spoken):
     talk = windlass.chat(trained.only_run(spoken), [ALONE], system="Be brief.", tokens=8, seed=3)
     answers = [talk("Hello"), talk("And then?")]
@@ -122,6 +123,7 @@ def test_each_line_of_a_pipe_is_a_turn_and_answers_alone_are_written(say, spoken
     assert out == "".join(f"{answer}\n" for answer in answers)
 
 
+@pytest.mark.long
 def test_commands_change_and_keep_a_conversation(say, spoken, tmp_path):
     file = tmp_path / "chats.jsonl"
     typed = ["Hello", f"/save {file}", "/reset", "/system Be kind.", "Hello", f"/save {file}"]

@@ -237,6 +237,7 @@ def result(process: subprocess.Popen) -> Path:
     return Path(printed.decode().strip())
 
 
+@pytest.mark.long
 def test_a_build_killed_while_writing_leaves_nothing_behind_that_the_next_one_uses(tmp_path: Path):
     undisturbed = result(start(tmp_path / "undisturbed"))
 

@@ -109,7 +109,9 @@ class Plain:
         return {"tokens": numbers}
 
 
-@pytest.mark.parametrize("heard", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize(
+    "heard", [signal.SIGINT, pytest.param(signal.SIGTERM, marks=pytest.mark.long)]
+)
 def test_a_worker_that_is_still_starting_does_not_hear_what_ends_a_run(heard: signal.Signals):
     with making(Plain(), 1) as make, ThreadPoolExecutor(1) as thread:
         made = thread.submit(make, np.arange(2))

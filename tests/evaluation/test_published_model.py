@@ -81,7 +81,11 @@ def test_a_model_is_measured_on_what_training_would_hold_out_of_a_file():
 
 @pytest.mark.parametrize(
     ("name", "step"),
-    [("model", 0), ("adapter", 3), pytest.param("merged", 3, marks=pytest.mark.long)],
+    [
+        ("model", 0),
+        pytest.param("adapter", 3, marks=pytest.mark.long),
+        pytest.param("merged", 3, marks=pytest.mark.long),
+    ],
 )
 def test_a_model_generates_what_the_run_does_where_it_has_the_same_weights(name, step):
     prompts = ["Once", QUESTION]

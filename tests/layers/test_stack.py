@@ -116,7 +116,7 @@ def by_hand(kinds: int):
 @pytest.mark.parametrize(
     ("kinds", "remat", "unroll"),
     [
-        (1, "none", 1),
+        pytest.param(1, "none", 1, marks=pytest.mark.long),
         (1, "saved", 2),
         (2, "full", 5),
         *(

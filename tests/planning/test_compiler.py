@@ -53,6 +53,7 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     assert json.loads(kept.read_text())["peak_bytes"] == found.peak_bytes
 
 
+@pytest.mark.long
 def test_a_step_is_compiled_with_the_microbatches_that_were_chosen_for_it(tmp_path, monkeypatch):
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
     chosen = origin.load(recipe(), ["train.batch=4", "train.microbatch=auto"])

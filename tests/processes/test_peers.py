@@ -92,6 +92,7 @@ def test_devices_that_leave_a_process_without_any_are_refused():
     )
 
 
+@pytest.mark.long
 def test_processes_with_different_recipes_are_refused_on_every_host(start):
     with start("run", each={1: ["optim.learning_rate=0.002"]}) as different:
         ended = different.finish()

@@ -128,6 +128,7 @@ AT_THE_END_OF_ALL = """
 """
 
 
+@pytest.mark.long
 def test_a_signal_to_one_process_when_all_are_done_makes_none_of_them_fail():
     """Who left at once was missed by the first, for 30 seconds, which then exited with 1."""
     port, started = str(free_port()), []

@@ -46,6 +46,7 @@ def kept(found, expected) -> float:
     return float(jnp.vdot(inside, whole) / jnp.vdot(whole, whole))
 
 
+@pytest.mark.long
 def test_small_gradients_survive_in_float16_with_the_scale_and_vanish_without():
     exact = gradient("float32", None)
     scaled = gradient("float16", START)

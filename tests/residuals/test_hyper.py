@@ -97,6 +97,7 @@ def test_a_branch_of_each_layer_has_weights_of_its_own_that_know_their_layer():
     assert "blocks.recurrence_residual.mix" in names
 
 
+@pytest.mark.long
 def test_how_layers_are_run_changes_nothing_and_each_reports_its_gain():
     model = trained()
 

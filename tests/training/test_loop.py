@@ -596,6 +596,7 @@ def test_a_run_whose_frozen_arrays_are_gone_is_refused(part, here):
     )
 
 
+@pytest.mark.long
 def test_a_disk_that_is_full_is_told_and_the_run_goes_on_where_there_is_room(finished, here):
     run = mine(finished, here)
     records = run / folders.METRICS
@@ -623,6 +624,7 @@ class LateBatches(Loader):
             yield batch
 
 
+@pytest.mark.long
 def test_waiting_for_data_is_recorded_and_epochs_are_those_of_the_data(here, monkeypatch):
     monkeypatch.setattr(loop, "Loader", LateBatches)
     keys = ["train.evaluate_every=0.2 epochs", "checkpoint.every=0.1 epochs", "checkpoint.keep=9"]
