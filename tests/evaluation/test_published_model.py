@@ -1,5 +1,6 @@
 """Models that are no runs, before and after training: folders, exports and those of the hub."""
 
+import json
 import shutil
 from pathlib import Path
 from typing import Any
@@ -69,6 +70,22 @@ def test_before_and_after_are_measured_on_the_data_of_the_run():
         found = measured(export, data="run", **ALONE)
         assert found["loss"] == pytest.approx(after["loss"], rel=1e-5)
         assert found["step"] == 0
+
+
+def test_models_beside_a_run_are_measured_on_its_rows_by_its_objective(tmp_path):
+    found = windlass.evaluate("run", beside=["merged", "model"])
+    others = found["beside"]
+    assert list(others) == ["merged", "model"]
+    assert others["merged"]["loss"] == pytest.approx(found["loss"], rel=1e-5)
+    assert others["model"]["loss"] > found["loss"] + 0.1
+    assert others["model"].keys() == found.keys() - {"beside", "over"}
+    other = shutil.copytree("model", tmp_path / "other") / "tokenizer.json"
+    tokenizer = json.loads(other.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    other.write_text(json.dumps(tokenizer))
+    said = refusal(windlass.evaluate, "run", beside=str(tmp_path / "other"))
+    assert "what is measured side by side has one vocabulary" in said
 
 
 def test_a_model_is_measured_on_what_training_would_hold_out_of_a_file():

@@ -83,7 +83,7 @@ def test_files_that_are_nowhere_are_refused_all_at_once_with_what_would_do():
         tokenizer={"kind": "file", "path": "tokenizer.json"},
         model={"path": "gs://mine/model"},
         adapter={"kind": "lora", "path": "~/adapter"},
-        objective={"kind": "distill", "teacher": {"run": "runs/large"}},
+        objective={"kind": "distil", "teacher": {"run": "runs/large"}},
     )
     under = "a path under /bucket/runs, where --bucket is mounted"
     assert refusal(of=here, bucket=BUCKET) == (
@@ -172,7 +172,7 @@ def test_files_in_the_bucket_and_at_urls_are_left_to_the_machines():
     mine = recipe(data=data, model=model)
     launch = prepare(mine, on="v6e-8", bucket=BUCKET, install="windlass-lm")
     assert launch.packages == ("windlass-lm[tpu]", "gcsfs")
-    objective = {"kind": "distill", "teacher": {"path": "/bucket/models/large"}}
+    objective = {"kind": "distil", "teacher": {"path": "/bucket/models/large"}}
     assert prepare(
         recipe(objective=objective), on="v6e-8", bucket=BUCKET, install="windlass-lm"
     ).packages

@@ -224,7 +224,8 @@ def teacher(tmp_path_factory) -> Path:
 
 
 def distilled(origin: dict) -> dict:
-    return recipe({"kind": "distill", "teacher": origin})
+    annealed = {"cross_entropy": 0.2, "cross_entropy_end": 0.8}
+    return recipe({"kind": "distil", "teacher": origin, **annealed})
 
 
 def told_of(run: Path, name: str) -> list[float]:
@@ -246,7 +247,12 @@ def test_a_teacher_teaches_the_same_from_a_folder_and_from_a_run_and_is_stored_i
     assert stored["identity"]["objective.teacher"].startswith("of files with hash ")
     at = contents(tmp_path / "run", "4")["identity"]["objective.teacher"]
     assert at.startswith("of step 2 with hash ")
-    assert told_of(tmp_path / "path", "share") == pytest.approx([0.8, 0.6, 0.4, 0.2])
+    each = zip(
+        *(told_of(tmp_path / "path", name) for name in ("loss", "divergence", "cross_entropy")),
+        strict=True,
+    )
+    weight = [(loss - divergence) / cross_entropy for loss, divergence, cross_entropy in each]
+    assert weight == pytest.approx([0.2, 0.4, 0.6, 0.8], rel=1e-4)
 
 
 @pytest.mark.long
