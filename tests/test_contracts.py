@@ -67,6 +67,8 @@ def test_an_objective_hands_on_what_the_model_reports(module):
     objective, batch = made(section(module, "Objective")), tiny.rows(96)
     batch |= {"reference": jnp.zeros_like(batch["weight"]), "puzzle": jnp.arange(8)}
     batch |= {"candidates": jnp.ones((8, 12, 4), jnp.uint8)}
+    taught = jnp.zeros((8, 12, 4), jnp.int32), jnp.zeros((8, 12, 4), jnp.float16), batch["weight"]
+    batch |= dict(zip(("teacher_ids", "teacher_logits", "teacher_log_z"), taught, strict=True))
     model = tiny.abstract(tiny.config("router"))
 
     def tally(model):
