@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.columns import Column, sized
+from windlass.columns import Column, StoredColumn, sized
 from windlass.data import Tokenized
-from windlass.data.pack import COLUMNS, Beside, Packing, Sequences, sequences
+from windlass.data.pack import COLUMNS, Packing, Sequences, sequences
 
 LENGTH = 16
 # Of each pair the bytes of both texts; with a beginning and an end, one more is to be read of each.
@@ -65,7 +65,7 @@ def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
     plain = of(prepared, console)
     file = tmp_path / "reference.npy"
     column = Column(np.float16, (LENGTH, 2), padding=-1)
-    beside = plain.with_beside({"reference": Beside(column, file)})  # which is not there yet
+    beside = plain.with_beside({"reference": StoredColumn(column, file)})  # which is not there yet
     assert plain.columns == sized(COLUMNS, LENGTH)
     assert beside.columns == {**plain.columns, "reference": column}
     values = np.arange(len(plain) * LENGTH * 2, dtype=np.float16).reshape(len(plain), LENGTH, 2)
