@@ -75,5 +75,12 @@ def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
         np.testing.assert_array_equal(found["reference"], [values[2], 0 * values[0] - 1, values[0]])
         for name, one in beside.columns.items():
             assert (found[name].dtype, found[name].shape) == (one.dtype, one.shape(3))
+    for shard, first in enumerate(range(0, len(plain), 2)):
+        (tmp_path / f"{shard:05d}").mkdir()
+        np.save(tmp_path / f"{shard:05d}/reference.npy", values[first : first + 2])
+    file.unlink()
+    sharded = plain.with_beside({"reference": StoredColumn(column, file, shard=2)})
+    found = sharded.batch([3, 0, -1, 2])["reference"]
+    np.testing.assert_array_equal(found, [values[3], values[0], 0 * values[0] - 1, values[2]])
     assert beside.fingerprint == plain.fingerprint
     assert beside.fingerprint != of(prepared, console, packing="none").fingerprint

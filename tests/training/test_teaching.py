@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+import re
 import shutil
 import signal
 import subprocess
@@ -27,10 +28,15 @@ from windlass.config import read
 from windlass.data import Data, Tokenizer, prepare
 from windlass.data.load import Loader
 from windlass.data.taught import joined
+from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
+from windlass.planning import targets
+from windlass.processes.signals import Signals
+from windlass.program.described import read_for
 from windlass.sources.teacher import Source
 from windlass.teacher_cache import TeacherCache
 from windlass.telemetry.console import ConsoleReport
+from windlass.training.teaching import Teaching, describe_teacher
 
 TOP_K, NEGATIVES, VOCAB = 8, 4, 257
 RECIPE = {
@@ -362,13 +368,24 @@ def test_a_student_learns_from_its_cache_and_goes_on_with_that_alone(taught, her
     keys = ["run.dir=run"]
     windlass.train(recipe(), keys)
     assert windlass.verify("run").good
-    (here / "cache").rename(here / "first")
-    teach(shard=16)
-    said = refusal(windlass.train, recipe(shard=16), [*keys, "train.steps=3"])
+    _change(here / "cache")
+    said = refusal(windlass.train, recipe(), [*keys, "train.steps=3"])
     assert "data.teacher" in said and "a cache with hash" in said
     shutil.rmtree(here / "cache")
     said = refusal(windlass.train, recipe(), [*keys, "train.steps=3"])
     assert said.startswith("data.teacher.path is cache, where there is no teacher's cache")
+
+
+def _change(folder: Path) -> None:
+    """Another logit in a cache, as another teacher may have written it."""
+    file = folder / "train-0/00000/teacher_logits.npy"
+    logits = np.load(file)
+    logits[0, 0, 0] += 1
+    np.save(file, logits)
+    seal.seal(file.parent, leave=[seal.NAME])
+    cache = teacher_cache.find(folder)
+    assert cache is not None
+    cache.finish()
 
 
 def test_columns_that_the_objective_does_not_read_are_reported(taught, here):
@@ -376,3 +393,14 @@ def test_columns_that_the_objective_does_not_read_are_reported(taught, here):
     assert "  data.teacher  gives the columns teacher_ids, teacher_logits, teacher_log_z" in said
     said = refusal(windlass.train, RECIPE, ["data.teacher=null"])
     assert "data.teacher, a cache that `windlass teach` writes, would do" in said
+
+
+def test_time_and_cost_are_estimated_where_the_catalogue_has_the_chip(taught, here):
+    student, described = describe_teacher(RECIPE, [])
+    target = targets.find("8xh100")
+    there = read_for(
+        described.layers, DeviceChoice("gpu", 8, "gpu", [], []), target.absent, is_trained=False
+    )
+    teaching = Teaching(student, there, Signals(), ConsoleReport(Console(file=StringIO())))
+    said = teaching.estimate(100_000_000)
+    assert re.fullmatch(r"about \S+ \(\S+ to \S+\) on 8xh100, \$[\d,.]+ on demand", said), said

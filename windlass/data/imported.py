@@ -36,6 +36,11 @@ class _File(NamedTuple):
     vocab: int  # one above the largest id
     hash: str
 
+    @property
+    def described(self) -> str:
+        length, top_k, negatives = self.sizes
+        return f"of {length} tokens with {top_k} candidates and {negatives} negatives"
+
 
 def write(folder: Path, out: Path) -> TeacherCache:
     """Import the files of a folder into a cache; what an earlier call wrote stays."""
@@ -43,8 +48,8 @@ def write(folder: Path, out: Path) -> TeacherCache:
     for one in found:
         if one.sizes != found[0].sizes:
             raise UserError(
-                f"{one.path} has rows, candidates and negatives of {one.sizes}, and "
-                f"{found[0].path} of {found[0].sizes}; all files of a cache have the same"
+                f"{one.path} has rows {one.described}, and {found[0].path} {found[0].described}; "
+                "all files of a cache have the same"
             )
     cache = TeacherCache(out, _about(found))
     there = teacher_cache.find(out)
@@ -88,11 +93,12 @@ def _paths(folder: Path) -> list[Path]:
     paths = [path for path in sorted(folder.iterdir()) if path.suffix in SUFFIXES]
     if not paths:
         pickled = [path.name for path in sorted(folder.iterdir()) if path.suffix in PICKLED]
-        has = f"has {listing(pickled[:3], 'and')}, which" if pickled else "has none: others"
+        what = f"--import is {folder}; it takes {listing(SUFFIXES, 'and')} files, and has "
+        if not pickled:
+            raise UserError(f"{what}none")
         raise UserError(
-            f"--import is {folder}; it takes {listing(SUFFIXES, 'and')} files, and the folder "
-            f"{has} are not read, since reading a pickled file can run any program; "
-            "docs/distillation.md says how one is converted"
+            f"{what}{listing(pickled[:3], 'and')}. Pickled files are not read, since that can run "
+            "any program: docs/distillation.md says how they are converted"
         )
     return paths
 

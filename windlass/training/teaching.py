@@ -92,7 +92,7 @@ def teach(
     with together(hosts, signals, lambda folder: None) as peers:
         with signals.phase("reading the recipe"):
             student, described = describe_teacher(recipe, overrides)
-        return _Teaching(student, described, signals, report).run(peers)
+        return Teaching(student, described, signals, report).run(peers)
 
 
 def describe_teacher(recipe: AnyRecipe, overrides: Sequence[str]) -> tuple[Run, Described]:
@@ -151,7 +151,7 @@ def _check_fit(student: Run, teacher: Run) -> None:
         )
 
 
-class _Teaching:
+class Teaching:
     """The writing of one cache, from where it stands to its end."""
 
     def __init__(self, student: Run, described: Described, signals: Signals, report: ConsoleReport):
