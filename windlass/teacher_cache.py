@@ -47,7 +47,7 @@ def written(columns: Mapping[str, Column]) -> dict[str, Any]:
     return {name: [str(x.dtype), list(x.axes), x.padding] for name, x in columns.items()}
 
 
-class Shard(NamedTuple):
+class CacheShard(NamedTuple):
     """Rows of a part, from `first` to `stop`."""
 
     part: str  # such as train-0: the first source in the train split
@@ -87,16 +87,16 @@ class TeacherCache(NamedTuple):
         return sum(dtype.itemsize * math.prod(shape) for dtype, shape in shapes)
 
     @property
-    def shards(self) -> list[Shard]:
+    def shards(self) -> list[CacheShard]:
         size = self.about["shard"]
         return [
-            Shard(part, first // size, first, min(first + size, rows))
+            CacheShard(part, first // size, first, min(first + size, rows))
             for part, rows in self.parts.items()
             for first in range(0, rows, size)
         ]
 
     @property
-    def missing(self) -> list[Shard]:
+    def missing(self) -> list[CacheShard]:
         """Shards that are still to be written."""
         return [one for one in self.shards if not (self.folder / one.name / seal.NAME).is_file()]
 
@@ -120,7 +120,7 @@ class TeacherCache(NamedTuple):
         if not (self.folder / ABOUT).is_file():
             seal.write_signed(self.folder / ABOUT, self.about)
 
-    def write(self, shard: Shard, columns: Mapping[str, np.ndarray]) -> None:
+    def write(self, shard: CacheShard, columns: Mapping[str, np.ndarray]) -> None:
         """Publish a shard: it is there whole, or not at all."""
         partial = self.folder / f"{shard.part}-{shard.number:05d}{files.PARTIAL}"
         shutil.rmtree(partial, ignore_errors=True)

@@ -20,6 +20,7 @@ from windlass.chance import keys, subsets
 from windlass.checkpoint import Checkpoint
 from windlass.columns import length_of, sized
 from windlass.config import AnyRecipe, Layers, tree
+from windlass.config.start import Start
 from windlass.data import Prepared, Tokenized, beside, cache_of, prepare, taught
 from windlass.data.load import numbered_batches
 from windlass.data.pack import COLUMNS
@@ -40,7 +41,7 @@ from windlass.program.programs import Programs
 from windlass.run import Run
 from windlass.starting import frozen_models, origin
 from windlass.starting.describe import choose_devices
-from windlass.teacher_cache import IDS, LOG_Z, LOGITS, Shard, TeacherCache
+from windlass.teacher_cache import IDS, LOG_Z, LOGITS, CacheShard, TeacherCache
 from windlass.telemetry.compiles import Program
 from windlass.telemetry.console import ConsoleReport
 from windlass.terminal import Terminal
@@ -107,16 +108,21 @@ def describe_teacher(recipe: AnyRecipe, overrides: Sequence[str]) -> tuple[Run, 
     return student, described
 
 
+def teacher_of(student: Run) -> Start:
+    """The teacher that a recipe names, or a refusal."""
+    teacher = student.data.teacher
+    if teacher is not None and teacher.model is not None:
+        return teacher.model
+    missing = "data.teacher" if teacher is None else KEY
+    raise UserError(
+        f"{missing} is missing: data.teacher.path is the folder that the cache goes to, and {KEY} "
+        "the teacher, as {hub: OWNER/NAME}, {path: FOLDER} or {run: RUN}"
+    )
+
+
 def _teacher_run(student: Run, layers: Layers) -> dict[str, Any]:
     """The teacher as a recipe: the data, devices and batches of the student's."""
-    teacher = student.data.teacher
-    if teacher is None or teacher.model is None:
-        what = "data.teacher" if teacher is None else KEY
-        raise UserError(
-            f"{what} is missing: data.teacher.path is the folder that the cache goes to, and {KEY} "
-            "the teacher, as {hub: OWNER/NAME}, {path: FOLDER} or {run: RUN}"
-        )
-    helper = frozen_models.resolve(frozen_models.CACHED, teacher.model, layers)
+    helper = frozen_models.resolve(frozen_models.CACHED, teacher_of(student), layers)
     names = ("batch", "batch_per_device", "accumulation", "seed")
     batches = {name: getattr(student.train, name) for name in names}
     kept = {name: tree(getattr(student, name)) for name in ("device", "mesh", "precision")}
@@ -177,7 +183,7 @@ class Teaching:
             cache = self.cache(prepared)
             with self.signals.phase("running the teacher"), self.locked(cache):
                 missing = processes.broadcast("shards to write", lambda: cache.missing)
-                shards = [Shard(*one) for one in missing]
+                shards = [CacheShard(*one) for one in missing]
                 self.report.banner(self.facts(cache, shards))
                 if shards:
                     self.check_room(cache, shards)
@@ -232,7 +238,7 @@ class Teaching:
                 cache.begin()
             yield
 
-    def facts(self, cache: TeacherCache, shards: list[Shard]) -> Iterator[tuple[str, str]]:
+    def facts(self, cache: TeacherCache, shards: list[CacheShard]) -> Iterator[tuple[str, str]]:
         """All that is known before the teacher runs: rows, bytes, time and cost."""
         length = self.described.run.data.length
         start = self.described.run.helpers[frozen_models.CACHED].start
@@ -269,7 +275,7 @@ class Teaching:
         usd = "" if bill.on_demand is None else f", ${bill.on_demand.expected:,.2f} on demand"
         return f"about {expected} ({low} to {high}) on {target.name}{usd}"
 
-    def check_room(self, cache: TeacherCache, shards: list[Shard]) -> None:
+    def check_room(self, cache: TeacherCache, shards: list[CacheShard]) -> None:
         needs = cache.row_bytes * sum(one.stop - one.first for one in shards)
         if processes.is_first() and needs > (free := shutil.disk_usage(cache.folder).free):
             raise UserError(
@@ -278,7 +284,7 @@ class Teaching:
                 "data would do"
             )
 
-    def write(self, cache: TeacherCache, shards: list[Shard], prepared: Tokenized) -> None:
+    def write(self, cache: TeacherCache, shards: list[CacheShard], prepared: Tokenized) -> None:
         """Compute and write the shards that are missing, one after the other."""
         with self.report.doing("loading the teacher"):
             helpers, facts = frozen_models.take(self.built, prepared.vocabulary)
@@ -295,7 +301,7 @@ class Teaching:
                 done += shard.stop - shard.first
 
     def computed(
-        self, rows: Any, shard: Shard, helpers: PyTree, done: int, advance: Callable
+        self, rows: Any, shard: CacheShard, helpers: PyTree, done: int, advance: Callable
     ) -> dict[str, np.ndarray]:
         """What the teacher gives the rows of a shard.
 
