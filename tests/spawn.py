@@ -35,6 +35,7 @@ class Processes:
         each: Mapping[int, Sequence[str]] | None = None,
         environ: Mapping[str, str] | None = None,
         environ_of: Mapping[int, Mapping[str, str]] | None = None,  # of one process alone
+        command: str = "train",
     ):
         self.started: list[subprocess.Popen] = []
         self.logs = [folder / f"output-{i}-{os.urandom(4).hex()}.txt" for i in range(processes)]
@@ -46,7 +47,7 @@ class Processes:
             with log.open("wb") as output:
                 self.started.append(
                     subprocess.Popen(
-                        [sys.executable, "-m", "windlass", "train", *own],
+                        [sys.executable, "-m", "windlass", command, *own],
                         cwd=folder,
                         env=os.environ
                         | {"JAX_PLATFORMS": "cpu", **environ, **(environ_of or {}).get(i, {})},

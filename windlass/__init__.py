@@ -27,6 +27,7 @@ if TYPE_CHECKING:
         runs,
         schema,
         tasks,
+        teach,
         train,
         verify,
     )
@@ -50,6 +51,7 @@ __all__ = [
     "runs",
     "schema",
     "tasks",
+    "teach",
     "train",
     "verify",
 ]

@@ -22,3 +22,18 @@ def keys(seed: int, *numbers: np.ndarray) -> np.ndarray:
 def permutations(keys: np.ndarray, count: int) -> np.ndarray:
     """A permutation of 0 to `count` for each key."""
     return np.argsort(mix(keys[:, None] + np.arange(count, dtype=np.uint64)), axis=1)
+
+
+def subsets(keys: np.ndarray, count: int, below: int) -> np.ndarray:
+    """A random subset for each key, of `count` different numbers from 0 to `below`.
+
+    Floyd's algorithm: every subset is as likely as any other, and none is drawn again.
+    """
+    bits = mix(keys[:, None] + np.arange(count, dtype=np.uint64))
+    uniform = (bits >> np.uint64(11)) / 2.0**53  # from 0 to below 1
+    subset = np.empty((len(keys), count), np.int32)
+    for place, last in enumerate(range(below - count, below)):
+        drawn = (uniform[:, place] * (last + 1)).astype(np.int32)
+        is_in = (subset[:, :place] == drawn[:, None]).any(axis=1)
+        subset[:, place] = np.where(is_in, last, drawn)
+    return subset

@@ -1,12 +1,18 @@
-"""Columns of a batch: the dtype of each, and its axes behind that of the rows."""
+"""Columns of a batch: the dtype of each, its axes behind that of the rows, and its files."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
+from windlass.errors import UserError
+
 LENGTH = "length"  # the sequence axis, as long as data.length says
+OPEN = 96  # files of a reader: each takes a descriptor, of which a process may have 1024
 
 
 @dataclass(frozen=True)
@@ -56,3 +62,55 @@ def length_of(columns: Mapping[str, Column]) -> int:
 def listed(columns: Mapping[str, Column]) -> str:
     """`tokens int32[rows, 16], ...`: columns as an error names them."""
     return ", ".join(f"{name} {column}" for name, column in columns.items())
+
+
+class StoredColumn(NamedTuple):
+    """A column on disk, a line for each row; it need not be there until it is read.
+
+    It is one file, or one in each shard of so many rows: `DIR/NAME.npy` then stands for
+    `DIR/00000/NAME.npy`, `DIR/00001/NAME.npy`, ...
+    """
+
+    column: Column  # whose axes are numbers
+    file: Path
+    shard: int | None = None
+
+    def of_shard(self, number: int) -> Path:
+        if self.shard is None:
+            return self.file
+        return shard_folder(self.file.parent, number) / self.file.name
+
+
+def shard_folder(place: Path, number: int) -> Path:
+    return place / f"{number:05d}"
+
+
+class ColumnReader:
+    """Stored columns, memory-mapped: only what is read of them is in memory.
+
+    The files that were read last stay open.
+    """
+
+    def __init__(self, columns: Mapping[str, StoredColumn]):
+        self.columns = columns
+        self._opened = lru_cache(OPEN)(_mapped)
+
+    def rows(self, numbers: np.ndarray) -> dict[str, np.ndarray]:
+        """The rows of these numbers, of every column."""
+        return {name: self._rows(stored, numbers) for name, stored in self.columns.items()}
+
+    def _rows(self, stored: StoredColumn, numbers: np.ndarray) -> np.ndarray:
+        shard, line = np.divmod(numbers, stored.shard or np.iinfo(np.int64).max)
+        values = stored.column.padded(len(numbers))
+        for number in np.unique(shard).tolist():
+            here = shard == number
+            values[here] = self._opened(stored.of_shard(number))[line[here]]
+        return values
+
+
+def _mapped(file: Path) -> np.ndarray:
+    try:
+        return np.load(file, mmap_mode="r").view(np.ndarray)
+    except (OSError, ValueError) as error:
+        why = "is gone" if isinstance(error, FileNotFoundError) else "is not as it was written"
+        raise UserError(f"{file} {why}; put it back from a copy, or make it again") from None

@@ -1,7 +1,7 @@
 import numpy as np
 import pytest
 
-from windlass.chance import keys, permutations
+from windlass.chance import keys, permutations, subsets
 from windlass.data.shuffle import permuted
 
 
@@ -55,3 +55,14 @@ def test_a_key_follows_from_the_seed_and_each_number_and_from_no_neighbour():
     assert (np.sort(found, axis=1) == np.arange(4)).all()
     counts = [np.bincount(column, minlength=4) for column in found.T]
     assert abs(np.array(counts) - 250).max() < 5 * np.sqrt(250 * 0.75)
+
+
+def test_a_random_subset_has_different_numbers_each_as_often_as_any_other():
+    drawn = subsets(keys(3, np.arange(40_000)), 3, 7)
+    assert (np.diff(np.sort(drawn, axis=1), axis=1) > 0).all()
+    assert drawn.min() == 0 and drawn.max() == 6
+    every, counts = np.unique(np.sort(drawn, axis=1), axis=0, return_counts=True)
+    assert len(every) == 35  # 7 over 3
+    assert np.abs(counts / len(drawn) * 35 - 1).max() < 0.1
+    assert (subsets(keys(3, np.arange(5)), 7, 7).sum(axis=1) == 21).all()
+    assert (subsets(keys(3, np.arange(10, 20)), 3, 7) == drawn[10:20]).all()

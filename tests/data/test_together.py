@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from windlass.columns import Column, sized
+from windlass.columns import Column, StoredColumn, sized
 from windlass.data import Tokenized
-from windlass.data.pack import COLUMNS, Beside, Packing, Sequences, sequences
+from windlass.data.pack import COLUMNS, Packing, Sequences, sequences
 
 LENGTH = 16
 # Of each pair the bytes of both texts; with a beginning and an end, one more is to be read of each.
@@ -65,7 +65,7 @@ def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
     plain = of(prepared, console)
     file = tmp_path / "reference.npy"
     column = Column(np.float16, (LENGTH, 2), padding=-1)
-    beside = plain.with_beside({"reference": Beside(column, file)})  # which is not there yet
+    beside = plain.with_beside({"reference": StoredColumn(column, file)})  # which is not there yet
     assert plain.columns == sized(COLUMNS, LENGTH)
     assert beside.columns == {**plain.columns, "reference": column}
     values = np.arange(len(plain) * LENGTH * 2, dtype=np.float16).reshape(len(plain), LENGTH, 2)
@@ -75,5 +75,12 @@ def test_a_column_beside_the_rows_is_read_with_them_in_another_process_too(
         np.testing.assert_array_equal(found["reference"], [values[2], 0 * values[0] - 1, values[0]])
         for name, one in beside.columns.items():
             assert (found[name].dtype, found[name].shape) == (one.dtype, one.shape(3))
+    for shard, first in enumerate(range(0, len(plain), 2)):
+        (tmp_path / f"{shard:05d}").mkdir()
+        np.save(tmp_path / f"{shard:05d}/reference.npy", values[first : first + 2])
+    file.unlink()
+    sharded = plain.with_beside({"reference": StoredColumn(column, file, shard=2)})
+    found = sharded.batch([3, 0, -1, 2])["reference"]
+    np.testing.assert_array_equal(found, [values[3], values[0], 0 * values[0] - 1, values[2]])
     assert beside.fingerprint == plain.fingerprint
     assert beside.fingerprint != of(prepared, console, packing="none").fingerprint

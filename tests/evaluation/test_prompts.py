@@ -4,8 +4,12 @@ import json
 
 import pytest
 
+from windlass.data import Data
 from windlass.errors import UserError
-from windlass.evaluation.prompts import read
+from windlass.evaluation.prompts import of_data, read
+from windlass.formats.chat import Format as Chats
+from windlass.formats.pairs import Format as Pairs
+from windlass.sources import jsonl, stories
 
 
 def test_a_text_has_a_prompt_in_each_line_that_is_not_empty(tmp_path):
@@ -54,3 +58,19 @@ def test_a_file_that_is_not_there_or_empty_or_no_text_is_refused(tmp_path):
         with pytest.raises(UserError) as refusal:
             read(file)
         assert str(refusal.value) == said
+
+
+def test_examples_of_a_recipe_are_prompts_without_their_last_answers(tmp_path):
+    file = tmp_path / "chats.jsonl"
+    turns = [("user", "Hi"), ("assistant", "Hello"), ("user", "1 + 1"), ("assistant", "2")]
+    messages = [{"role": role, "content": content} for role, content in turns]
+    file.write_text(json.dumps({"messages": messages}) + "\n")
+    chats = Data(source=jsonl.Source(path=str(file)), format=Chats())
+    assert list(of_data(chats)) == [{"messages": messages[:3]}]
+    texts = Data(source=stories.Source(count=2))
+    assert list(of_data(texts)) == [{"prompt": stories.Source(count=2)[n]["text"]} for n in (0, 1)]
+    with pytest.raises(UserError) as refusal:
+        list(of_data(Data(source=jsonl.Source(path=str(file)), format=Pairs())))
+    assert str(refusal.value) == (
+        "prompts are made of texts and chats, and data.source has neither"
+    )

@@ -369,6 +369,18 @@ def test_training_behind_another_prompt_than_the_default_one_is_warned_of(
     assert len(prepared(QWEN3, rows, thinking="both").corpora[0].notes) == 1
 
 
+def test_a_hash_of_the_row_chooses_how_it_thinks(prepared: Callable):
+    rows = [{"prompt": f"{n} + 1", "completion": "x", "reasoning": f"Of {n}."} for n in range(30)]
+    ways = [prepared(QWEN3, rows, thinking=way) for way in ("none", "off", "on")]
+    found = prepared(QWEN3, rows, thinking="all")
+    each = [[text_of(way, n) for way in ways].index(text_of(found, n)) for n in range(30)]
+    assert all(5 <= each.count(way) <= 15 for way in range(3))
+    turned = prepared(QWEN3, rows[::-1], thinking="all")
+    assert [text_of(turned, n) for n in range(30)] == [text_of(found, 29 - n) for n in range(30)]
+    bare = [{name: one[name] for name in ("prompt", "completion")} for one in rows]
+    assert prepared(QWEN3, bare, thinking="all").corpora[0].documents == 30
+
+
 def test_both_documents_of_a_row_are_in_the_same_split(prepared: Callable):
     rows = [{"prompt": f"{n} + 1", "completion": "x", "reasoning": f"Of {n}."} for n in range(20)]
     found = prepared(QWEN3, rows, thinking="both")

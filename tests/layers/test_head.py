@@ -13,7 +13,8 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from windlass.layers.head import Head, log_z, pick, pick_several
+from windlass.devices.axes import shard
+from windlass.layers.head import Head, log_z, outside, pick, pick_several, top_k
 
 ROWS, LENGTH, EMBED = 4, 7, 16
 MESH = (2, 2, 2)
@@ -242,3 +243,46 @@ def test_in_float16_gradients_beyond_its_range_are_kept_for_the_scale_that_comes
     gap = tiny.apart(found, expected)
     print(f"gradients differ by {gap:.1e}")
     assert gap < 5e-3
+
+
+@pytest.mark.parametrize("vocab", [3_000, 3_001])  # split over devices, and not
+def test_candidates_are_the_highest_logits_and_others_outside_of_them_on_any_mesh(vocab):
+    hidden, weight, _ = example(vocab)
+    rng = np.random.default_rng(2)
+    ranks = np.stack([rng.permutation(vocab - 5)[:3] for _ in range(ROWS * LENGTH)])
+    ranks = jnp.asarray(ranks.reshape(ROWS, LENGTH, 3).astype(np.int32))
+
+    logits = np.einsum("bse,ve->bsv", *(np.asarray(x, np.float64) for x in (hidden, weight)))
+    highest = np.argsort(-logits, axis=-1, kind="stable")[..., :5]
+    rest = [np.delete(np.arange(vocab), ids) for ids in highest.reshape(-1, 5)]
+    others = np.stack(rest).reshape(ROWS, LENGTH, -1)
+    expected = np.concatenate([highest, np.take_along_axis(others, ranks, axis=-1)], axis=-1)
+
+    def by_head(hidden, head, ranks, *, rows: int):
+        return head.candidates(hidden, 5, ranks, tile_tokens=3 * rows)
+
+    alone = jax.jit(partial(by_head, rows=ROWS))(hidden, Head(weight), ranks)
+    with tiny.on(MESH) as mesh:
+        head, (hidden, ranks) = tiny.placed(Head(weight), (hidden, ranks), mesh)
+        spread = jax.jit(partial(by_head, rows=1))(hidden, head, ranks)
+    for found in (alone, spread):
+        np.testing.assert_array_equal(found.ids, expected)
+        np.testing.assert_allclose(
+            found.logits, np.take_along_axis(logits, expected, axis=-1), atol=1e-5
+        )
+        np.testing.assert_allclose(found.log_z, np.log(np.exp(logits).sum(axis=-1)), atol=1e-5)
+
+
+def test_equal_logits_are_ordered_by_id_on_any_mesh():
+    logits = jnp.zeros((4, 1, 2, 16)).at[..., jnp.array([3, 9, 12])].set(1.0)
+    alone = top_k(logits, 9)
+    with tiny.on(MESH):
+        spread = jax.jit(lambda x: top_k(shard(x, "batch . . vocab"), 9))(logits)
+    for ids, values in (map(np.asarray, found) for found in (alone, spread)):
+        np.testing.assert_array_equal(ids[0, 0, 0], [3, 9, 12, 0, 1, 2, 4, 5, 6])
+        np.testing.assert_array_equal(values[0, 0, 0], [1] * 3 + [0] * 6)
+
+
+def test_ranks_outside_of_a_set_are_ids_that_are_not_in_it():
+    ids = jnp.array([5, 0, 2], jnp.int32)
+    np.testing.assert_array_equal(outside(ids, jnp.arange(5, dtype=jnp.int32)), [1, 3, 4, 6, 7])

@@ -5,14 +5,17 @@ from windlass.api.generation import chat, each, generate, stream
 from windlass.api.launching import launch, launches
 from windlass.api.planning import best, calibrate, plan, plans, prices
 from windlass.api.run_folders import compare, delete, report, runs, standing, verify
+from windlass.api.teaching import teach
 from windlass.api.training import data, new, recipe, schema, train
 from windlass.release.export import export
 from windlass.run_folder.runs import RUNS, Standing, check_deletable, find, is_run
 from windlass.training.loop import Trained
+from windlass.training.teaching import Taught
 
 __all__ = [
     "RUNS",
     "Standing",
+    "Taught",
     "Trained",
     "best",
     "calibrate",
@@ -41,6 +44,7 @@ __all__ = [
     "stream",
     "subject",
     "tasks",
+    "teach",
     "train",
     "verify",
 ]

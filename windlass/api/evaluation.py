@@ -31,7 +31,7 @@ from windlass.starting import frozen_models
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.terminal import Terminal
-from windlass.training.session import Evaluator, Session
+from windlass.training.session import Evaluator, Session, joined
 
 PLACES = ("device", "mesh", "precision")  # keys that say where a model computes, not which it is
 SECTION = re.compile(r"[^.=]*")  # of a word such as mesh.fsdp=2
@@ -77,7 +77,7 @@ def evaluate(
             has = listing(prepared.splits, "and")
             what = "rows" if described.data.has_blocks else "documents"
             raise UserError(f"{folder} holds out no {split} {what}; it has {has} ones")
-        prepared = reference.joined(prepared, folder)
+        prepared = joined(prepared, described, folder)
         session = Session(built, prepared)
         splits = [split] if split != "test" else ["validation", "test"]
         reference.check(prepared, folder, splits)

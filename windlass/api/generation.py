@@ -47,9 +47,13 @@ def each(
     weights: str = "last",
     step: int | None = None,
     batch: int = 16,
+    begin: int = 0,
     **sampling: Any,
 ) -> Iterator[str]:
-    """Completions one after the other, as they come, in batches of `batch` prompts."""
+    """Completions one after the other, as they come, in batches of `batch` prompts.
+
+    Those before `begin` are left out: they are there from an earlier call.
+    """
     if batch < 1:
         raise UserError(f"batch is {batch}; it must be 1 or more")
     keys, rest = sections(sampling)
@@ -58,7 +62,7 @@ def each(
     with opened.scope():
         generator = build_generator(opened)
         inputs = [_prompt(prompt, chat, generator, opened.folder) for prompt in prompts]
-        yield from generator.each(inputs, how, batch)
+        yield from generator.each(inputs, how, batch, begin)
 
 
 def stream(

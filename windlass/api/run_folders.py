@@ -2,6 +2,7 @@
 
 from pathlib import Path
 
+from windlass import teacher_cache
 from windlass.checkpoint.verify import VerifyReport
 from windlass.data.integrity import is_cache
 from windlass.errors import UserError
@@ -21,13 +22,15 @@ def verify(run: str | Path | None) -> VerifyReport | exports.ExportReport:
     """Compare all that a run computes from with its hashes; change nothing.
 
     That is every file and array of its checkpoints, its recipe and tokenizer, and its prepared
-    data. In place of a run it may be an export, or a cache of prepared data.
+    data. In place of a run it may be an export, a cache of prepared data, or that of a teacher.
     """
     place = None if run is None else Path(run).expanduser()
     if place is not None and exports.is_export(place):
         return exports.verify(place)
     if place is not None and is_cache(place):
         return verifying.verify_cache(place)
+    if place is not None and teacher_cache.is_cache(place):
+        return verifying.verify_teacher(place)
     return verifying.verify(find(run))
 
 

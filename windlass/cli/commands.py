@@ -9,7 +9,17 @@ from typing import Annotated, Any, Literal
 import typer
 from rich.text import Text
 
-from windlass.cli import completion, export, launch, plan, prices, report, training, writing
+from windlass.cli import (
+    completion,
+    export,
+    launch,
+    plan,
+    prices,
+    report,
+    teaching,
+    training,
+    writing,
+)
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
@@ -87,6 +97,7 @@ def program(
 
 app.command(cls=Command, context_settings=WITH_KEYS)(training.train)
 app.command(cls=Command, context_settings=WITH_KEYS)(plan.plan)
+app.command(cls=Command, context_settings=WITH_KEYS)(teaching.teach)
 
 
 @app.command(cls=Command)
@@ -234,8 +245,8 @@ def verify(ctx: typer.Context, run: RunName = None) -> int:
     """Check every byte that a run computes from, or of an export, and report what is damaged.
 
     That is its checkpoints, recipe, tokenizer and prepared data. In place of a run it may be a
-    folder of prepared data, such as ~/.cache/windlass. Read-only. Exits with 1 if anything is
-    damaged.
+    folder of prepared data, such as ~/.cache/windlass, or the cache of a teacher. Read-only. Exits
+    with 1 if anything is damaged.
 
     windlass verify quickstart
     windlass verify runs/mine-1a2b3c4d

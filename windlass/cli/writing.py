@@ -79,7 +79,7 @@ def generate(
     with ctx.obj.phase("generating"):
         from windlass import api
 
-        how: dict[str, Any] = {**vars(chosen), **_sampling(ctx)}
+        how: dict[str, Any] = {**vars(chosen), **sampling(ctx)}
         if file is None:
             if out is not None:
                 raise UserError(f"--out is {out}; it needs --file, and > is for one prompt")
@@ -134,7 +134,7 @@ def chat(
 
         mode = vars(options(Thought, thinking=thinking))
         with waiting("loading the model"):
-            talk = api.chat(run, ctx.args, system=system, **mode, **vars(chosen), **_sampling(ctx))
+            talk = api.chat(run, ctx.args, system=system, **mode, **vars(chosen), **sampling(ctx))
     Talk(talk, ctx.obj).run()
 
 
@@ -170,7 +170,7 @@ def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str 
             tell(number, "")
 
 
-def _sampling(ctx: typer.Context) -> dict[str, Any]:
+def sampling(ctx: typer.Context) -> dict[str, Any]:
     """The options of sampling, by the names that they have in the signatures above."""
     from windlass.evaluation.sampling import Sampling
 

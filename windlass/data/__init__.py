@@ -59,6 +59,8 @@ def _untokenized(data: Data, tokenizer: Tokenizer) -> Untokenized:
     splits = []
     for part in data.parts:
         with under(part.key):
+            if text is not None:
+                part.source.check_vocabulary(text.described)
             splits.append(_block_rows(data, part))
     return Untokenized(data, _joined(data, splits), text=text)
 

@@ -111,11 +111,24 @@ def evaluation_batches(
     rows: Split, batch: int, placement: Placement, *, prefetch: int = AHEAD
 ) -> Iterator[Batch]:
     """Every row once, in order and in no epoch; the last batch is filled up with padding."""
-    numbers = np.arange(len(rows) + -len(rows) % batch).reshape(-1, batch)
-    numbers[numbers >= len(rows)] = -1
+    shapes = shapes_of(rows, batch)
+    return numbered_batches(np.arange(len(rows)), shapes, rows.batch, placement, prefetch=prefetch)
+
+
+def numbered_batches(
+    numbers: np.ndarray,
+    shapes: dict[str, tuple[int, ...]],
+    make: Make,
+    placement: Placement,
+    *,
+    prefetch: int = AHEAD,
+) -> Iterator[Batch]:
+    """Batches of these shapes that `make` makes of rows by number, filled up with padding."""
+    batch = next(iter(shapes.values()))[0]
+    padded = np.pad(numbers, (0, -len(numbers) % batch), constant_values=-1).reshape(-1, batch)
     options = grain.ReadOptions(num_threads=int(prefetch > 0), prefetch_buffer_size=prefetch)
-    source = grain.MapDataset.source(list(numbers)).map(Drawn)
-    return _iterate(source, shapes_of(rows, batch), rows.batch, placement, options)
+    source = grain.MapDataset.source(list(padded)).map(Drawn)
+    return _iterate(source, shapes, make, placement, options)
 
 
 def _iterate(

@@ -11,7 +11,7 @@ import numpy as np
 from rich.console import Console
 
 from windlass import files, seal
-from windlass.columns import LENGTH, Column, sized
+from windlass.columns import LENGTH, Column, ColumnReader, StoredColumn, sized
 from windlass.data.corpus import Corpus, claimed, opened, room, save
 from windlass.data.integrity import is_whole
 from windlass.data.split import Arrays, Numbers
@@ -31,13 +31,6 @@ COLUMNS = {
     "position": Column(np.int32, (LENGTH,)),  # from 0 in every piece
     "document": Column(np.int32, (LENGTH,), padding=-1),  # 0, 1, 2, ... within the row
 }
-
-
-class Beside(NamedTuple):
-    """A column in a file of its own, a line for each row; it need not be there until it is read."""
-
-    column: Column
-    file: Path
 
 
 class Piece(NamedTuple):
@@ -73,7 +66,7 @@ class Sequences:
         folder: Path,
         length: int,
         seen: int = 0,
-        beside: Mapping[str, Beside] | None = None,
+        beside: Mapping[str, StoredColumn] | None = None,
     ):
         self.corpus, self.folder, self.length, self.seen = corpus, folder, length, seen
         self.beside = dict(beside or {})
@@ -98,7 +91,7 @@ class Sequences:
         further = {name: one.column for name, one in self.beside.items()}
         return sized(COLUMNS | further, self.length)
 
-    def with_beside(self, beside: Mapping[str, Beside]) -> "Sequences":
+    def with_beside(self, beside: Mapping[str, StoredColumn]) -> "Sequences":
         """The same rows with further columns."""
         return Sequences(self.corpus, self.folder, self.length, self.seen, beside)
 
@@ -202,10 +195,9 @@ class Sequences:
         eos = self.corpus.vocabulary.eos
         tokens, targets = self.corpus.tokens[source], self.corpus.tokens[source + 1]
         self._check_known(tokens, targets)
-        further = {}
-        for name, values in self._further.items():
-            further[name] = self.columns[name].padded(len(numbers))
-            further[name][is_row] = values[numbers[is_row]]
+        further = {name: one.column.padded(len(numbers)) for name, one in self.beside.items()}
+        for name, values in self._reader.rows(numbers[is_row]).items():
+            further[name][is_row] = values
         return further | {
             "tokens": column("tokens", tokens, eos),
             "targets": column("targets", targets, eos),
@@ -226,9 +218,8 @@ class Sequences:
             )
 
     @cached_property
-    def _further(self) -> dict[str, np.ndarray]:
-        mapped = {name: np.load(one.file, mmap_mode="r") for name, one in self.beside.items()}
-        return {name: array.view(np.ndarray) for name, array in mapped.items()}
+    def _reader(self) -> ColumnReader:
+        return ColumnReader(self.beside)
 
     def _trained(self, begin: np.ndarray, size: np.ndarray) -> int:
         """Number of targets of some pieces that have a loss weight above 0."""
@@ -249,7 +240,7 @@ def _reopened(
     folder: Path,
     length: int,
     seen: int,
-    beside: dict[str, Beside],
+    beside: dict[str, StoredColumn],
 ) -> Sequences:
     corpus = opened(corpus_folder)
     assert corpus is not None

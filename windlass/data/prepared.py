@@ -15,6 +15,7 @@ from windlass.data.section import Data
 from windlass.data.split import Split
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
+from windlass.teacher_cache import TeacherCache
 
 
 @dataclass(frozen=True, eq=False)
@@ -24,6 +25,7 @@ class Prepared:
     data: Data
     splits: dict[str, Split] = field(repr=False)
     drawn: int | None = None  # rows that are trained on in the whole run, where that is known
+    cache: TeacherCache | None = None  # of a teacher, where it is joined to the rows
 
     @property
     def vocabulary(self) -> Vocabulary | None:
@@ -94,7 +96,8 @@ class Tokenized(Prepared):
     @property
     def folders(self) -> list[Path]:
         rows = [part.folder for name in self.splits for part in self.parts(name)]
-        return [*(corpus.folder for corpus in self.corpora), *rows]
+        taught = [] if self.cache is None else [self.cache.folder]
+        return [*(corpus.folder for corpus in self.corpora), *rows, *taught]
 
     @property
     def unigram_entropy(self) -> float:

@@ -6,18 +6,14 @@ weights it is, and what the files hold.
 
 import hashlib
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from windlass import seal
-from windlass.columns import Column
-from windlass.data import Data, Prepared
-from windlass.data.mix import Mixture
-from windlass.data.pack import Beside, Sequences
-from windlass.data.split import Split
+from windlass.columns import Column, StoredColumn
+from windlass.data import Data, Prepared, beside
 from windlass.errors import UserError
 
 COLUMN = FOLDER = "reference"
@@ -33,24 +29,8 @@ def joined(prepared: Prepared, run: Path) -> Prepared:
     """The data of a run with the column, where it has one; its files need not be there yet."""
     if not is_made(prepared.data):
         return prepared
-    column, splits = prepared.data.columns[COLUMN], {}
-    for split, rows in prepared.splits.items():
-        parts = [
-            part.with_beside({COLUMN: Beside(column, _file(run, name))})
-            for name, part in _of(split, rows)
-        ]
-        splits[split] = Mixture(parts, rows.shares) if isinstance(rows, Mixture) else parts[0]
-    return replace(prepared, splits=splits)
-
-
-def files(prepared: Prepared, splits: Sequence[str] | None = None) -> dict[str, Sequences]:
-    """The rows of some splits, or of all, by the names of their files."""
-    return {
-        name: part
-        for split, rows in prepared.splits.items()
-        if splits is None or split in splits
-        for name, part in _of(split, rows)
-    }
+    column = prepared.data.columns[COLUMN]
+    return beside.joined(prepared, lambda name: {COLUMN: StoredColumn(column, _file(run, name))})
 
 
 def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) -> None:
@@ -63,7 +43,7 @@ def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) ->
             f"{place} is gone, where the run has what its first weights gave every target; they "
             "have been trained since. Put it back from a copy, or start another run with run.dir"
         )
-    for name, part in files(prepared, splits).items():
+    for name, part in beside.parts(prepared, splits).items():
         if written["rows"].get(name, {}).get("rows") != part.fingerprint:
             raise UserError(
                 f"{place} has what the run's first weights gave every target of its own rows, and "
@@ -121,12 +101,6 @@ def damaged(run: Path) -> list[str]:
         return [f"{FOLDER}/{ABOUT}"]
     rows = {} if written is None else written["rows"]
     return [f"{FOLDER}/{name}.npy" for name in rows if not is_whole(run, name, rows)]
-
-
-def _of(split: str, rows: Split) -> Iterator[tuple[str, Sequences]]:
-    for number, part in enumerate(rows.parts if isinstance(rows, Mixture) else (rows,)):
-        assert isinstance(part, Sequences)
-        yield f"{split}-{number}", part
 
 
 def _file(run: Path, name: str) -> Path:

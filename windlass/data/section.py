@@ -11,13 +11,15 @@ from windlass.data.checks import Checks
 from windlass.data.corpus import Part, under
 from windlass.data.mix import CYCLE
 from windlass.data.pack import COLUMNS, Packing
+from windlass.data.teacher import Teacher
 from windlass.errors import UserError
 from windlass.formats import Longer
 
 SOURCES = Open("windlass.sources", tag="kind", attribute="Source")
 FORMATS = Open("windlass.formats", tag="kind", attribute="Format", usual="text")
 USUAL_LENGTH = 1024
-OF_DOCUMENTS = ("format", "longer", "checks", "stride", "packing")  # keys that blocks leave alone
+# Keys that blocks leave alone.
+OF_DOCUMENTS = ("format", "longer", "checks", "stride", "packing", "teacher")
 
 
 @section
@@ -46,6 +48,8 @@ class Data:
     validation: float = 0.0
     test: float = 0.0  # a second share, for `windlass evaluate --split test`
     split_seed: int = 0  # seed of the draw of these documents
+    # the cache of a teacher to learn from, beside the sequences; null: none
+    teacher: Teacher | None = None
     workers: int = 0  # processes that make batches; 0: a thread of this one does
     # batches made ahead of their use, at least one by each worker; 0: each when it is needed
     prefetch: int = 4
@@ -70,7 +74,8 @@ class Data:
     def columns(self) -> dict[str, Column]:
         """The columns of a batch, by name; of blocks known without reading a row."""
         if not self.has_blocks:
-            return sized(COLUMNS | dict(self.format.columns), self.length)
+            taught = {} if self.teacher is None else self.teacher.columns
+            return sized(COLUMNS | dict(self.format.columns) | taught, self.length)
         first, *others = self.parts
         with under(first.key):
             columns = first.source.columns

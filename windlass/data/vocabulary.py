@@ -80,6 +80,11 @@ class Vocabulary:
     def fingerprint(self) -> str:
         return hashlib.sha256(f"{self.eos} {self.bos} {self.text}".encode()).hexdigest()
 
+    @property
+    def described(self) -> str:
+        """Identity in words, for a checkpoint or a cache to agree on."""
+        return f"of {self.size} tokens ({self.fingerprint[:12]})"
+
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """The tokens of each text, with nothing in front or behind."""
         if self._is_byte:

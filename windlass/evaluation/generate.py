@@ -49,13 +49,15 @@ class Generator:
         every = [prompts] if isinstance(prompts, str) else prompts
         return list(self.each(every, sampling, max(1, len(every))))
 
-    def each(self, prompts: Sequence[Prompt], sampling: Sampling, batch: int) -> Iterator[str]:
-        """The text that follows each prompt, in order, `batch` prompts at a time.
+    def each(
+        self, prompts: Sequence[Prompt], sampling: Sampling, batch: int, begin: int = 0
+    ) -> Iterator[str]:
+        """The text that follows each prompt from `begin` on, in order, `batch` prompts at a time.
 
         The text of prompt i depends on it, the seed and i, and not on the others.
         """
         starts = self.encoded(prompts)
-        for first in range(0, len(starts), batch):
+        for first in range(begin, len(starts), batch):
             prompt_tokens = starts[first : first + batch]
             # A last batch that is not full is filled up: it needs no program of its own.
             blank = [np.array([self.vocabulary.eos])] * (batch - len(prompt_tokens) if first else 0)

@@ -1,13 +1,45 @@
-"""A file of prompts: a prompt in a line, or in a JSON object of a line."""
+"""Prompts: of a file, one in a line or in a JSON object of a line; or of the data of a recipe."""
 
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from windlass.config import listing
+from windlass.data import Data
+from windlass.data.corpus import under
 from windlass.errors import UserError
 from windlass.files import parse_json
+from windlass.formats import BaseFormat
+from windlass.formats.chat import Format as Chats
 
 JSON = (".jsonl", ".ndjson")
+
+
+def of_data(data: Data) -> Iterator[dict[str, Any]]:
+    """The examples of a recipe's data as prompts: texts, or chats without their last answers."""
+    for part in data.parts:
+        with under(part.key):
+            yield from _of_source(part.source, data.format)
+
+
+def _of_source(source: Any, format: BaseFormat) -> Iterator[dict[str, Any]]:
+    is_chat = isinstance(format, Chats)
+    if source.yields != "text" or not (is_chat or format.reads == "text"):
+        raise UserError("prompts are made of texts and chats, and data.source has neither")
+    for number in range(len(source)):
+        if not isinstance(format, Chats):
+            yield {"prompt": source[number]["text"]}
+            continue
+        row, where = source.row(number), source.where(number)
+        if not number:
+            format, _ = format.settled(row, where)
+        yield {"messages": _question(format.conversation(row, where))}
+
+
+def _question(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Messages up to the last of the user's."""
+    last = max((n for n, one in enumerate(messages) if one["role"] == "user"), default=-1)
+    return messages[: last + 1]
 
 
 def read(path: str | Path) -> list[dict[str, Any]]:

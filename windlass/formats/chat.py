@@ -1,6 +1,7 @@
 """Conversations, written by a chat template; what the assistant says is trained on."""
 
 import json
+import zlib
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any, ClassVar, Literal
@@ -37,9 +38,10 @@ class Format(BaseFormat):
 
     template: str | None = None  # chatml, or a file with a Jinja template; null: the tokenizer's
     # of a reasoning model: on puts its own reasoning before each last answer, off an empty thought
-    # that is not trained on, both makes two documents of an example; empty is on, with an empty
-    # thought that is trained on where there is no reasoning; none leaves thoughts to the template
-    thinking: Literal["none", "empty", "off", "on", "both"] = "none"
+    # that is not trained on, both makes two documents of an example, all chooses on, off or none by
+    # a hash of the example; empty is on, with an empty thought that is trained on where there is no
+    # reasoning; none leaves thoughts to the template
+    thinking: Literal["none", "empty", "off", "on", "both", "all"] = "none"
     turns: Literal["all", "last"] = "all"  # of the assistant: which of them are trained on
     system: str | None = None  # system prompt of examples that have none
     messages: str | None = None  # the column of a list of messages
@@ -98,6 +100,8 @@ class Format(BaseFormat):
         messages = self.conversation(row, where)
         variables = _variables(row, where)
         ways = {"none": [None], "both": ["off", "on"]}.get(self.thinking, [self.thinking])
+        if self.thinking == "all":
+            ways = [_hashed(messages)]
         thoughts = self._thoughts(row, messages) if self.thinking != "none" else {}
         if self.thinking == "on" and not thoughts:
             raise UserError(
@@ -105,7 +109,7 @@ class Format(BaseFormat):
                 "answer between <think> and </think>, or as reasoning_content, reasoning or "
                 "thinking, or in the column that data.format.reasoning names"
             )
-        if self.thinking == "both" and not thoughts:
+        if self.thinking in ("both", "all") and not thoughts and "on" in ways:
             ways = ["off"]
         try:
             chats = [_chat(template, messages, variables, way, thoughts) for way in ways]
@@ -245,6 +249,12 @@ def _chat(
             moved += longer
         turns.append(turn)
     return Chat(text, tuple(turns))
+
+
+def _hashed(messages: list[dict[str, Any]]) -> str | None:
+    """One of the ways to think, by a hash of a conversation."""
+    text = json.dumps(messages, sort_keys=True, default=str)
+    return (None, "off", "on")[zlib.crc32(text.encode()) % 3]
 
 
 def _last(messages: list[dict[str, Any]]) -> list[int]:

@@ -8,7 +8,7 @@ gradients. With logits z = W h and a loss ℓ(z) per token, a tile adds
 """
 
 from collections.abc import Callable
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,14 @@ TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabu
 # Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
 TileSums = tuple[Float[Array, "..."], dict[str, Float[Array, "..."]]]
 TileLoss = Callable[[Float[Array, "... vocab"], dict[str, Array]], TileSums]
+
+
+class Candidates(NamedTuple):
+    """Candidates for each token: their ids and logits, and log Σ exp z over the vocabulary."""
+
+    ids: Int[Array, "*tokens k"]
+    logits: Float[Array, "*tokens k"]
+    log_z: Float[Array, "*tokens"]
 
 
 class Head(Placed):
@@ -172,6 +180,33 @@ class Head(Placed):
         function.defvjp(lambda *inputs: (values(*inputs), inputs), backward)
         return function(hidden, self.weight, targets)
 
+    def candidates(
+        self,
+        hidden: Float[Array, "batch seq embed"],
+        k: int,
+        ranks: Int[Array, "batch seq n"],
+        *,
+        tile_tokens: int = TILE_TOKENS,
+    ) -> Candidates:
+        """The k highest logits of each token, descending, then those of n further ids.
+
+        These are given by their ranks among all ids that are not of the k highest.
+        """
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        tiles = _Tiles(hidden.shape, tile_tokens)
+
+        def one(_, tile):
+            logits, own = tile_logits(tile[0], weight), tile[1]
+            ids, values = top_k(logits, k)
+            if own.shape[-1]:
+                others = outside(ids, own)
+                values = jnp.concatenate([values, pick_several(logits, others)], axis=-1)
+                ids = jnp.concatenate([ids, others], axis=-1)
+            return None, Candidates(ids, values, log_z(logits))
+
+        _, found = jax.lax.scan(one, None, (tiles.cut(hidden), tiles.cut(ranks)))
+        return jax.tree.map(tiles.join, found)
+
 
 class _Tiles:
     """Tiles of a batch, cut along the sequence so that every device works on every tile.
@@ -244,6 +279,50 @@ def pick_several(
         in_specs=(PartitionSpec(*rows, *inner, axis), PartitionSpec(*rows, *inner, None)),
         out_specs=PartitionSpec(*rows, *inner, None),
     )(logits, shard(candidates, " ".join(["batch", *"." * (candidates.ndim - 1)])))
+
+
+def top_k(
+    logits: Float[Array, "... vocab"], k: int
+) -> tuple[Int[Array, "... k"], Float[Array, "... k"]]:
+    """The ids and values of the k highest logits, descending; of equal ones the lowest id first.
+
+    Each device looks in its shard of the vocabulary, and what all found is gathered in the order
+    of their ids: the same candidates on any mesh.
+    """
+    axis = split_over("vocab", logits.shape[-1])
+
+    def local(logits):
+        size = logits.shape[-1]
+        values, ids = jax.lax.top_k(logits, min(k, size))
+        if axis is None:
+            return ids, values
+        ids = ids + jax.lax.axis_index(axis) * size
+        last = logits.ndim - 1
+        ids, values = (jax.lax.all_gather(x, axis, axis=last, tiled=True) for x in (ids, values))
+        values, which = jax.lax.top_k(values, k)
+        return jnp.take_along_axis(ids, which, axis=-1), values
+
+    rows = layout(("batch",), logits.shape[:1])
+    if rows is None:
+        return local(logits)
+    inner = [None] * (logits.ndim - 2)
+    whole = PartitionSpec(*rows, *inner, None)
+    return jax.shard_map(
+        local,
+        in_specs=PartitionSpec(*rows, *inner, axis),
+        out_specs=(whole, whole),
+        check_vma=False,  # after the all-gather every device has the same
+    )(logits)
+
+
+def outside(ids: Int[Array, "... k"], ranks: Int[Array, "... n"]) -> Int[Array, "... n"]:
+    """The ids with these ranks, from 0, among all that are not in `ids`.
+
+    With t = sort(ids), the one of rank r is r + #{j : t_j − j ≤ r}.
+    """
+    skipped = jnp.sort(ids, axis=-1) - jnp.arange(ids.shape[-1])
+    before = skipped[..., None, :] <= ranks[..., :, None]
+    return ranks + jnp.sum(before, axis=-1, dtype=ranks.dtype)
 
 
 def tile_logits(

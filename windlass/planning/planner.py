@@ -7,10 +7,12 @@ from typing import Any
 from windlass.planning import exhausted, prices, targets, trials
 from windlass.planning import memory as memories
 from windlass.planning import plan as plans
+from windlass.planning import time as times
 from windlass.planning.memory import Memory
 from windlass.planning.plan import PlanRequest
 from windlass.planning.targets import Target
-from windlass.planning.traced import trace
+from windlass.planning.time import Time
+from windlass.planning.traced import MakeCall, trace
 from windlass.planning.trials import Trials
 from windlass.program.described import Described, Divided
 from windlass.telemetry.memory import device_limit
@@ -24,6 +26,15 @@ def plan(described: Described, rows: int) -> dict[str, Any]:
     there, target = _absent(described)
     estimate = plans.planned(there, target, prices.load(), PlanRequest(rows=rows))
     return dataclasses.replace(estimate, memory=_limited(estimate.memory, described)).as_dict()
+
+
+def call_time(described: Described, make: MakeCall) -> tuple[Time, Target] | None:
+    """Time of a call on the devices of a run; None where there is no speed estimate for them."""
+    there, target = _absent(described)
+    if not target.chip.peak:
+        return None
+    time = times.time(trace(there, target, make))
+    return time and (time, target)
 
 
 def divide(described: Described) -> Divided:

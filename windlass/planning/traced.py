@@ -1,9 +1,9 @@
 """Jaxpr of a run's step on devices that need not be here, traced and never run."""
 
 import gc
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 from jax.extend.core import Jaxpr
@@ -23,6 +23,8 @@ from windlass.run.batches import Batches
 from windlass.starting import origin
 
 STEPS = 1000  # of the run; no schedule makes another program than a longer one does
+# A function of arrays and its arguments, as shapes, for the programs of a run.
+MakeCall = Callable[[Programs], tuple[Callable, Sequence[Any]]]
 
 
 class Traced(NamedTuple):
@@ -80,13 +82,18 @@ def uncollected() -> Iterator[None]:
             gc.enable()
 
 
-def trace(described: Described, target: Target) -> Traced:
-    """Trace the step of a described run, in a few tenths of a second; nothing is compiled."""
+def trace(described: Described, target: Target, make: MakeCall | None = None) -> Traced:
+    """Trace the step of a described run, in a few tenths of a second; nothing is compiled.
+
+    Or the call that `make` has in its place, of the same model on the same devices.
+    """
     with described.scope(), sketched():
         programs = Programs(Built(described), STEPS)
         state, frozen = programs.abstract_state()
         batch = programs.abstract_batch()
-        whole = jax.make_jaxpr(programs.step().function)(state, frozen, batch).jaxpr
+        step = (programs.step().function, (state, frozen, batch))
+        function, arguments = step if make is None else make(programs)
+        whole = jax.make_jaxpr(function)(*arguments).jaxpr
         # Dead code elimination, as by a compiler.
         program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
     return Traced(target, described, state, frozen, batch, program)

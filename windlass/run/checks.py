@@ -10,6 +10,9 @@ from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.layers.pattern import Pattern
 from windlass.run import OBJECTIVES, Run
 from windlass.run.batches import batches, choice
+from windlass.teacher_cache import IDS, LOG_Z, LOGITS
+
+TAUGHT = {IDS, LOGITS, LOG_Z}  # columns of data.teacher
 
 
 def problems(
@@ -96,11 +99,20 @@ def _columns(run: Run) -> list[Problem]:
         what = f"is {objective}, which reads {_named(missing)}; "
         what += f"data.format {format} gives {', '.join(has)}"
         able = [one for one in FORMATS.names() if set(missing) <= set(FORMATS.load(one).columns)]
+        if {*missing} <= TAUGHT:
+            able = ["data.teacher, a cache that `windlass teach` writes,"]
         return [("objective", f"{what}: {listing(able)} would do" if able else what)]
-    if idle := [name for name in has if name not in reads and name not in COLUMNS]:
+    unread = [name for name in has if name not in reads and name not in COLUMNS]
+    # Of a teacher an objective may read a part.
+    idle = [name for name in unread if name not in TAUGHT or not TAUGHT & {*reads}]
+    if idle:
         able = [one for one in OBJECTIVES.names() if set(idle) <= set(OBJECTIVES.load(one).columns)]
+        does = f": objective {listing(able)} does" if able else ""
+        if {*idle} <= TAUGHT:
+            what = f"gives {_named(idle)}, and {objective} does not read it"
+            return [("data.teacher", f"{what}{does}")]
         what = f"is {format}, whose rows have {_named(idle)}, and {objective} does not read it"
-        return [("data.format", f"{what}: objective {listing(able)} does")]
+        return [("data.format", f"{what}{does}")]
     return []
 
 

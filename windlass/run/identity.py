@@ -20,6 +20,7 @@ _NOT_OURS = {
         *("microbatch", "remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }
+LATER = ("teacher",)  # keys that are left out where they are null: runs of before keep their hash
 
 
 def essence(run: Run) -> dict[str, Any]:
@@ -39,7 +40,9 @@ def essential(recipe: dict[str, Any]) -> dict[str, Any]:
 def _without(section: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(section, list):  # of adapters
         return section
-    return {key: x for key, x in section.items() if key not in keys}
+    return {
+        key: x for key, x in section.items() if key not in keys and not (key in LATER and x is None)
+    }
 
 
 def digest(run: Run) -> str:

@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from windlass import seal
+from windlass import seal, teacher_cache
 from windlass.checkpoint import verify as checkpoints
 from windlass.checkpoint.archive import Damage
 from windlass.checkpoint.verify import Finding, VerifyReport
@@ -11,7 +11,7 @@ from windlass.errors import UserError
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about
 
-FILES, PREPARED = "recipe and tokenizer", "prepared data"
+FILES, PREPARED, TEACHER = "recipe and tokenizer", "prepared data", "teacher's cache"
 
 
 def verify(run: Path) -> VerifyReport:
@@ -28,6 +28,11 @@ def verify_cache(cache: Path) -> VerifyReport:
     """Compare every file of a cache of prepared data with its hash; change nothing."""
     found = [_finding(name, broken) for name, broken in integrity.damage(cache).items()]
     return VerifyReport(cache, found)
+
+
+def verify_teacher(folder: Path) -> VerifyReport:
+    """Compare every file of a teacher's cache with its hash; change nothing."""
+    return VerifyReport(folder, [_finding(_shards(folder), teacher_cache.damaged(folder))])
 
 
 def _own(run: Path) -> list[str]:
@@ -47,6 +52,18 @@ def _prepared(run: Path) -> list[Path]:
     except (ValueError, LookupError, FileNotFoundError):
         return []
     return [place for place in map(Path, places) if place.is_dir()]
+
+
+def _shards(folder: Path) -> str:
+    """Title of a teacher's cache, with how much of it is there."""
+    try:
+        cache = teacher_cache.find(folder)
+    except UserError:
+        cache = None
+    if cache is None:
+        return TEACHER
+    there = len(cache.shards) - len(cache.missing)
+    return f"{TEACHER}, {there:,} of {len(cache.shards):,} shards"
 
 
 def _finding(name: str, broken: list[str]) -> Finding:

@@ -167,6 +167,9 @@ class Blocks(Numbered):
         """
         raise NotImplementedError
 
+    def check_vocabulary(self, described: str) -> None:
+        """Refuse a vocabulary that the tokens are not of, where that is known."""
+
     def shown(self, row: dict[str, np.ndarray]) -> str:
         """A row as `windlass data` prints it."""
         lines = (f"{name}: {np.array2string(x, threshold=64)}" for name, x in row.items())

@@ -4,9 +4,9 @@ from collections.abc import Sequence
 
 import jax
 
-from windlass.config import AnyRecipe
+from windlass.config import AnyRecipe, Layers
 from windlass.devices import selection
-from windlass.devices.selection import Device
+from windlass.devices.selection import Device, DeviceChoice
 from windlass.errors import UserError
 from windlass.program.described import Described, read_for
 from windlass.run import Run
@@ -21,13 +21,18 @@ def describe(
     Of a run that is not trained here, the batch size is not checked.
     """
     layers = origin.load(recipe, overrides)
+    chosen = choose_devices(layers)
+    return read_for(layers, chosen, selection.devices(chosen), is_trained=is_trained)
+
+
+def choose_devices(layers: Layers) -> DeviceChoice:
+    """The devices of this machine that a recipe requests."""
     requested = layers.peek("device", Device) or Device()
     if requested.kind == "cpu":
         # An accelerator that is not requested is not taken from whoever else may use it.
         jax.config.update("jax_platforms", "cpu")
     try:
-        chosen = selection.choose_here(requested)
+        return selection.choose_here(requested)
     except UserError:
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise
-    return read_for(layers, chosen, selection.devices(chosen), is_trained=is_trained)

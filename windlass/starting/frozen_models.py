@@ -19,6 +19,7 @@ from windlass.config import Layers, section
 from windlass.config.reading import attempt
 from windlass.config.start import Start
 from windlass.data import vocabulary as vocabularies
+from windlass.data.teacher import Teacher
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.hub import fetch
@@ -29,6 +30,9 @@ from windlass.run import OBJECTIVES, Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import hugging_face, other_run
+
+CACHED = "cached_teacher"  # the helper of `windlass teach`
+KEYS = {CACHED: "data.teacher.model"}  # of helpers that no objective names
 
 
 @section
@@ -52,11 +56,11 @@ def written_out(layers: Layers) -> Layers:
         for name, start in parsed.objective.helpers.items()
         if _written(recipe, name, start) is None
     }
-    new = {name: _resolve(name, start, layers) for name, start in missing.items()}
+    new = {name: resolve(name, start, layers) for name, start in missing.items()}
     return layers.upon({"helpers": new}, instead_of={"helpers": (*new,)}) if new else layers
 
 
-def _resolve(name: str, start: Start, layers: Layers) -> dict[str, Any]:
+def resolve(name: str, start: Start, layers: Layers) -> dict[str, Any]:
     """The config and the origin of a helper; of one that is gone, as a run of the recipe has it."""
     recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
     known = [one for recipe in recipes if (one := _written(recipe, name, start))]
@@ -95,7 +99,7 @@ def _is_of(written: dict[str, Any], start: Start) -> bool:
 
 def key(name: str) -> str:
     """Key of a helper in a recipe."""
-    return f"objective.{name}"
+    return KEYS.get(name, f"objective.{name}")
 
 
 def check(run: Run) -> None:
@@ -119,6 +123,20 @@ def identity(run: Run) -> dict[str, str]:
         )
         for name, helper in run.helpers.items()
     }
+
+
+def content_of_teacher(teacher: Teacher) -> str | None:
+    """Identity of the teacher that wrote a cache; None: none is named, or it is gone."""
+    if (start := teacher.model) is None:
+        return None
+
+    def look() -> str | None:
+        try:
+            return _content(start, key(CACHED))
+        except UserError:  # only `windlass teach` needs it
+            return None
+
+    return hosts.broadcast("what the teacher is", look)
 
 
 def take(

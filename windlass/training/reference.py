@@ -17,7 +17,7 @@ from rich.console import Console
 
 from windlass import files, seal
 from windlass.checkpoint.fingerprint import measure
-from windlass.data import Prepared, reference
+from windlass.data import Prepared, beside, reference
 from windlass.data.load import evaluation_batches
 from windlass.data.pack import Sequences
 from windlass.data.progress import progress
@@ -76,7 +76,7 @@ def _computed(
         compiler_options=session.built.described.compiler_options,
     )
     size = session.batches.per_device * session.batches.shards
-    parts, about, done = reference.files(session.prepared), {}, 0
+    parts, about, done = beside.parts(session.prepared), {}, 0
     with progress(console, "reference log-probabilities", sum(map(len, parts.values()))) as advance:
 
         def values(part: Sequences) -> Iterator[np.ndarray]:
@@ -109,7 +109,7 @@ def _is_there(weights: str, prepared: Prepared, run: Path) -> bool:
         and all(
             about["rows"].get(name, {}).get("rows") == part.fingerprint
             and reference.is_whole(run, name, about["rows"])
-            for name, part in reference.files(prepared).items()
+            for name, part in beside.parts(prepared).items()
         )
     )
 

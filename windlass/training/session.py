@@ -2,14 +2,14 @@
 
 from collections.abc import Callable
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 from jaxtyping import Array, Int, PyTree
 from rich.console import Console
 
-from windlass.data import Prepared, cache_of, prepare, reference
+from windlass.data import Prepared, cache_of, prepare, reference, taught
 from windlass.data.load import evaluation_batches
-from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.objectives import Carry, Tally
@@ -19,6 +19,7 @@ from windlass.program.described import Described
 from windlass.program.length import Length
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen
+from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.starting import frozen_models
 from windlass.telemetry.compiles import Program
@@ -63,8 +64,9 @@ class Session:
     @cached_property
     def identity(self) -> dict[str, str | int | float]:
         """Identity for checkpoints: what the run that resumes from one must agree on."""
+        vocabulary = self.prepared.vocabulary
         return self.built.identity | {
-            "tokenizer": _described(self.prepared.vocabulary),
+            "tokenizer": "none" if vocabulary is None else vocabulary.described,
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
             "optim": self.run.optim.kinds,
@@ -74,6 +76,7 @@ class Session:
             "data.longer": self.run.data.lengthy,
             "seed": self.run.train.seed,
             **frozen_models.identity(self.run),
+            **taught.identity(self.prepared),
         }
 
 
@@ -84,7 +87,15 @@ def open_session(described: Described, console: Console) -> Session:
         "preparing the data", cache_of(data), lambda: prepare(data, tokenizer, console=console)
     )
     check_same(prepared)
-    return Session(Built(described), reference.joined(prepared, described.folder))
+    return Session(Built(described), joined(prepared, described.run, described.folder))
+
+
+def joined(prepared: Prepared, run: Run, folder: Path) -> Prepared:
+    """The data of a run with the columns that are stored beside its rows."""
+    if run.data.teacher is not None:
+        teacher = frozen_models.content_of_teacher(run.data.teacher)
+        prepared = taught.joined(prepared, vocab=run.model.vocab, teacher=teacher)
+    return reference.joined(prepared, folder)
 
 
 def check_same(prepared: Prepared) -> None:
@@ -122,12 +133,6 @@ class Evaluator:
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.programs.place, prefetch=ahead)
         return average(self.function(weights, frozen, batch, carry, step) for batch in batches)
-
-
-def _described(vocabulary: Vocabulary | None) -> str:
-    if vocabulary is None:
-        return "none"
-    return f"of {vocabulary.size} tokens ({vocabulary.fingerprint[:12]})"
 
 
 def _shown(value: Any) -> str:
