@@ -13,10 +13,10 @@ import time
 from io import StringIO
 from pathlib import Path
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
-import torch
-import transformers
 import yaml
 from rich.console import Console
 
@@ -31,6 +31,7 @@ from windlass.data.load import Loader
 from windlass.data.taught import joined
 from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
+from windlass.layers.head import Candidates
 from windlass.planning import targets
 from windlass.processes.signals import Signals
 from windlass.program.described import read_for
@@ -38,7 +39,10 @@ from windlass.sources.teacher import Source
 from windlass.teacher_cache import TeacherCache
 from windlass.telemetry.console import ConsoleReport
 from windlass.training.loop import train
-from windlass.training.teaching import Teaching, describe_teacher
+from windlass.training.teaching import Teaching, describe_teacher, stored_log_z
+
+torch = pytest.importorskip("torch")
+transformers = pytest.importorskip("transformers")
 
 TOP_K, NEGATIVES, VOCAB = 8, 4, 257
 MESH = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
@@ -58,7 +62,7 @@ RECIPE = {
             "shard": 24,
         },
     },
-    "objective": "taught",
+    "objective": "distil",
     "optim": {"kind": "adamw", "learning_rate": 1e-3},
     "train": {"steps": 2, "batch": 8},
     "checkpoint": {"every": 1},
@@ -155,6 +159,49 @@ def test_a_cache_has_what_the_teacher_gives_every_position(taught):
             )
             log_z = np.log(np.exp(logits.astype(np.float64)).sum(axis=-1))
             np.testing.assert_allclose(row["teacher_log_z"][is_read], log_z, atol=1e-5)
+
+
+def test_float16_leaves_the_mass_outside_the_candidates_as_it_is():
+    logits = jnp.asarray(20 + 3 * np.random.default_rng(0).normal(size=(64, VOCAB)), jnp.float32)
+    values, ids = jax.lax.top_k(logits, TOP_K)
+    found = Candidates(ids, values, jax.nn.logsumexp(logits, axis=-1))
+    expected = 1 - np.exp(np.asarray(values - found.log_z[:, None], np.float64)).sum(axis=-1)
+    rounded = values.astype(jnp.float16)
+    log_z = np.asarray(stored_log_z(found, rounded), np.float64)
+    stored = 1 - np.exp(np.asarray(rounded, np.float64) - log_z[:, None]).sum(axis=-1)
+    np.testing.assert_allclose(stored / (1 - stored), expected / (1 - expected), rtol=2e-2)
+    np.testing.assert_allclose(log_z, found.log_z, atol=1e-2)
+    np.testing.assert_allclose(stored_log_z(found, values), found.log_z, atol=3e-6)
+
+
+@pytest.mark.long
+def test_a_cache_of_the_whole_vocabulary_teaches_as_the_teacher_itself_does(here):
+    whole = recipe(top_k=VOCAB, negatives=0, path="whole")
+    windlass.teach(whole)
+    live = recipe()
+    del live["data"]["teacher"]
+    live["objective"] = {"kind": "distil", "teacher": {"path": "teacher"}, "temperature": 2.0}
+    runs = {}
+    for name, one in (
+        ("cached", whole | {"objective": {"kind": "distil", "temperature": 2.0}}),
+        ("live", live),
+    ):
+        runs[name] = train(one, [f"run.dir={name}", "telemetry.every=1"]).history
+    for name in ("loss", "divergence", "grad_norm", "agreement"):
+        cached, alive = ([row[name] for row in rows if name in row] for rows in runs.values())
+        assert cached and cached == pytest.approx(alive, rel=2e-5), name
+
+
+@pytest.mark.long
+def test_a_run_on_a_cache_is_the_same_on_a_mesh_and_through_a_stop(here):
+    keys = ["train.steps=4", "train.evaluate_every=2", "telemetry.every=1", "train.accumulation=2"]
+    one = train(recipe(), [*keys, "run.dir=one"]).history
+    spread = train(recipe(), [*keys, "run.dir=spread", "device.count=8", *MESH]).history
+    train(recipe(), [*keys, "run.dir=stopped", "train.steps=2"])
+    resumed = train(recipe(), [*keys, "run.dir=stopped"]).history
+    for name in ("loss", "grad_norm"):
+        whole, other, again = ([row[name] for row in rows] for rows in (one, spread, resumed))
+        assert other == pytest.approx(whole, rel=2e-5) and again == whole, name
 
 
 def test_candidates_are_distinct_and_negatives_are_drawn_from_the_whole_vocabulary(taught):

@@ -388,14 +388,14 @@ def make_teaching(built: Built, top_k: int, dtype: str) -> Callable[..., dict[st
         hidden, _, _ = teacher({name: batch[name] for name in COLUMNS})
         found = teacher.head.candidates(hidden, top_k, batch[RANKS])
         rounded = found.logits.astype(dtype)
-        columns = {IDS: found.ids, LOGITS: rounded, LOG_Z: _log_z(found, rounded)}
+        columns = {IDS: found.ids, LOGITS: rounded, LOG_Z: stored_log_z(found, rounded)}
         # Whole on every device, so that any process can write it.
         return jax.tree.map(lambda x: jax.sharding.reshard(x, PartitionSpec()), columns)
 
     return teaching
 
 
-def _log_z(found: Candidates, rounded: Float[Array, "*tokens k"]) -> Float[Array, "*tokens"]:
+def stored_log_z(found: Candidates, rounded: Float[Array, "*tokens k"]) -> Float[Array, "*tokens"]:
     """log Σ exp z of candidates as they are stored, and of all other tokens as they are.
 
     In float16 a logit of 20 is off by up to 0.008, and a candidate's probability by as much. The
