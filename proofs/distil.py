@@ -43,7 +43,7 @@ ROPE = {"theta": 1e4}
 def of_bits(here: Path, bits: int, quantised: int, repaired: int) -> dict[str, Any]:
     """Both runs of a width, what each gave, and whether its indices stayed."""
     rounded, trained, mended = (f"{name}-{bits}" for name in ("rounded", "quantised", "repaired"))
-    write(here / f"{rounded}.yaml", student(rounded, bits, steps=1, rate=0.0))
+    write(here / f"{rounded}.yaml", student(rounded, bits, steps=1, rate=1e-30))
     write(here / f"{trained}.yaml", student(trained, bits, steps=quantised))
     lora = {"kind": "lora", "rank": 4, "init": "normal"}
     repair = student(mended, bits, steps=repaired) | {"model": {"run": trained}}

@@ -10,7 +10,6 @@ import windlass
 from tests import strangers, tiny  # noqa: F401
 from windlass.adapters.lookup import Adapter
 from windlass.checkpoint.fingerprint import measure, named
-from windlass.checkpoint.store import load_frozen
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import open_on_cpu
 from windlass.program.built import Built
