@@ -187,7 +187,7 @@ def test_a_cache_of_the_whole_vocabulary_teaches_as_the_teacher_itself_does(here
         ("live", live),
     ):
         runs[name] = train(one, [f"run.dir={name}", "telemetry.every=1"]).history
-    for name in ("loss", "divergence", "grad_norm", "agreement"):
+    for name in ("loss", "divergence", "gradient_norm", "agreement"):
         cached, alive = ([row[name] for row in rows if name in row] for rows in runs.values())
         assert cached and cached == pytest.approx(alive, rel=2e-5), name
 
@@ -199,7 +199,7 @@ def test_a_run_on_a_cache_is_the_same_on_a_mesh_and_through_a_stop(here):
     spread = train(recipe(), [*keys, "run.dir=spread", "device.count=8", *MESH]).history
     train(recipe(), [*keys, "run.dir=stopped", "train.steps=2"])
     resumed = train(recipe(), [*keys, "run.dir=stopped"]).history
-    for name in ("loss", "grad_norm"):
+    for name in ("loss", "gradient_norm"):
         whole, other, again = ([row[name] for row in rows] for rows in (one, spread, resumed))
         assert other == pytest.approx(whole, rel=2e-5) and again == whole, name
 
