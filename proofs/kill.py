@@ -41,7 +41,10 @@ SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.
 SAVED_AT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the others end it where it is
 PHASES = ("import", "tokenise", "compile", "train", "evaluate", "save", "finish")
 RUNS = {"two_processes": 5, "lora": 6, "ema_accumulation": 6, "preference": 6, "plain": 7}
-AT_ONCE = 5  # runs, which wait for disks and for each other much of the time
+LEAST = 200  # signals that are sent: a run that was over by then is made up for by another
+AT_ONCE = max(
+    5, os.cpu_count() or 1
+)  # runs, which wait for disks and for each other much of the time
 STEPS, EVALUATE, SAVE = 30, 6, 5
 LONGEST = 180.0  # seconds until a process has ended after a signal, or has trained to the end
 LOOK = 0.01  # seconds
@@ -71,20 +74,17 @@ class Shot(NamedTuple):
 
 def prove() -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
-        return campaign(Path(folder), RUNS)
+        return campaign(Path(folder), RUNS, LEAST)
 
 
-def campaign(here: Path, runs: Mapping[str, int]) -> dict[str, Any]:
+def campaign(here: Path, runs: Mapping[str, int], least: int = 0) -> dict[str, Any]:
+    """Disturb some runs of each kind, and one more of each until enough signals were sent."""
     # A core for each SIGQUIT would fill the folder.
     resource.setrlimit(resource.RLIMIT_CORE, (0, resource.getrlimit(resource.RLIMIT_CORE)[1]))
     for number in (signal.SIGHUP, signal.SIGQUIT):  # what a shell ignores behind an &, or nohup
         signal.signal(number, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     kinds = [kind for kind in described(here) if kind.name in runs]
-    count, random = sum(runs.values()) * len(PHASES), Random(SEED)
-    deck = [*SIGNALS * (count // len(SIGNALS) + 1)][:count]
-    random.shuffle(deck)
-    numbers = iter(deck)
     shots: list[Shot] = []
     with ThreadPoolExecutor(AT_ONCE) as pool:
         undisturbed = {
@@ -92,20 +92,38 @@ def campaign(here: Path, runs: Mapping[str, int]) -> dict[str, Any]:
         }
         list(pool.map(Disturbed.observe, undisturbed.values()))
         expected = {name: one.result() for name, one in undisturbed.items()}
-        disturbed, plans, seeds = [], [], []
-        for name, some in runs.items():
-            for which in range(some):
-                like = undisturbed[name]
-                disturbed.append(Disturbed(like.kind, here / name / str(which), like))
-                plans.append([(phase, next(numbers)) for phase in shuffled(random)])
-                seeds.append(Random(f"{SEED} {name} {which}"))
-        for one, own in zip(
-            disturbed, pool.map(Disturbed.endure, disturbed, plans, seeds), strict=True
-        ):
-            wrong = differences(one.result, expected[one.kind.name])
-            shots += [shot._replace(wrong=[*shot.wrong, *wrong]) for shot in own]
-            shutil.rmtree(one.place)
+        names = [name for name, some in runs.items() for _ in range(some)]
+        first = 0
+        while names:
+            plans = [*planned(names, first)]
+            disturbed = [
+                Disturbed(undisturbed[name].kind, here / name / str(number), undisturbed[name])
+                for number, name in enumerate(names, first)
+            ]
+            for one, own in zip(
+                disturbed,
+                pool.map(Disturbed.endure, disturbed, *zip(*plans, strict=True)),
+                strict=True,
+            ):
+                wrong = differences(one.result, expected[one.kind.name])
+                shots += [shot._replace(wrong=[*shot.wrong, *wrong]) for shot in own]
+                shutil.rmtree(one.place)
+            first += len(names)
+            names = [*runs] if len(shots) < least else []
     return totals(shots)
+
+
+def planned(
+    names: Sequence[str], first: int
+) -> Iterator[tuple[list[tuple[str, signal.Signals]], Random]]:
+    """The phases and signals of each run, all signals as often, and its own random numbers."""
+    count, random = len(names) * len(PHASES), Random(f"{SEED} {first}")
+    deck = [*SIGNALS * (count // len(SIGNALS) + 1)][:count]
+    random.shuffle(deck)
+    numbers = iter(deck)
+    for which, name in enumerate(names, first):
+        plan = [(phase, next(numbers)) for phase in shuffled(random)]
+        yield plan, Random(f"{SEED} {name} {which}")
 
 
 def shuffled(random: Random) -> list[str]:
@@ -208,6 +226,8 @@ class Started:
     @property
     def phase(self) -> str:
         said = self.output()
+        if "\nthis run is finished" in said:
+            return "finish"
         if "device " not in said:
             with suppress(OSError, ValueError):
                 if int((self.run_dir / folders.LOCK).read_text()) == self.trainer(0):
