@@ -303,7 +303,7 @@ class Teaching:
     def computed(
         self, rows: Any, shard: CacheShard, helpers: PyTree, done: int, advance: Callable
     ) -> dict[str, np.ndarray]:
-        """What the teacher gives the rows of a shard.
+        """Columns that the teacher adds to the rows of a shard.
 
         Batches begin with the shard: what is in it does not depend on where an earlier call ended.
         """
