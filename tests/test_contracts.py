@@ -14,11 +14,13 @@ import pytest
 
 from tests import tiny
 from windlass import formats, models, objectives, optim, residuals, sources
+from windlass.columns import sized
 from windlass.config import read, tree
 from windlass.config.sections import default, fields
 from windlass.config.start import Start
 from windlass.layers.head import Head
 from windlass.layers.residual import Connection
+from windlass.teacher_cache import columns_of
 
 
 def files(package) -> list:
@@ -67,8 +69,8 @@ def test_an_objective_hands_on_what_the_model_reports(module):
     objective, batch = made(section(module, "Objective")), tiny.rows(96)
     batch |= {"reference": jnp.zeros_like(batch["weight"]), "puzzle": jnp.arange(8)}
     batch |= {"candidates": jnp.ones((8, 12, 4), jnp.uint8)}
-    taught = jnp.zeros((8, 12, 4), jnp.int32), jnp.zeros((8, 12, 4), jnp.float16), batch["weight"]
-    batch |= dict(zip(("teacher_ids", "teacher_logits", "teacher_log_z"), taught, strict=True))
+    taught = sized(columns_of(3, 1, "float16"), 12).items()
+    batch |= {name: jnp.asarray(column.padded(8)) for name, column in taught}
     model = tiny.abstract(tiny.config("router"))
 
     def tally(model):

@@ -117,8 +117,14 @@ class TeacherCache(NamedTuple):
         self.folder.mkdir(parents=True, exist_ok=True)
         for left in self.folder.glob(f"*{files.PARTIAL}"):
             shutil.rmtree(left, ignore_errors=True)
-        if not (self.folder / ABOUT).is_file():
-            seal.write_signed(self.folder / ABOUT, self.about)
+        if (self.folder / ABOUT).is_file():
+            return
+        if others := sorted(path.name for path in self.folder.iterdir()):
+            raise UserError(
+                f"{self.folder} has other files, such as {others[0]}, and a cache goes to a folder "
+                "of its own"
+            )
+        seal.write_signed(self.folder / ABOUT, self.about)
 
     def write(self, shard: CacheShard, columns: Mapping[str, np.ndarray]) -> None:
         """Publish a shard: it is there whole, or not at all."""

@@ -53,15 +53,16 @@ def test_a_run_teaches_until_it_is_stopped_and_the_same_command_goes_on(student:
     assert "shards: good" in windlass(student, "verify", "cache").stdout
 
 
-def test_a_cache_is_imported_or_refused_in_a_line(tmp_path: Path):
+def test_a_cache_is_imported_or_refused_in_a_line(tmp_path: Path, program):
     (tmp_path / "old").mkdir()
     ids = np.arange(12, dtype=np.int32).reshape(2, 6)
     candidates = {"topk_idx": np.zeros((2, 5, 1), np.int32), "topk_logits": np.zeros((2, 5, 1))}
     np.savez(tmp_path / "old/a.npz", input_ids=ids, **candidates)
-    said = windlass(tmp_path, "teach", "--import", "old", "--out", "cache").stdout
-    assert said == "imported to cache: 2 rows, 10 tokens, 300 bytes\n"
-    said = windlass(tmp_path, "teach", "--import", "old", code=2).stderr
-    assert said.strip() == (
+    ended = program("teach", "--import", "old", "--out", "cache")
+    assert ended.out == "imported to cache: 2 rows, 10 tokens, 300 bytes\n"
+    ended = program("teach", "--import", "old")
+    assert ended.code == 2
+    assert ended.err.strip() == (
         "windlass teach takes a recipe with data.teacher, or --import DIR and --out DIR"
     )
 

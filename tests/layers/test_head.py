@@ -283,6 +283,16 @@ def test_equal_logits_are_ordered_by_id_on_any_mesh():
         np.testing.assert_array_equal(values[0, 0, 0], [1] * 3 + [0] * 6)
 
 
+def test_equal_logits_of_many_groups_are_ordered_by_id():
+    rng = np.random.default_rng(3)
+    logits = rng.integers(0, 40, size=(2, 3, 5_000)).astype(np.float32)  # of which most are equal
+    for k in (1, 7, 30):
+        ids, values = jax.jit(partial(top_k, k=k))(jnp.asarray(logits))
+        expected = np.argsort(-logits, axis=-1, kind="stable")[..., :k]
+        np.testing.assert_array_equal(ids, expected)
+        np.testing.assert_array_equal(values, np.take_along_axis(logits, expected, axis=-1))
+
+
 def test_ranks_outside_of_a_set_are_ids_that_are_not_in_it():
     ids = jnp.array([5, 0, 2], jnp.int32)
     np.testing.assert_array_equal(outside(ids, jnp.arange(5, dtype=jnp.int32)), [1, 3, 4, 6, 7])

@@ -385,6 +385,12 @@ def test_a_teacher_is_needed_and_must_have_the_vocabulary_of_the_student(taught,
     )
 
 
+def test_a_folder_with_other_files_is_left_alone(taught, here):
+    assert refusal(windlass.teach, recipe(path="teacher")) == (
+        "teacher has other files, such as config.json, and a cache goes to a folder of its own"
+    )
+
+
 def test_one_flipped_byte_is_found_and_named(taught, here):
     assert windlass.verify("cache").good
     for name in (

@@ -22,9 +22,9 @@ from windlass.checkpoint import Checkpoint
 from windlass.columns import length_of, sized
 from windlass.config import AnyRecipe, Layers, tree
 from windlass.config.start import Start
-from windlass.data import Prepared, Tokenized, beside, cache_of, prepare, taught
+from windlass.data import Tokenized, beside, cache_of, prepare, taught
 from windlass.data.load import numbered_batches
-from windlass.data.pack import COLUMNS
+from windlass.data.pack import COLUMNS, Sequences
 from windlass.data.progress import progress
 from windlass.devices import selection
 from windlass.errors import UserError
@@ -150,11 +150,11 @@ def _check_fit(student: Run, teacher: Run) -> None:
         )
     if not teacher.model.causal:
         raise UserError(f"{there}, which attends in both directions: it has seen the next token")
-    settings = student.data.teacher and student.data.teacher.settings or {}
-    candidates = settings["top_k"] + settings["negatives"]
-    if candidates > teacher.model.vocab:
+    assert student.data.teacher is not None
+    top_k, negatives = (student.data.teacher.settings[key] for key in ("top_k", "negatives"))
+    if top_k + negatives > teacher.model.vocab:
         raise UserError(
-            f"data.teacher.top_k is {settings['top_k']} and negatives is {settings['negatives']}; "
+            f"data.teacher.top_k is {top_k} and negatives is {negatives}; "
             f"together they are more than the {teacher.model.vocab} tokens of the vocabulary"
         )
 
@@ -203,13 +203,11 @@ class Teaching:
             lambda: prepare(run.data, run.tokenizer, console=console),
         )
         check_same(prepared)
-        if not isinstance(prepared, Tokenized):
-            raise UserError("data.source has blocks, and a teacher reads documents")
+        assert isinstance(prepared, Tokenized)  # a section `data` refuses blocks with a teacher
         return prepared
 
-    def cache(self, prepared: Prepared) -> TeacherCache:
+    def cache(self, prepared: Tokenized) -> TeacherCache:
         """The cache as it is to be; one that is there and is of something else is refused."""
-        assert isinstance(prepared, Tokenized)
         columns = sized(COLUMNS | self.teacher.columns, prepared.data.length)
         ours = {
             "format": teacher_cache.FORMAT,
@@ -303,9 +301,9 @@ class Teaching:
                 done += shard.stop - shard.first
 
     def computed(
-        self, rows: Any, shard: CacheShard, helpers: PyTree, done: int, advance: Callable
+        self, rows: Sequences, shard: CacheShard, helpers: PyTree, done: int, advance: Callable
     ) -> dict[str, np.ndarray]:
-        """What the teacher gives the rows of a shard.
+        """Columns that the teacher adds to the rows of a shard.
 
         Batches begin with the shard: what is in it does not depend on where an earlier call ended.
         """
