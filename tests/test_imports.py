@@ -11,9 +11,9 @@ import windlass
 
 ORDER: Sequence[str] = (
     "errors version units files seal terminal chance columns config processes devices layers "
-    "models adapters residuals hub sources formats data objectives optim checkpoint telemetry run "
-    "run_folder program starting evaluation analysis planning training reports release launch api "
-    "cli"
+    "quantization models adapters residuals hub sources formats data objectives optim checkpoint "
+    "telemetry run run_folder program starting evaluation analysis planning training reports "
+    "release launch api cli"
 ).split()
 OPEN = ("models", "adapters", "residuals", "sources", "formats", "objectives", "optim")
 MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")

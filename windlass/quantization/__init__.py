@@ -1,0 +1,1 @@
+"""Numbers of quantisers on the host, in NumPy: tables, scales, k-means. No adapter is here."""
