@@ -5,7 +5,7 @@ import importlib
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import cache
+from functools import cache, partial
 
 import equinox as eqx
 import jax
@@ -15,10 +15,12 @@ from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
+from windlass.adapters import Adapted, BaseAdapter, merged, stack_of
 from windlass.adapters.lora import Adapter
 from windlass.devices.axes import placements
 from windlass.devices.mesh import AXES, build
 from windlass.hub.names import placed as placed_tensors
+from windlass.layers.linear import LinearMap
 from windlass.objectives import Carry, Tally, settled
 from windlass.objectives.next_token import Objective
 
@@ -56,6 +58,30 @@ def made(config, adapter: Adapter | None = None):
         return plain if adapter is None else adapter.adapt(plain, names={}, key=key)
 
     return jax.tree.map(roughen, eqx.filter_jit(init)(jax.random.key(0)))
+
+
+def adapted(model, *chosen: BaseAdapter):
+    """A model with these adapters, in order, each fitted to the matrices it replaces."""
+    for number, adapter in enumerate(chosen):
+        made = eqx.filter_jit(adapter.adapt)(model, names={}, key=jax.random.key(number))
+        is_map = lambda node: isinstance(node, LinearMap)  # noqa: E731
+        model = jax.tree.map(partial(_fitted, adapter), model, made, is_leaf=is_map)
+    return model
+
+
+def _fitted(adapter: BaseAdapter, before, after):
+    if not isinstance(after, Adapted) or jax.tree.structure(before) == jax.tree.structure(after):
+        return after
+    stack, matrix, reads = stack_of(before), merged(before).weight, len(before.reads)
+    own = [
+        adapter.at(before).fit(np.asarray(matrix[layer], np.float32), reads)
+        for layer in np.ndindex(*stack)
+    ]
+    for name in own[0]:
+        value = jnp.asarray(np.stack([fields[name] for fields in own]))
+        value = value.reshape(*stack, *own[0][name].shape)
+        after = eqx.tree_at(lambda node: getattr(node, name), after, value)  # noqa: B023
+    return after
 
 
 def abstract(config) -> PyTree:

@@ -5,7 +5,7 @@ import jax
 import numpy as np
 import pytest
 import yaml
-from windlass.adapters.lookup import Adapter as Table  # pyright: ignore[reportMissingImports]
+from windlass.adapters.codebook import Adapter as Table  # pyright: ignore[reportMissingImports]
 
 from tests import strangers, tiny
 from windlass import adapters
@@ -18,16 +18,13 @@ from windlass.errors import UserError
 from windlass.program.trainable import choose
 from windlass.run import Run
 
-RECIPE = yaml.safe_load((strangers.HERE / "recipes" / "lookup.yaml").read_text())
+RECIPE = yaml.safe_load((strangers.HERE / "recipes" / "codebook.yaml").read_text())
 ALONE = ["device.kind=cpu", "device.count=1"]
 
 
 def made(*chosen):
     """The tiny llama with these adapters."""
-    model = tiny.model("llama")
-    for number, adapter in enumerate(chosen):
-        model = eqx.filter_jit(adapter.adapt)(model, names={}, key=jax.random.key(number))
-    return model
+    return tiny.adapted(tiny.model("llama"), *chosen)
 
 
 def query(model):
@@ -110,7 +107,7 @@ def test_the_command_line_names_an_adapter_of_a_list_by_its_number():
     run = load(RECIPE, ["adapter.1.rank=8", "adapter.0.trained=false"]).read(Run, None)
     assert run.adapter == (Table(), Lora(rank=8))
     assert load(RECIPE, ["adapter=[lora]"]).read(Run, None).adapter == (Lora(),)
-    one = load(RECIPE | {"adapter": {"kind": "lora"}}, ["adapter=[lookup, {rank: 2}]"])
+    one = load(RECIPE | {"adapter": {"kind": "lora"}}, ["adapter=[codebook, {rank: 2}]"])
     assert one.read(Run, None).adapter == (Table(), Lora(rank=2))
 
 
@@ -136,5 +133,5 @@ def test_schema_and_reference_know_the_list():
     kinds = [one.get("type") or one.get("enum") for one in schema["anyOf"]]
     assert schema["default"] is None and kinds[-2:] == ["array", "null"]
     assert words(fields(Run)["adapter"][1]) == (
-        "a section with kind: lookup or lora; or a list of such, or null"
+        "a section with kind: codebook, lookup or lora; or a list of such, or null"
     )

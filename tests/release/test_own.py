@@ -35,8 +35,8 @@ def trained(name: str, factory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lookup(tmp_path_factory) -> Path:
-    return trained("lookup", tmp_path_factory)
+def codebook(tmp_path_factory) -> Path:
+    return trained("codebook", tmp_path_factory)
 
 
 @pytest.fixture(scope="module")
@@ -68,31 +68,31 @@ def without(name: str, folder: Path) -> dict:
 
 
 @pytest.mark.long
-def test_codes_tables_and_lora_travel_as_they_are_and_go_on(lookup, tmp_path):
-    done = windlass.export(lookup, tmp_path / "it")
+def test_codes_tables_and_lora_travel_as_they_are_and_go_on(codebook, tmp_path):
+    done = windlass.export(codebook, tmp_path / "it")
     assert done.form == "own"
     about = json.loads((tmp_path / "it" / "config.json").read_text())
     assert about["model_type"] == "windlass-llama"
-    assert [one["kind"] for one in about["windlass"]["adapter"]] == ["lookup", "lora"]
+    assert [one["kind"] for one in about["windlass"]["adapter"]] == ["codebook", "lora"]
     tensors = load_file(tmp_path / "it" / "model.safetensors")
     assert tensors["blocks.1.mlp.up.base.codes"].dtype == np.uint8
     assert tensors["blocks.1.mlp.up.base.codes"].shape == (32, 48)
     assert {"model.embed_tokens.weight", "blocks.0.mlp.up.down.weight"} <= tensors.keys()
 
-    built, arrays, facts = begun(without("lookup", tmp_path / "it"))
-    assert built.run.adapter == open_on_cpu(lookup, weights="last", step=None).run.adapter
-    whole = stored(lookup)
+    built, arrays, facts = begun(without("codebook", tmp_path / "it"))
+    assert built.run.adapter == open_on_cpu(codebook, weights="last", step=None).run.adapter
+    whole = stored(codebook)
     assert measure(arrays) == measure(named(eqx.filter(whole, eqx.is_array)))
     size = sum(x.size for x in arrays.values())
     assert facts == [("start", str(tmp_path / "it")), ("loaded", f"all {size:,} parameters")]
 
 
 @pytest.mark.long
-def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(lookup, tmp_path):
-    windlass.export(lookup, tmp_path / "it")
-    whole = without("lookup", tmp_path / "it")
+def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(codebook, tmp_path):
+    windlass.export(codebook, tmp_path / "it")
+    whole = without("codebook", tmp_path / "it")
     built, arrays, facts = begun(whole, "adapter=null")
-    source = open_on_cpu(lookup, weights="last", step=None)
+    source = open_on_cpu(codebook, weights="last", step=None)
     with source.scope():
         plain = eqx.filter_jit(adapters.merged)(source.stored_model()[1])
     expected = named(eqx.filter(plain, eqx.is_array))
@@ -101,9 +101,9 @@ def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(
     for path, x in expected.items():
         assert np.abs(np.asarray(arrays[path]) - np.asarray(x)).max() < 1e-6
 
-    more = [*recipe("lookup")["adapter"], {"kind": "lora", "rank": 2}]
+    more = [*recipe("codebook")["adapter"], {"kind": "lora", "rank": 2}]
     built, arrays, _ = begun(whole | {"adapter": more})
-    theirs = measure(named(eqx.filter(stored(lookup), eqx.is_array)))
+    theirs = measure(named(eqx.filter(stored(codebook), eqx.is_array)))
     query = "blocks.kinds.0.attention.query"
     mine = measure({path: x for path, x in arrays.items() if path.startswith(f"{query}.base.")})
     assert mine == {
@@ -115,22 +115,22 @@ def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(
 
 
 @pytest.mark.long
-def test_a_list_merges_for_others_and_is_no_peft_folder(lookup, tmp_path):
+def test_a_list_merges_for_others_and_is_no_peft_folder(codebook, tmp_path):
     pytest.importorskip("torch")
-    found = windlass.export(lookup, tmp_path / "it", form="merged", check=True)
+    found = windlass.export(codebook, tmp_path / "it", form="merged", check=True)
     assert found.comparison is not None and found.comparison.good, found.comparison
     refusals = {
-        "adapter": f"{lookup} trained lookup and lora, and PEFT has one adapter a folder; "
+        "adapter": f"{codebook} trained codebook and lora, and PEFT has one adapter a folder; "
         "--as merged has it all",
-        "model": f"{lookup} trained an adapter; --as adapter exports it alone, --as merged the "
+        "model": f"{codebook} trained an adapter; --as adapter exports it alone, --as merged the "
         "model with it, --as own both as they are, for Windlass alone",
     }
     for form, text in refusals.items():
         with pytest.raises(UserError) as refusal:
-            windlass.export(lookup, tmp_path / "other", form=form)
+            windlass.export(codebook, tmp_path / "other", form=form)
         assert str(refusal.value) == text
     with pytest.raises(UserError) as refusal:
-        windlass.export(lookup, tmp_path / "other", check=True)
+        windlass.export(codebook, tmp_path / "other", check=True)
     assert str(refusal.value) == (
         "--check compares with transformers, which cannot read --as own; "
         "without --check the export is the same"
@@ -152,18 +152,18 @@ def test_a_family_of_its_own_is_read_back_bit_by_bit(frozen, tmp_path):
     assert measure(arrays) == measure(named(eqx.filter(stored(frozen), eqx.is_array)))
 
 
-def test_what_is_no_config_of_ours_and_integers_of_another_kind_are_refused(lookup, tmp_path):
-    windlass.export(lookup, tmp_path / "it")
+def test_what_is_no_config_of_ours_and_integers_of_another_kind_are_refused(codebook, tmp_path):
+    windlass.export(codebook, tmp_path / "it")
     config = tmp_path / "it" / "config.json"
     about = json.loads(config.read_text())
     (tmp_path / "it" / seal.EXPORT).unlink()  # as whoever changes an export on purpose does
     config.write_text(json.dumps(about | {"windlass": [1]}))
     with pytest.raises(UserError) as refusal:
-        begun(without("lookup", tmp_path / "it"))
+        begun(without("codebook", tmp_path / "it"))
     assert str(refusal.value) == f"{config} has windlass [1]; it must be a mapping with model"
     config.write_text(json.dumps(about))
     file = tmp_path / "it" / "model.safetensors"
     file.write_bytes(file.read_bytes().replace(b'"dtype":"U8"', b'"dtype":"I8"', 1))
     with pytest.raises(UserError) as refusal:
-        begun(without("lookup", tmp_path / "it"))
+        begun(without("codebook", tmp_path / "it"))
     assert str(refusal.value).endswith("is of I8; it is of U8 here")

@@ -4,7 +4,8 @@ A file defines `Adapter`, a section that extends `BaseAdapter` with
 `adapt(model, names=..., key=...)`, which puts an `Adapted` in the place of each linear map that its
 patterns choose; `replaced` does the walking. `names` is the family's table of Hugging Face names,
 by which a map may be called too. Of a list in a recipe each is applied to what those before it
-made. No family knows of adapters.
+made. An adapter that is fitted to the matrices it replaces (SVD, clip search, k-means) does so in
+`fit`, in NumPy on the host, before the first step. No family knows of adapters.
 """
 
 import math
@@ -14,6 +15,7 @@ from typing import Any, ClassVar, Literal, TypeVar
 
 import equinox as eqx
 import jax
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import Problem
@@ -44,6 +46,11 @@ class Adapted(LinearMap):
     def weight(self) -> Float[Array, "..."]:
         """The matrix of the one map that computes the same."""
         return self.merged().weight
+
+    @property
+    def bits_per_weight(self) -> float | None:
+        """Bits of a weight once deployed, with its share of scales; None: it is no quantiser."""
+        return None
 
 
 class RoundedMap(Adapted):
@@ -108,6 +115,33 @@ class BaseAdapter:
 
     @abstractmethod
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model: ...
+
+    @property
+    def gguf(self) -> str | None:
+        """The GGML type that holds its maps exactly, such as Q4_0; None: there is none."""
+        return None
+
+    def at(self, linear: LinearMap) -> "BaseAdapter":
+        """The settings for one map, of an adapter that treats them differently."""
+        return self
+
+    def fit(self, weight: np.ndarray, reads: int) -> dict[str, np.ndarray]:
+        """Fields of the `Adapted` that `adapt` makes, fitted to the matrix that it replaces.
+
+        The matrix is of one layer, float32, [reads..., writes...], and `reads` the number of axes
+        read. All fields that depend on it are returned: where no base is kept, `adapt` makes zeros
+        of their shapes. Called on the host, by the first process, once before the run; never where
+        the arrays come from another run with the same adapter.
+        """
+        return {}
+
+    def convert(self, there: Adapted, weight: np.ndarray) -> dict[str, np.ndarray] | None:
+        """As `fit`, from a map that another run adapted otherwise; None: `fit` is to be asked.
+
+        `there` is that map, of one layer, with NumPy arrays. The matrix is what all adapters of
+        that run together make of it.
+        """
+        return None
 
 
 class Peft(BaseAdapter):
@@ -223,6 +257,18 @@ def plain(model: Model) -> Model:
     return jax.tree.map(visit, model, is_leaf=_is_adapted)
 
 
+def standing_in(model: PyTree) -> dict[str, Adapted]:
+    """The maps by path whose matrix an adapter dropped, as that adapter has them."""
+    found = {}
+    for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted):
+        if isinstance(node, Adapted):
+            while isinstance(node.base, Adapted):
+                node = node.base
+            if node.base is None:
+                found[jax.tree_util.keystr(path, simple=True, separator=".")] = node
+    return found
+
+
 def own(model: PyTree) -> PyTree:
     """Mask of adapter arrays: True there, False at those of the model it adapts."""
     return _marked(model, lambda node, field: field != "base")
@@ -231,6 +277,18 @@ def own(model: PyTree) -> PyTree:
 def trained(model: PyTree) -> PyTree:
     """Mask of the arrays that an adapter declares to be trained."""
     return _marked(model, lambda node, field: field in node.trains)
+
+
+def bits_per_weight(model: PyTree) -> float | None:
+    """Bits per weight of all maps that are quantised; None: there are none."""
+    bits, weights = 0.0, 0
+    for node in jax.tree.leaves(model, is_leaf=_is_adapted):
+        while isinstance(node, Adapted) and node.bits_per_weight is None:
+            node = node.base
+        if isinstance(node, Adapted) and node.bits_per_weight is not None:
+            size = _weights(node)
+            bits, weights = bits + size * node.bits_per_weight, weights + size
+    return bits / weights if weights else None
 
 
 def is_adapted(model: PyTree) -> bool:
@@ -287,6 +345,14 @@ def _marked(model: PyTree, mark: Callable[[Adapted, str], bool]) -> PyTree:
         return jax.tree.map(visit, child, is_leaf=_is_adapted)
 
     return jax.tree.map(visit, model, is_leaf=_is_adapted)
+
+
+def _weights(node: Adapted) -> int:
+    """The number of weights of a map, of all its layers."""
+    stack = stack_of(node)
+    one = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[len(stack) :], x.dtype), node)
+    weight = eqx.filter_eval_shape(lambda one: one.merged().weight, one)
+    return math.prod(stack) * weight.size
 
 
 def _is_map(node: Any) -> bool:

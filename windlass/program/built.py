@@ -77,13 +77,15 @@ class Built:
         )
         return jax.tree.map(_as_at_the_end, placed, self.abstract, is_leaf=_is_map)
 
-    def init(self, key: PRNGKeyArray, initial: InitialArrays | None = None) -> Any:
-        """The model with random weights, but for `initial` arrays."""
+    def init(
+        self, key: PRNGKeyArray, initial: InitialArrays | None = None, adapters: int | None = None
+    ) -> Any:
+        """The model with random weights, but for `initial` arrays; with only so many adapters."""
         initial, stages = initial or {}, self.stages
         adapter_key = jax.random.fold_in(key, ADAPTER_KEY)
         model = self._arranged(self.run.architecture.init(key))
         model = _filled(model, initial.get(0, {}), stages[0])
-        for number, adapter in enumerate(self.run.adapter, start=1):
+        for number, adapter in enumerate(self.run.adapter[:adapters], start=1):
             own = adapter_key if number == 1 else jax.random.fold_in(adapter_key, number)
             model = adapter.adapt(model, names=self.names, key=own)
             model = _filled(model, initial.get(number, {}), stages[number])

@@ -4,6 +4,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from rich.console import Console
+
 from windlass import config
 from windlass.config import AnyRecipe, Layers
 from windlass.config.reading import attempt, report
@@ -13,7 +15,8 @@ from windlass.hub import fetch
 from windlass.processes import shared_folders
 from windlass.program.built import InitialArrays
 from windlass.run import Run
-from windlass.starting import adapter, frozen_models, hugging_face, other_run
+from windlass.starting import adapter, fitting, frozen_models, hugging_face, other_run
+from windlass.terminal import Terminal
 
 ORIGINS = ("hub", "path", "run")
 KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
@@ -76,17 +79,24 @@ def check(start: Start) -> None:
         hugging_face.check(start)
 
 
-def take(built: Any, vocabulary: str, say: Callable[[str], None]) -> Taken:
-    """Initial weights of a built model; `vocabulary` is what a checkpoint says of its tokenizer."""
+def take(
+    built: Any, vocabulary: str, say: Callable[[str], None], console: Console | None = None
+) -> Taken:
+    """Initial weights of a built model; `vocabulary` is what a checkpoint says of its tokenizer.
+
+    Adapters are fitted to them, where they are of a kind that is.
+    """
     start, (own, facts) = built.run.start, adapter.take(built, say)
-    if start is None:
-        return Taken(own, facts)
-    if start.run is not None:
-        arrays, more = other_run.take(start, built, vocabulary, say)
-    else:
+    arrays, others = {}, {}
+    if start is not None and start.run is not None:
+        arrays, others, more = other_run.take(start, built, vocabulary, say)
+        facts = more + facts
+    elif start is not None:
         arrays, more = hugging_face.take_for(start, built)
+        facts = more + facts
     stages = {number: arrays.get(number, {}) | own.get(number, {}) for number in arrays | own}
-    return Taken(stages, more + facts)
+    whole, fits = fitting.fitted(built, stages, others, console or Terminal(quiet=True))
+    return Taken(whole, facts + fits)
 
 
 def keep(run: Run, folder: Path) -> None:

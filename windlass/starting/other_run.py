@@ -12,6 +12,7 @@ import jax
 from jaxtyping import Array, PyTree
 
 from windlass import adapters, config
+from windlass.adapters import Adapted
 from windlass.checkpoint import store
 from windlass.checkpoint.fingerprint import named
 from windlass.config import Layers, listing, tree
@@ -101,10 +102,11 @@ def check(start: Start, key: str = "model") -> tuple[Path, folders.WeightsAt]:
 
 def take(
     start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
-) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+) -> tuple[dict[int, dict[str, Array]], dict[str, Adapted], list[tuple[str, str]]]:
     """The weights of another run whose path and shape are those of a built model's, and facts.
 
-    Adapters that this run has too, in the same order, go on; others are merged into their base.
+    Adapters that this run has too, in the same order, go on; others are merged into their base, and
+    given by path as well, for an adapter here that starts from one of them.
     `vocabulary` is what a checkpoint says of this run's tokenizer.
     """
     folder, place = check(start)
@@ -113,14 +115,14 @@ def take(
 
 def _taken(
     stored: "_Stored", start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
-) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
+) -> tuple[dict[int, dict[str, Array]], dict[str, Adapted], list[tuple[str, str]]]:
     folder = stored.folder
     stage = adapter.shared(folders.stored(folder).get("adapter"), built.run.adapter)
     merges, model = stage is None, built.stages[stage or 0]
     which = f"{start.which} weights{', the adapter merged' * merges}"
-    computed = {}
+    computed, others = {}, {}
     if merges or stored.is_solved:
-        computed = stored.computed(built.described, merges=merges)
+        computed, others = stored.computed(built.described, merges=merges)
     here, known = named(model), computed or stored.arrays
     fits = [path for path in here if path in known and _shape(known, path) == _shape(here, path)]
     if not fits:
@@ -131,7 +133,7 @@ def _taken(
     else:
         arrays = stored.read({path: here[path] for path in fits})
     source = f"{folder} at step {stored.step}, {which}"
-    return {stage or 0: arrays}, [("start", source), *_listed(fits, here, known)]
+    return {stage or 0: arrays}, others, [("start", source), *_listed(fits, here, known)]
 
 
 def whole(
@@ -144,7 +146,7 @@ def whole(
     merges = bool(folders.stored(folder).get("adapter"))
 
     def read(stored: _Stored) -> tuple[int, dict[str, Array]]:
-        return stored.step, stored.computed(described, merges=merges)
+        return stored.step, stored.computed(described, merges=merges)[0]
 
     return _reading(folder, place, read)
 
@@ -207,8 +209,13 @@ class _Stored(NamedTuple):
             arrays |= store.load_frozen(self.folder, {"model": frozen}, {}, part=True)["model"]
         return arrays
 
-    def computed(self, described: Described, *, merges: bool) -> dict[str, Array]:
-        """The weights as the run uses them: solved, and with its adapter merged."""
+    def computed(
+        self, described: Described, *, merges: bool
+    ) -> tuple[dict[str, Array], dict[str, Adapted]]:
+        """The weights as the run uses them: solved, and with its adapter merged.
+
+        Maps whose matrix an adapter dropped are given by path as well, as they were.
+        """
         theirs = without_batch(self.recipe)
         alike = replace(described, run=theirs, began=None, divided=None)
         programs = Programs(Built(alike), steps=1)
@@ -218,9 +225,10 @@ class _Stored(NamedTuple):
         model = jax.tree.unflatten(jax.tree.structure(built.abstract), leaves)
         carry = load_carry(programs, self.folder, self.step, {})
         model = eqx.combine(*programs.finish(*built.parted(model), carry), built.static)
+        others = adapters.standing_in(model) if merges else {}
         if merges:
             model = eqx.filter_jit(adapters.merged)(model)
-        return named(eqx.filter(model, eqx.is_array))
+        return named(eqx.filter(model, eqx.is_array)), others
 
 
 def _listed(fits: list[str], here: dict[str, Any], known: dict[str, Any]) -> Iterator:

@@ -351,7 +351,8 @@ class Loop:
         """The weights that this run starts from, where it starts from any."""
         session = self.session
         vocabulary = str(session.identity["tokenizer"])
-        start = origin.take(session.built, vocabulary, self.terminal.warning)
+        say, console = self.terminal.warning, self.terminal.console
+        start = origin.take(session.built, vocabulary, say, console)
         self.terminal.banner(start.facts)
         return start.arrays
 

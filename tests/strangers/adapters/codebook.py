@@ -9,6 +9,7 @@ from typing import ClassVar, TypeVar
 
 import equinox as eqx
 import jax.numpy as jnp
+import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, UInt8
 
 from windlass.adapters import Adapted, BaseAdapter, replaced
@@ -31,13 +32,21 @@ class Adapter(BaseAdapter):
     exports: ClassVar = "own"
 
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model:
-        def make(base: LinearMap, stack: tuple[int, ...], key: PRNGKeyArray) -> Lookup:
-            return Lookup(base, self)
+        def make(base: LinearMap, stack: tuple[int, ...], key: PRNGKeyArray) -> Codebook:
+            return Codebook(base, self)
 
         return replaced(model, self.targets, make, names=names, key=key)
 
+    def fit(self, weight: np.ndarray, reads: int) -> dict[str, np.ndarray]:
+        outputs = math.prod(weight.shape[reads:])
+        grouped = weight.reshape(-1, outputs // self.group, self.group)
+        largest = np.abs(grouped).max((0, 2))[:, None]
+        codes = np.round((grouped / largest + 1) * (LEVELS - 1) / 2).astype(np.uint8)
+        table = largest * np.linspace(-1, 1, LEVELS, dtype=np.float32)
+        return {"codes": codes.reshape(weight.shape), "table": table}
 
-class Lookup(Adapted):
+
+class Codebook(Adapted):
     codes: UInt8[Array, "..."]
     table: Float[Array, "groups levels"]
     bias: Float[Array, "..."] | None
@@ -50,16 +59,11 @@ class Lookup(Adapted):
 
     def __init__(self, base: LinearMap, config: Adapter):
         plain = base.merged()
-        weight = plain.weight.astype(jnp.float32)
+        shape = plain.weight.shape
         self.reads, self.writes, self.bias = plain.reads, plain.writes, plain.bias
         self.trains = ("table", "bias") if config.trained else ()
-        outputs = math.prod(weight.shape[len(self.reads) :])
-        grouped = weight.reshape(-1, outputs // config.group, config.group)
-        largest = jnp.abs(grouped).max((0, 2))
-        self.table = largest[:, None] * jnp.linspace(-1, 1, LEVELS)
-        step = 2 * largest[:, None] / (LEVELS - 1)
-        nearest = jnp.round((grouped + largest[:, None]) / step).clip(0, LEVELS - 1)
-        self.codes = nearest.astype(jnp.uint8).reshape(weight.shape)
+        groups = math.prod(shape[len(self.reads) :]) // config.group
+        self.codes, self.table = jnp.zeros(shape, jnp.uint8), jnp.zeros((groups, LEVELS))
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
