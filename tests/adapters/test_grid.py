@@ -13,6 +13,7 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import tiny
+from tests.quantization.test_blocks import packed
 from windlass import adapters
 from windlass.adapters.grid import Adapter
 from windlass.adapters.lora import Adapter as Lora
@@ -35,10 +36,7 @@ def config(family: str):
 
 
 def adapted(family: str, *chosen) -> Any:
-    model = tiny.made(config(family))
-    for number, adapter in enumerate(chosen):
-        model = eqx.filter_jit(adapter.adapt)(model, names={}, key=key(number))
-    return model
+    return tiny.adapted(tiny.made(config(family)), *chosen)
 
 
 def abstract(family: str, adapter: Adapter) -> Any:
@@ -77,20 +75,16 @@ def test_every_map_in_the_layout_of_hugging_face_is_what_a_file_holds(kind):
 )
 def test_codes_and_scales_are_the_matrix_and_pack_into_a_file(adapter):
     linear = Linear("heads head_dim", "embed", dict(heads=16, head_dim=32, embed=8), key=key(0))
-    made: Any = adapter.adapt(linear, names={}, key=key(1))
-    fitted = adapter.fit(np.asarray(linear.weight), reads=2)
-    if fitted:
-        assert fitted["scale"].shape == made.scale.shape
-        made = eqx.tree_at(lambda one: one.scale, made, jnp.asarray(fitted["scale"]))
+    made: Any = tiny.adapted(linear, adapter)
     codes, scales = (np.asarray(x) for x in eqx.filter_jit(made.coded)())
     size, merged = made.blocks.size, np.asarray(made.merged().weight)
     each = codes.reshape(-1, size, 8) * scales[:, None]
     assert (each.reshape(merged.shape) == merged).all() and codes.dtype == np.int8
     rows, scales = codes.reshape(-1, size, 8).transpose(2, 0, 1), scales.T[..., None]
-    packed = made.blocks.pack(rows, scales).reshape(8, -1)
+    data = packed(rows, scales, adapter.format)
     kind = gguf.GGMLQuantizationType[adapter.gguf]
-    assert (gguf.quants.dequantize(packed, kind) == merged.reshape(-1, 8).T).all()
-    assert packed.nbytes * 8 / merged.size == made.bits_per_weight
+    assert (gguf.quants.dequantize(data, kind) == merged.reshape(-1, 8).T).all()
+    assert data.nbytes * 8 / merged.size == made.bits_per_weight
 
 
 def test_a_scale_fitted_to_the_least_error_beats_the_largest_weight():
@@ -98,10 +92,8 @@ def test_a_scale_fitted_to_the_least_error_beats_the_largest_weight():
     linear = Linear.of(("embed",), ("mlp",), jnp.asarray(weight))
 
     def error(adapter: Adapter) -> float:
-        made: Any = adapter.adapt(linear, names={}, key=key(0))
-        if fitted := adapter.fit(weight, 1):
-            made = eqx.tree_at(lambda one: one.scale, made, jnp.asarray(fitted["scale"]))
-        return float(jnp.mean((made.merged().weight - weight) ** 2))
+        made: Any = tiny.adapted(linear, adapter)
+        return float(np.mean((np.asarray(made.merged().weight) - weight) ** 2))
 
     found = {
         (name, scale): error(Adapter(format=name, scale=scale))

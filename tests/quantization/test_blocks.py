@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from windlass.quantization.blocks import FORMATS, to_float16
+from windlass.quantization.blocks import FORMATS, nearest_inverse, to_float16
 
 ROWS = 64  # of [outputs, inputs]
 rng = np.random.default_rng(0)
@@ -24,6 +24,24 @@ def written(matrix: np.ndarray, name: str) -> np.ndarray:
 def read(data: np.ndarray, name: str) -> np.ndarray:
     with np.errstate(all="ignore"):
         return gguf.quants.dequantize(data, type_of(name))
+
+
+def packed(codes: np.ndarray, scales: np.ndarray, name: str) -> np.ndarray:
+    """The bytes of codes [outputs, groups, size] and scales [outputs, groups, 1]."""
+    half = np.ascontiguousarray(scales, np.float16).view(np.uint8)
+    if name == "tq2_0":
+        quarters = (codes + 1).astype(np.uint8).reshape(*codes.shape[:2], 2, 4, 32)
+        shifted = quarters << np.array([0, 2, 4, 6], np.uint8)[:, None]
+        joined = np.bitwise_or.reduce(shifted, axis=-2).reshape(*codes.shape[:2], 64)
+        data = np.concatenate([joined, half], axis=-1)
+    else:
+        magnitude = np.searchsorted([0, 1, 2, 3, 4, 6, 8, 12], np.abs(codes))
+        index = codes + 8 if name == "q4_0" else magnitude + 8 * (codes < 0)
+        low, high = np.split(index.astype(np.uint8), 2, axis=-1)
+        exponent = (np.frexp(scales)[1] + 127).astype(np.uint8)
+        scale = half if name == "q4_0" else exponent
+        data = np.concatenate([scale, low | (high << 4)], axis=-1)
+    return data.reshape(len(codes), -1)
 
 
 def blocked(matrix: np.ndarray, name: str) -> jax.Array:
@@ -101,9 +119,9 @@ def test_the_exponent_of_mxfp4_is_that_of_a_logarithm_in_float32_beside_every_po
 def test_codes_and_scales_pack_into_the_bytes_of_gguf(name):
     matrix = normal(0.03)
     codes, scales = map(np.asarray, FORMATS[name].coded(blocked(matrix, name)))
-    packed = FORMATS[name].pack(codes.transpose(2, 0, 1), scales.transpose(2, 0, 1))
+    data = packed(codes.transpose(2, 0, 1), scales.transpose(2, 0, 1), name)
     assert codes.shape == (1024 // FORMATS[name].size, FORMATS[name].size, ROWS)
-    assert packed.reshape(ROWS, -1).tobytes() == written(matrix, name).tobytes()
+    assert (data == written(matrix, name)).all()
 
 
 @pytest.mark.parametrize("name", ["q4_0", "tq2_0"])
@@ -115,9 +133,9 @@ def test_any_scale_in_float16_is_kept_by_the_bytes(name):
     assert (halves == scales.astype(np.float16)).all()
     nearest = np.rint(np.asarray(blocks) / halves).clip(form.levels.low, form.levels.high)
     assert (codes == nearest).all()
-    packed = form.pack(codes.transpose(2, 0, 1), halves.transpose(2, 0, 1))
+    data = packed(codes.transpose(2, 0, 1), halves.transpose(2, 0, 1), name)
     found = np.asarray(jax.jit(form.scaled)(blocks, scales)).transpose(2, 0, 1)
-    assert (read(packed.reshape(ROWS, -1), name) == found.reshape(ROWS, -1)).all()
+    assert (read(data, name) == found.reshape(ROWS, -1)).all()
 
 
 def test_float16_is_rounded_to_under_jit_as_numpy_rounds():
@@ -132,6 +150,16 @@ def test_float16_is_rounded_to_under_jit_as_numpy_rounds():
         expected = x.astype(np.float16).astype(np.float32)
     assert (np.asarray(jax.jit(to_float16)(x)) == expected).all()
     assert (expected != x).mean() > 0.5
+
+
+@pytest.mark.parametrize("bits", [-2, -1, 0, 1, 2])
+def test_an_inverse_is_the_nearest_on_chips_whose_division_is_not(bits):
+    x = (np.exp(rng.uniform(-15, 10, 100_000)) * rng.choice([-1, 1], 100_000)).astype(np.float32)
+    x = np.concatenate([x, 2.0 ** np.arange(-10, 10, dtype=np.float32)])
+    near = ((1 / x).view(np.int32) + np.int32(bits)).view(np.float32)
+    found = np.asarray(jax.jit(nearest_inverse)(x, near))
+    assert (found[:100_000] == (1 / x)[:100_000]).all()
+    assert bits or (found == 1 / x).all()
 
 
 @pytest.mark.parametrize("name", FORMATS)

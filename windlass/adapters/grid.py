@@ -75,15 +75,19 @@ class Adapter(BaseAdapter):
         return replaced(model, self.targets, make, names=names, key=key)
 
     def fit(self, weight: np.ndarray, reads: int) -> dict[str, np.ndarray]:
-        """Scales of least squared error, of one layer's matrix, in float16."""
+        """The matrix itself, and learned scales at their least squared error, in float16."""
         levels = self.blocks.levels
         if not self.learns_scale or levels is None:
-            return {}
+            return {"latent": weight}
         outputs = weight.shape[reads:]
         blocks = weight.reshape(-1, self.blocks.size, *outputs)
         rows = np.moveaxis(blocks, 1, -1).reshape(-1, self.blocks.size)
-        found = best_scales(rows, levels, signed=True).astype(np.float16).astype(np.float32)
-        return {"scale": found.reshape(-1, *outputs)}
+        found = (
+            best_scales(rows, levels, signed=levels.low + levels.high < 0)
+            .astype(np.float16)
+            .astype(np.float32)
+        )
+        return {"latent": weight, "scale": found.reshape(-1, *outputs)}
 
 
 class Grid(RoundedMap):
@@ -121,8 +125,7 @@ class Grid(RoundedMap):
     def coded(self) -> tuple[Int8[Array, "..."], Float[Array, "groups ..."]]:
         """Codes, of the shape of the matrix, and the scales of its groups: Ŵ = d c.
 
-        For whoever writes them as they are: with learned scales a file's own quantiser would find
-        others. `blocks.pack` makes their bytes.
+        For whoever writes them as they are: of learned scales the quantiser of a file knows none.
         """
         scale = None if self.scale is None else self.scale[:, None]
         codes, scales = self.blocks.coded(self._grouped(), scale)

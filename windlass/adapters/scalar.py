@@ -77,11 +77,6 @@ class Adapter(BaseAdapter):
         half = 2 ** (self.bits - 1)
         return Levels(-half, half - 1, margin, margin)
 
-    @property
-    def gguf(self) -> None:
-        """The GGML type that holds its maps exactly: there is none."""
-        return None
-
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model:
         def make(base: LinearMap, stack: tuple[int, ...], key: PRNGKeyArray) -> Scalar:
             return Scalar(base, self)
@@ -91,7 +86,7 @@ class Adapter(BaseAdapter):
         return replaced(model, self.targets, make, names=names, key=key)
 
     def fit(self, weight: np.ndarray, reads: int) -> dict[str, np.ndarray]:
-        """Scales of least squared error, of one layer's matrix."""
+        """The matrix itself, and scales at their least squared error."""
         inputs, outputs = math.prod(weight.shape[:reads]), weight.shape[reads:]
         if self.granularity == "tensor":
             rows, shape = weight.reshape(1, -1), (1,)
@@ -104,7 +99,7 @@ class Adapter(BaseAdapter):
             largest = np.maximum(np.abs(rows).max(1), LEAST_SCALE)
             factor = scale * (self.levels.high + 1) / largest - LEAST_FACTOR
             scale = np.log(np.expm1(np.maximum(factor, LEAST_FACTOR)))
-        return {"scale": scale.astype(np.float32).reshape(shape)}
+        return {"latent": weight, "scale": scale.astype(np.float32).reshape(shape)}
 
 
 class Scalar(RoundedMap):
@@ -120,10 +115,10 @@ class Scalar(RoundedMap):
         self.reads, self.writes, self.base = plain.reads, plain.writes, None
         self.trains, self.granularity = trained_fields(config.trains), config.granularity
         self.levels, self.is_balanced = config.levels, config.chosen_grid == "balanced"
-        largest = self._largest(self._grouped())
+        largest = self._largest(self._grouped()).squeeze(self._shared)
         # Until they are fitted the largest weight is the outermost level.
         start = jnp.zeros_like(largest) if self.is_balanced else largest / self.levels.largest
-        self.scale = start.reshape(self._scale_shape(start.shape))
+        self.scale = jnp.atleast_1d(start)
 
     @property
     def scale_axes(self) -> tuple[str, ...]:
@@ -153,15 +148,19 @@ class Scalar(RoundedMap):
             return self.latent
         return grouped(self.latent, self.reads, self.writes, self.granularity)
 
+    @property
+    def _shared(self) -> tuple[int, ...]:
+        """Axes, of the weights as they are grouped, along which a scale is the same."""
+        if isinstance(self.granularity, int):
+            return (1,)
+        read, axes = len(self.reads), len(self.reads + self.writes)
+        return tuple(range(read if self.granularity == "channel" else axes))
+
     def _step(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """s, with an axis for each of the weight's."""
         assert self.scale is not None
-        if self.granularity == "tensor":
-            scale = self.scale.reshape((1,) * weight.ndim)
-        elif self.granularity == "channel":
-            scale = self.scale[(None,) * len(self.reads)]
-        else:
-            scale = self.scale[:, None]
+        scale = self.scale[0] if self.granularity == "tensor" else self.scale
+        scale = jnp.expand_dims(scale, self._shared)
         if not self.is_balanced:
             return jnp.maximum(jnp.abs(scale), LEAST_SCALE)
         largest = jax.lax.stop_gradient(self._largest(weight))
@@ -169,18 +168,4 @@ class Scalar(RoundedMap):
 
     def _largest(self, weight: Float[Array, "..."]) -> Float[Array, "..."]:
         """The largest magnitude of the weights that share a scale."""
-        if self.granularity == "tensor":
-            shared = tuple(range(weight.ndim))
-        elif self.granularity == "channel":
-            shared = tuple(range(len(self.reads)))
-        else:
-            shared = (1,)
-        return jnp.max(jnp.abs(weight), axis=shared, keepdims=True)
-
-    def _scale_shape(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """Shape of the scales that are stored, of one with an axis for each of the weight's."""
-        if self.granularity == "tensor":
-            return (1,)
-        if self.granularity == "channel":
-            return shape[len(self.reads) :]
-        return (shape[0], *shape[2:])
+        return jnp.max(jnp.abs(weight), axis=self._shared, keepdims=True)

@@ -15,7 +15,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jaxtyping import Array, Float, Int
 
 from windlass.quantization.levels import Levels, codes, quantized, straight_through
@@ -36,7 +35,6 @@ class BlockFormat(NamedTuple):
     size: int
     bytes: int
     quantize: Callable[[Float[Array, "groups size ..."]], Quantized]
-    pack: Callable[[np.ndarray, np.ndarray], np.ndarray]
     levels: Levels | None  # whole multiples of a float16 scale, which may be any
 
     @property
@@ -104,7 +102,26 @@ def _extreme(blocks: Float[Array, "groups size ..."]) -> Float[Array, "groups 1 
 def _inverse(scales: Float[Array, "..."]) -> Float[Array, "..."]:
     """1 / d, and 0 where d is 0 in float16 whatever it is multiplied with."""
     is_zero = jnp.abs(scales) < LEAST / 4
-    return jnp.where(is_zero, 0, 1 / jnp.where(is_zero, 1, scales))
+    divisor = jnp.where(is_zero, 1, scales)
+    return jnp.where(is_zero, 0, nearest_inverse(divisor, 1 / divisor))
+
+
+def nearest_inverse(x: Float[Array, "..."], near: Float[Array, "..."]) -> Float[Array, "..."]:
+    """The float32 nearest to 1 / x, of one that is at most two last bits beside it.
+
+    GPUs and TPUs do not round quotients to the nearest. With M and R, the 24 bits of x and of its
+    inverse, R is nearest to 2^47 / M where twice the remainder 2^47 − R M is at most M. That is
+    small, and so exact modulo 2^32.
+    """
+    bits, inverse = (jax.lax.bitcast_convert_type(a, jnp.int32) for a in (x, near))
+    divisor = (bits & 0x7FFFFF) | 0x800000
+    quotient = (inverse & 0x7FFFFF) | 0x800000
+    # Rounded up to the next power of two, which has one bit more.
+    quotient = jnp.where((quotient == 0x800000) & (divisor < 0xC00000), 0x1000000, quotient)
+    twice = -2 * quotient * divisor
+    low = sum(((twice > odd * divisor).astype(jnp.int32) for odd in (1, 3)), 0)
+    high = sum(((twice < -odd * divisor).astype(jnp.int32) for odd in (1, 3)), 0)
+    return jax.lax.bitcast_convert_type(inverse + low - high, jnp.float32)
 
 
 def _tq2_0(blocks: Float[Array, "groups size ..."]) -> Quantized:
@@ -141,32 +158,8 @@ def _floor_log2(x: Float[Array, "..."]) -> Int[Array, "..."]:
     return jnp.where(missing <= near, power, power - 1)
 
 
-def _pack_q4_0(found: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    low, high = np.split((found + 8).astype(np.uint8), 2, axis=-1)
-    return np.concatenate([_half_bytes(scales), low | (high << 4)], axis=-1)
-
-
-def _pack_tq2_0(found: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    quarters = (found + 1).astype(np.uint8).reshape(*found.shape[:-1], 2, 4, 32)
-    shifted = quarters << np.array([0, 2, 4, 6], np.uint8)[:, None]
-    joined = np.bitwise_or.reduce(shifted, axis=-2).reshape(*found.shape[:-1], 64)
-    return np.concatenate([joined, _half_bytes(scales)], axis=-1)
-
-
-def _pack_mxfp4(found: np.ndarray, scales: np.ndarray) -> np.ndarray:
-    magnitudes = np.concatenate([[0], np.cumsum(STEPS)])
-    index = np.searchsorted(magnitudes, np.abs(found)) + 8 * (found < 0)
-    low, high = np.split(index.astype(np.uint8), 2, axis=-1)
-    exponent = np.where(scales > 0, np.frexp(scales)[1] + 127, 0).astype(np.uint8)
-    return np.concatenate([exponent, low | (high << 4)], axis=-1)
-
-
-def _half_bytes(scales: np.ndarray) -> np.ndarray:
-    return np.ascontiguousarray(scales, np.float16).view(np.uint8)
-
-
 FORMATS = {
-    "q4_0": BlockFormat("Q4_0", 32, 18, _q4_0, _pack_q4_0, Levels(-8, 7)),
-    "mxfp4": BlockFormat("MXFP4", 32, 17, _mxfp4, _pack_mxfp4, None),
-    "tq2_0": BlockFormat("TQ2_0", 256, 66, _tq2_0, _pack_tq2_0, Levels(-1, 1, margin=0.5)),
+    "q4_0": BlockFormat("Q4_0", 32, 18, _q4_0, Levels(-8, 7)),
+    "mxfp4": BlockFormat("MXFP4", 32, 17, _mxfp4, None),
+    "tq2_0": BlockFormat("TQ2_0", 256, 66, _tq2_0, Levels(-1, 1, margin=0.5)),
 }

@@ -20,7 +20,7 @@ def best_scales(rows: np.ndarray, levels: Levels, *, signed: bool = False) -> np
 
     With `signed` it may be below 0: levels that reach further down than up are then turned over.
     """
-    stride = -(-rows.shape[1] // SAMPLE)
+    stride = -(-rows.shape[1] // SAMPLE) | 1  # odd: of a matrix it passes through all columns
     rows = np.ascontiguousarray(rows[:, ::stride], np.float32)
     count = max(1, CHUNK // rows.shape[1])
     parts = [rows[at : at + count] for at in range(0, len(rows), count)]
