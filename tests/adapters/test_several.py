@@ -133,5 +133,5 @@ def test_schema_and_reference_know_the_list():
     kinds = [one.get("type") or one.get("enum") for one in schema["anyOf"]]
     assert schema["default"] is None and kinds[-2:] == ["array", "null"]
     assert words(fields(Run)["adapter"][1]) == (
-        "a section with kind: codebook, lookup or lora; or a list of such, or null"
+        "a section with kind: codebook, grid, lookup, lora or scalar; or a list of such, or null"
     )

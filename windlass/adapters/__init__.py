@@ -20,8 +20,9 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import Problem
 from windlass.devices.axes import Placed, annotate
+from windlass.errors import UserError
 from windlass.layers.dropout import number
-from windlass.layers.linear import LinearMap
+from windlass.layers.linear import Linear, LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
 from windlass.layers.residual import Connection
 
@@ -50,6 +51,58 @@ class Adapted(LinearMap):
     def bits_per_weight(self) -> float | None:
         """Bits of a weight once deployed, with its share of scales; None: it is no quantiser."""
         return None
+
+
+class RoundedMap(Adapted):
+    """A linear map whose matrix is rounded from latent weights, kept and trained in float32.
+
+    The gradient reaches them by a straight-through estimator. `scale` is the step between levels,
+    or a part of it, where it is learned.
+    """
+
+    latent: Float[Array, "..."]
+    scale: Float[Array, "..."] | None
+    bias: Float[Array, "..."] | None
+    reads: tuple[str, ...] = eqx.field(static=True)
+    writes: tuple[str, ...] = eqx.field(static=True)
+    trains: tuple[str, ...] = eqx.field(static=True)
+    base: None = None
+    matrices: ClassVar[tuple[str, ...]] = ("latent",)
+    rounded: ClassVar[tuple[str, ...]] = ("latent", "scale")
+
+    @abstractmethod
+    def dequantized(self) -> Float[Array, "..."]:
+        """The matrix that is multiplied, in float32."""
+
+    @property
+    @abstractmethod
+    def scale_axes(self) -> tuple[str, ...]: ...
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        latent = self.reads + self.writes
+        return {"latent": latent, "scale": self.scale_axes, "bias": self.writes}
+
+    @property
+    def maps(self) -> dict[str, int]:
+        return {"latent": len(self.reads)}
+
+    def merged(self) -> Linear:
+        return Linear.of(self.reads, self.writes, self.dequantized(), self.bias)
+
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.merged()(x)
+
+    def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        return self.merged().product(x)
+
+
+TrainsOfRounded = Literal["weights", "scales", "none"]
+
+
+def trained_fields(trains: TrainsOfRounded) -> tuple[str, ...]:
+    """Fields of a `RoundedMap` that a recipe trains; with the weights their scales."""
+    return {"weights": ("latent", "scale", "bias"), "scales": ("scale",), "none": ()}[trains]
 
 
 class BaseAdapter:
@@ -144,6 +197,39 @@ def replaced(
         return each(node, jax.random.split(own, stack) if stack else own)
 
     return jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
+
+
+def refuse_cut(
+    model: Model, patterns: Sequence[str], names: Mapping[str, str], size: int, what: str
+) -> None:
+    """Refuse maps whose inputs are no whole number of groups of this size."""
+    inputs: dict[str, int] = {}
+    targets = chosen(model, patterns, names)
+
+    def visit(path, node):
+        if _is_map(node) and name(path) in targets:
+            inputs[name(path)] = _inputs(node)
+
+    jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
+    cut = [f"{one} reads {count}" for one, count in inputs.items() if count % size]
+    if cut:
+        whole = [one for one, count in inputs.items() if count % size == 0]
+        advice = f"adapter.targets: [{', '.join(whole)}] leaves out those it cannot" * bool(whole)
+        raise UserError(
+            f"{what} has groups of {size} inputs, into which these maps cannot be cut: "
+            f"{', '.join(cut)}; {advice or 'no map here can'}"
+        )
+
+
+def _inputs(node: LinearMap) -> int:
+    """Inputs of a map, of each layer where maps are stacked."""
+
+    def weight(node):
+        first = (0,) * len(stack_of(node))
+        one = jax.tree.map(lambda x: x[first] if eqx.is_array(x) else x, node)
+        return one.merged().weight
+
+    return math.prod(eqx.filter_eval_shape(weight, node).shape[: len(node.reads)])
 
 
 def merged(model: Model) -> Model:

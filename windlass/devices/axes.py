@@ -28,11 +28,14 @@ class Placed(eqx.Module):
     the precision of the computation. The others (norms, biases) are neither. `fixed` are those
     that are part of the architecture (a reservoir, a table of indices): never trained, decayed,
     averaged or cast, whatever a recipe says.
+    `rounded` are those from which the module makes its matrix by rounding: never cast, since
+    what is rounded is a float32 number.
     """
 
     axes: eqx.AbstractVar[dict[str, tuple[str, ...]]]
     matrices: eqx.AbstractClassVar[tuple[str, ...]]
     fixed: ClassVar[tuple[str, ...]] = ()
+    rounded: ClassVar[tuple[str, ...]] = ()
 
     @property
     def maps(self) -> dict[str, int]:
@@ -48,6 +51,7 @@ class ArrayFacts:
     is_matrix: bool = False
     reads: int | None = None  # axes; None where it is no map between hidden states
     is_fixed: bool = False
+    is_rounded: bool = False
 
 
 def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree:
@@ -75,6 +79,7 @@ def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree
             is_matrix=name in node.matrices,
             reads=node.maps.get(name),
             is_fixed=name in node.fixed,
+            is_rounded=name in node.rounded,
         )
         return function(child, about)
 
@@ -104,8 +109,9 @@ def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
 
 
 def is_cast(x: Any, about: ArrayFacts) -> bool:
-    """An array in the precision of the computation: a matrix, neither fixed nor of integers."""
-    return about.is_matrix and not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
+    """An array in the precision of the computation: a matrix, not fixed, rounded or of integers."""
+    is_kept = about.is_fixed or about.is_rounded or not jnp.issubdtype(x.dtype, jnp.floating)
+    return about.is_matrix and not is_kept
 
 
 def is_trainable(x: Any, about: ArrayFacts) -> bool:
@@ -145,6 +151,14 @@ def layout(
     if len(names) != len(shape):
         raise ValueError(f"{axes!r} names {len(names)} axes; the array has shape {shape}")
     return None if mesh.empty else _spec(ACTIVATIONS, names, shape, mesh)
+
+
+def stored(axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec | None:
+    """Partition spec of a weight of this shape where it is kept; None where a compiler lays it out,
+    or there is no mesh.
+    """
+    mesh = _mesh()
+    return None if mesh.empty or mesh.are_all_axes_auto else _spec(WEIGHTS, axes, shape, mesh)
 
 
 def gathered(weight: Array, axes: tuple[str, ...]) -> Array:

@@ -212,7 +212,7 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
             layers=layers,
             layout=layout,
             is_residual=is_residual,
-            is_fixed=isinstance(owner, Placed) and field in owner.fixed,
+            is_fixed=isinstance(owner, Placed) and field in (*owner.fixed, *owner.rounded),
         )
 
 

@@ -1,1 +1,1 @@
-"""Numbers of quantisers on the host, in NumPy: tables, scales, k-means. No adapter is here."""
+"""Quantisers: levels and their gradients, blocks of GGUF, and fits on the host in NumPy."""
