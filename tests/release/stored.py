@@ -6,6 +6,7 @@ from typing import Any
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from tests import trained
@@ -29,7 +30,8 @@ def run(
     rng = np.random.default_rng(7)
 
     def random(x: jax.ShapeDtypeStruct) -> jax.Array:
-        values = rng.normal(size=x.shape, scale=0.2)
+        is_code = jnp.issubdtype(x.dtype, jnp.integer)
+        values = rng.integers(16, size=x.shape) if is_code else rng.normal(0, 0.2, x.shape)
         return jax.device_put(values.astype(x.dtype), x.sharding)
 
     with described.scope():

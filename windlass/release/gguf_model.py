@@ -46,8 +46,8 @@ def architecture(source: FinishedRun) -> str:
             f"llama.cpp has no models like {what}, so that no GGUF file can be made; it has "
             f"{known}. Without --as, the files are ones that Windlass reads"
         )
-    if problems := _problems(source.run.model, table):
-        raise UserError(report(problems, f"{source.folder}, as a GGUF file"))
+    if found := problems(source.run.model, table):
+        raise UserError(report(found, f"{source.folder}, as a GGUF file"))
     return table.gguf
 
 
@@ -150,26 +150,26 @@ def modelfile(file: str, vocabulary: Vocabulary | None) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _problems(config: Any, table: HuggingFace) -> list[tuple[str, str]]:
+def problems(config: Any, table: HuggingFace) -> list[tuple[str, str]]:
     """Settings of a family's section that its architecture in llama.cpp has no key for."""
-    problems, scaling = [], config.scaling
+    found, scaling = [], config.scaling
     if scaling is not None and scaling.kind == "llama3" and table.gguf != "llama":
-        problems.append(
+        found.append(
             ("model.scaling.kind", f"is llama3; llama.cpp has that in llama, not in {table.gguf}")
         )
     if scaling is not None and scaling.kind == "yarn":
         slow, fast = scaling.bounds
         if (slow, fast) != (1.0, FAST["yarn"]) or scaling.truncate is False:
             what = "llama.cpp has YaRN from 1 to 32 turns, at whole pairs (truncate)"
-            problems.append(("model.scaling", f"has slow {slow:g} and fast {fast:g}; {what}"))
+            found.append(("model.scaling", f"has slow {slow:g} and fast {fast:g}; {what}"))
     if table.gguf == "qwen3" and config.attention_bias:
-        problems.append(("model.attention_bias", "is true; qwen3 has no biases in llama.cpp"))
+        found.append(("model.attention_bias", "is true; qwen3 has no biases in llama.cpp"))
     if (width := getattr(config, "query_width", None)) is not None:
         known = config.embed // config.heads if config.layers == LARGE_GEMMA else config.head_dim
         if width != known:
             what = f"attention scores are divided by the square root of {known} in llama.cpp"
-            problems.append(("model.query_width", f"is {width}; {what}"))
-    return problems
+            found.append(("model.query_width", f"is {width}; {what}"))
+    return found
 
 
 def _add_sizes(writer: Any, config: Any, kind: str, length: int) -> None:

@@ -62,6 +62,10 @@ class Lookup(Adapted):
         self.codes = nearest.astype(jnp.uint8).reshape(weight.shape)
 
     @property
+    def code_bits(self) -> dict[str, int]:
+        return {"codes": 4}
+
+    @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {
             "codes": self.reads + self.writes,
