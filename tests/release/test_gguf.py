@@ -440,3 +440,20 @@ def test_a_family_that_llama_cpp_has_not_is_refused(tmp_path, learned):
         "llama.cpp has no models like gru, so that no GGUF file can be made; it has gemma, llama, "
         "mistral, qwen2 and qwen3. Without --as, the files are ones that Windlass reads"
     )
+
+
+def test_numbers_that_are_not_on_the_grid_that_an_adapter_declares_are_refused():
+    x = np.linspace(-1, 1, 256, dtype=np.float32).reshape(2, 128)
+    for kind in ("Q4_0", "MXFP4"):
+        with pytest.raises(UserError) as error:
+            gguf_types.quantized(x, kind, "it", on_grid=True)
+        assert str(error.value).startswith(f"it was to be on the grid of {kind}, as its adapter")
+        assert str(error.value).endswith("numbers are not; --as merged writes them as they are")
+
+
+def test_a_number_that_f16_has_none_for_is_refused():
+    with pytest.raises(UserError) as error:
+        gguf_types.quantized(np.full((2, 32), 1e5, np.float32), "F16", "it")
+    assert str(error.value) == (
+        "it holds 1e+05, beyond the largest number of F16, 65504; bf16 and f32 have larger ones"
+    )

@@ -81,7 +81,7 @@ def unpacked(stored: dict[str, Any], arrays: Iterable[Array], origin: str) -> di
             found[its_name] = tensor
             continue
         if array.bits != int(match[2]):
-            here = "is no codes" if array.bits is None else f"has {array.bits}"
+            here = "are none" if array.bits is None else f"have {array.bits}"
             problems.append((match[1], f"has codes of {match[2]} bits; this model's {here}"))
         elif tensor.shape != (size(math.prod(array.shape), array.bits),):
             there = f"is {list(tensor.shape)} bytes"

@@ -14,7 +14,7 @@ from windlass.devices.axes import placements
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config as configs
 from windlass.hub.names import placed
-from windlass.release import check, gguf_model, gguf_types
+from windlass.release import check, gguf_model, gguf_types, merge
 from windlass.release.check import LogitDifference
 from windlass.release.gguf_file import GgufFile
 
@@ -64,7 +64,7 @@ def _read(path: Path, file: GgufFile) -> tuple[dict[str, np.ndarray], list[str]]
 
 def _filled(source: FinishedRun, read: dict[str, np.ndarray]) -> Any:
     """The run's model, its adapters merged, with the numbers of a file."""
-    shapes, static = eqx.partition(gguf_model.merged(source.abstract), _is_shape)
+    shapes, static = eqx.partition(merge.abstract(source.abstract), _is_shape)
     shapes = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, np.float32, sharding=place),
         shapes,

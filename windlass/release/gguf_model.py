@@ -5,11 +5,9 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-import equinox as eqx
 import jax
 import numpy as np
 
-from windlass import adapters
 from windlass.adapters.lora import Adapter as LoraSection
 from windlass.config import listing
 from windlass.config.reading import report
@@ -32,7 +30,6 @@ TURNED = (".q_proj", ".k_proj")  # whose rows llama.cpp has as interleaved pairs
 ENDS = ("token_embd.weight", "output.weight")
 FACTORS = "rope_freqs.weight"
 LARGE_GEMMA = 62  # layers of the one that divides attention scores by another width
-USUAL_PATTERN, USUAL_LOCAL_THETA = 6, 1e4  # of Gemma 3, which older llama.cpp always takes
 
 
 def architecture(source: FinishedRun) -> str:
@@ -62,7 +59,7 @@ def whole(
     for tensor in merge.tensors(model, source.names):
         its_name = named(tensor.name)
         grid = grids.get(tensor.name)
-        wanted = rule.ends if its_name in ENDS else grid or rule.maps
+        wanted = grid or (rule.ends if its_name in ENDS else rule.maps)
         fits = "F32" if len(tensor.shape) == 1 else gguf_types.fitting(wanted, tensor.shape)
         read = partial(_outward, tensor, source, kind)
         tensors.append(GgufTensor(its_name, tensor.shape, fits, read, on_grid=grid == fits))
@@ -113,7 +110,7 @@ def read_back(source: FinishedRun, tensors: Mapping[str, np.ndarray]) -> dict[st
     """Tensors of a file, by name there, as Hugging Face has them."""
     kind, named = architecture(source), _namer(source)
     found = {}
-    for array in arrays(merged(source.abstract), source.names):
+    for array in arrays(merge.abstract(source.abstract), source.names):
         for name in array.names():
             found[name] = _inward(tensors[named(name)], name, source, kind)
     return found
@@ -132,7 +129,7 @@ def on_grids(source: FinishedRun) -> dict[str, str]:
             if jax.tree.structure(node) != jax.tree.structure(old.get(path)):
                 last[path] = getattr(section, "gguf", None)
     grids = {}
-    for array in arrays(merged(source.abstract), source.names):
+    for array in arrays(merge.abstract(source.abstract), source.names):
         owner, _, field = array.path.rpartition(".")
         if field == "weight" and (grid := last.get(owner)) is not None:
             grids |= dict.fromkeys(array.names(), grid)
@@ -280,11 +277,6 @@ def _maps(model: Any) -> dict[str, Any]:
         for path, node in leaves
         if is_map(node)
     }
-
-
-def merged(model: Any) -> Any:
-    """The abstract model with its adapters merged."""
-    return eqx.filter_eval_shape(adapters.merged, merge.shapes(model))
 
 
 def family(source: FinishedRun) -> str:

@@ -60,7 +60,7 @@ def size(kind: str, shape: tuple[int, ...]) -> int:
 
 
 def quantized(x: np.ndarray, kind: str, name: str, *, on_grid: bool = False) -> np.ndarray:
-    """Bytes of a float32 tensor in a type; numbers `on_grid` of Q4_0 are kept bit by bit."""
+    """Bytes of a float32 tensor in a type; numbers `on_grid` are kept bit by bit."""
     from gguf import GGMLQuantizationType, quantize
 
     with np.errstate(over="ignore"):  # which is looked for
@@ -72,8 +72,13 @@ def quantized(x: np.ndarray, kind: str, name: str, *, on_grid: bool = False) -> 
             f"{name} holds {np.abs(x).max():.3g}, beyond the largest number of F16, 65504; "
             "bf16 and f32 have larger ones"
         )
-    if on_grid and kind == "Q4_0":
-        data = _kept(x, data)
+    if on_grid:
+        data = _kept(x, data) if kind == "Q4_0" else data
+        if lost := np.count_nonzero(dequantized(data, kind) != x):
+            raise UserError(
+                f"{name} was to be on the grid of {kind}, as its adapter says, and {lost:,} of its "
+                f"{x.size:,} numbers are not; --as merged writes them as they are"
+            )
     return data
 
 

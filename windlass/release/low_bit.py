@@ -8,11 +8,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from windlass.adapters import Adapted, stack_of
+from windlass.adapters import Adapted, plain
 from windlass.hub import packed
 from windlass.hub.names import Array, arrays
 from windlass.hub.shards import ShardTensor
 from windlass.hub.weights import in_order
+from windlass.release import merge
 
 FACTORS = "float16"  # of the tables, scales and factors of a quantizer
 
@@ -42,14 +43,18 @@ def bits(model: Any, names: Mapping[str, str]) -> StoredBits:
         if array.is_quantized and not array.path.endswith(".bias")
         for tensor in _tensors(array)
     )
-    is_adapted = lambda node: isinstance(node, Adapted)  # noqa: E731
-    weights, nodes = 0, jax.tree.leaves(model, is_leaf=is_adapted)
-    for node in nodes:
-        while is_adapted(node) and node.base is not None:
-            node = node.base
-        if is_adapted(node):
-            weights += math.prod(stack_of(node)) * math.prod(node.sizes.values())
-    return StoredBits(stored, weights)
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
+    maps = {
+        jax.tree_util.keystr(path, simple=True, separator=".") + ".weight"
+        for path, node in leaves
+        if _is_adapted(plain(node))  # what is left with all off stands for the matrix
+    }
+    whole = arrays(merge.abstract(model), names)
+    return StoredBits(stored, sum(one.value.size for one in whole if one.path in maps))
+
+
+def _is_adapted(node: Any) -> bool:
+    return isinstance(node, Adapted)
 
 
 def has_codes(model: Any, names: Mapping[str, str]) -> bool:
