@@ -1,5 +1,7 @@
 """`windlass export` as it is typed."""
 
+import pytest
+
 from tests import trained
 from windlass.release import check
 
@@ -47,10 +49,33 @@ def test_a_check_that_fails_is_the_exit_code(program, place, tmp_path, monkeypat
 def test_options_that_cannot_be_are_told_as_they_are_typed(program, place):
     done = program("export", "tiny", "--as", "whole", "--shard-size", "5", cwd=place)
     assert done.code == 2
-    assert done.err == ('--as is "whole"; it must be model, adapter, merged, own or null\n')
+    assert done.err == (
+        '--as is "whole"; it must be model, adapter, merged, own, low-bit, gguf, gguf-adapter or '
+        "null\n"
+    )
     assert program("export", "tiny", cwd=place).err == (
         "where to? windlass export RUN --to DIR writes into a new folder DIR\n"
     )
     assert program("export", "tiny", "--to", "x", "--private", cwd=place).err == (
         "--private is of what is pushed; push names that\n"
     )
+
+
+def test_the_next_lines_of_a_gguf_file_are_those_that_load_it(program, place, tmp_path):
+    pytest.importorskip("gguf")
+    words = ["--as", "gguf", "--quantize", "q8_0"]
+    done = program("export", "tiny", "--to", str(tmp_path / "it"), *words, cwd=place)
+    assert done.code == 0, done.err
+    assert [line.split()[1] for line in done.out.splitlines()[:3]] == [
+        "it.gguf",
+        "Modelfile",
+        "README.md",
+    ]
+    assert done.out.splitlines()[-4:] == [
+        "bits    8.50 bits per weight of the linear maps",
+        f"next    llama-cli -m {tmp_path}/it/it.gguf -p 'Once upon a time'",
+        f"next    ollama create it -f {tmp_path}/it/Modelfile",
+        f"next    {tmp_path}/it/README.md says how to load it",
+    ]
+    done = program("export", "tiny", "--to", str(tmp_path / "it"), "--quantize", "q8_0", cwd=place)
+    assert done.err == "--quantize is of a GGUF file; --as gguf writes one\n"

@@ -204,7 +204,9 @@ def test_what_cannot_be_exported_is_refused_before_anything_is_written(run, tmp_
         return str(error.value)
 
     for form in ("adapter", "merged"):
-        assert refused(form=form) == f"{run} trained no adapter; --as model is what there is"
+        assert refused(form=form) == (
+            f"{run} trained no adapter; --as model and --as gguf are what there is"
+        )
     assert refused(step=3) == f"no checkpoint at step 3 in {run}/checkpoints; there are 0, 2, 4"
     assert refused(weights="ema") == (
         f"{run} has no averaged weights, since its train.ema is null; weights can be last or best"

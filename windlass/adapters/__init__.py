@@ -43,6 +43,11 @@ class Adapted(LinearMap):
     trains: eqx.AbstractVar[tuple[str, ...]]
 
     @property
+    def code_bits(self) -> Mapping[str, int]:
+        """Bits of each code, by the field of integers that holds them; files may be as small."""
+        return {}
+
+    @property
     def weight(self) -> Float[Array, "..."]:
         """The matrix of the one map that computes the same."""
         return self.merged().weight

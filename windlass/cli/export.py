@@ -21,14 +21,21 @@ def export(
         typer.Option(
             "--as",
             metavar="FORM",
-            help="model, adapter, merged or own; default: the adapter if there is one, else the "
-            "model",
+            help="model, adapter, merged, own, low-bit, gguf or gguf-adapter; default: the adapter "
+            "if there is one, else the model",
         ),
     ] = None,
     dtype: Annotated[
         str,
-        typer.Option(metavar="TYPE", help="bfloat16, float32 or as-is (that of the start)"),
+        typer.Option(metavar="TYPE", help="bfloat16, float16, float32 or as-is (of the start)"),
     ] = "as-is",
+    quantize: Annotated[
+        str | None,
+        typer.Option(
+            metavar="TYPE",
+            help="with --as gguf: f32, f16, bf16, q8_0, q4_0, mxfp4 or tq2_0; default: as --dtype",
+        ),
+    ] = None,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="largest weight file")] = "5GB",
     push: Annotated[
         str | None,
@@ -51,12 +58,15 @@ def export(
     A model is sharded safetensors, config.json, the tokenizer with its chat template,
     generation_config.json, and a model card, README.md, with the recipe, the losses and how to load
     it. A run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model;
-    --as own keeps both as they are, a quantized model among them, for model.path of a recipe.
+    --as own keeps both as they are, a quantized model among them, for model.path of a recipe; --as
+    low-bit packs its codes. --as gguf writes one file for llama.cpp and ollama, with the tokenizer
+    and the chat template in it, and --as gguf-adapter a LoRA for llama-cli --lora.
     Only the run is needed: neither an accelerator nor the model it started from. The folder appears
     when it is complete. Exits with 1 if --check finds a difference.
 
     windlass export quickstart --to stories
     windlass export mine --to mine-merged --as merged --dtype bfloat16 --check
+    windlass export mine --to mine-gguf --as gguf --quantize q8_0
     windlass export mine --to best --weights best --push me/mine --dry-run
     """
     with ctx.obj.phase("exporting"):
@@ -74,6 +84,7 @@ def export(
             step=step,
             form=form,
             dtype=dtype,
+            quantize=quantize,
             shard_size=shard_size,
             push=push,
             private=private,
@@ -106,6 +117,8 @@ def _facts(done: Any, chosen: Any) -> Iterator[tuple[str, str]]:
             yield "push", f"{done.folder} would be pushed to {chosen.push}, {visibility}"
         return
     yield "export", f"{which}: {total} in {done.folder}"
+    if done.bits_per_weight is not None:
+        yield "bits", f"{done.bits_per_weight:.2f} bits per weight of the linear maps"
     if done.comparison is not None:
         verdict = "the same" if done.comparison.good else "NOT the same"
         yield "check", f"{verdict}: {done.comparison}"
@@ -115,4 +128,11 @@ def _facts(done: Any, chosen: Any) -> Iterator[tuple[str, str]]:
         yield "pushed", "nothing, since the check found a difference"
     if done.form == "adapter":
         yield "next", "--as merged writes the model with the adapter in it"
+    if done.form == "gguf":
+        file = next(done.folder / name for name in done.files if name.endswith(".gguf"))
+        yield "next", f"llama-cli -m {file} -p 'Once upon a time'"
+        yield "next", f"ollama create {file.stem} -f {done.folder / 'Modelfile'}"
+    elif done.form == "gguf-adapter":
+        file = next(done.folder / name for name in done.files if name.endswith(".gguf"))
+        yield "next", f"llama-cli -m BASE.gguf --lora {file} -p 'Once upon a time'"
     yield "next", f"{done.folder / 'README.md'} says how to load it"

@@ -128,6 +128,8 @@ class Array(NamedTuple):
     layout: Layout
     is_residual: bool  # of a connection with weights, which no family's table has names for
     is_fixed: bool  # never cast
+    bits: int | None  # of each code, where it is of codes
+    is_quantized: bool  # of an adapter that stands for the matrix, which is gone
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -213,6 +215,8 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
             layout=layout,
             is_residual=is_residual,
             is_fixed=isinstance(owner, Placed) and field in (*owner.fixed, *owner.rounded),
+            bits=owner.code_bits.get(field) if isinstance(owner, Adapted) else None,
+            is_quantized=isinstance(owner, Adapted) and owner.base is None,
         )
 
 

@@ -9,6 +9,8 @@ from typing import NamedTuple
 import ml_dtypes
 import numpy as np
 
+from windlass.errors import UserError
+
 INDEX, SINGLE = "model.safetensors.index.json", "model.safetensors"
 WORDS = {
     "float64": "F64",
@@ -40,6 +42,18 @@ class ShardTensor(NamedTuple):
     def size(self) -> int:
         return math.prod(self.shape) * self.dtype.itemsize
 
+    def cast(self) -> np.ndarray:
+        """The numbers in the dtype of the file; those that float16 has none for are refused."""
+        x = self.read()
+        with np.errstate(over="ignore"):  # which is looked for
+            value = x.astype(self.dtype, copy=False)
+        if self.dtype == np.float16 and np.isinf(value).any() and not np.isinf(x).any():
+            raise UserError(
+                f"{self.name} holds {np.abs(x).max():.3g}, and the largest number of float16 is "
+                "65504; --dtype bfloat16 and --dtype float32 have larger ones"
+            )
+        return value
+
     def typed(self, dtype: str) -> "ShardTensor":
         """Cast to another dtype; integers and fixed arrays stay as they are."""
         new = np.dtype(ml_dtypes.bfloat16) if dtype == "bfloat16" else np.dtype(dtype)
@@ -66,7 +80,7 @@ class Shard(NamedTuple):
         with (folder / self.file).open("wb") as out:
             out.write(self._header())
             for tensor in self.tensors:
-                value = tensor.read().astype(tensor.dtype, copy=False)
+                value = tensor.cast()
                 # As bytes: the buffer protocol does not know bfloat16.
                 out.write(value.reshape(-1).view(np.uint8).data)
                 tell(value.nbytes)

@@ -11,6 +11,7 @@ import numpy as np
 
 from windlass.config.reading import report, show
 from windlass.errors import UserError
+from windlass.hub import packed
 from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
 from windlass.hub.shards import FLOATS, INDEX, SINGLE, WORDS, ShardTensor
@@ -28,15 +29,16 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
     Each is made where it lives: a device reads its own part of each tensor, one layer after the
     other. What is missing, too much or of another shape is named in one error.
     """
-    with _opened(folder) as stored:
+    with _opened(folder) as opened:
         origin, described = f"the weights in {folder}", list(arrays(model, names))
         # A billion layers would be named one after the other before the first is missed.
         layers = max((len(array.layers or ()) for array in described), default=0)
-        if layers > len(stored):
+        if layers > len(opened):
             raise UserError(
-                f"{origin} are {len(stored):,} tensors, too few for the {layers:,} layers that "
+                f"{origin} are {len(opened):,} tensors, too few for the {layers:,} layers that "
                 "config.json says the model has, each with its own"
             )
+        stored = packed.unpacked(opened, described, origin)
         expected = {
             name: np.dtype(array.value.dtype).name for array in described for name in array.names()
         }

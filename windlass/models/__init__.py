@@ -64,6 +64,7 @@ class HuggingFace(NamedTuple):
     fields: Mapping[str, str]  # from ours to the key there
     absent: Mapping[str, Any]
     fixed: Mapping[str, tuple]
+    gguf: str | None = None  # its architecture in llama.cpp; None: there is none
 
 
 def names(config: Config) -> Mapping[str, str]:

@@ -53,6 +53,7 @@ HUGGING_FACE = HuggingFace(
         "final_logit_softcapping": (None,),
         "use_bidirectional_attention": (False, None),
     },
+    gguf="gemma3",
 )
 
 

@@ -55,6 +55,7 @@ HUGGING_FACE = HuggingFace(
         "rope_interleaved": (False,),
         "sliding_window": (None,),
     },
+    gguf="llama",
 )
 # What the `tiny` ones have in common.
 SIZES = dict(vocab=96, embed=32, mlp=48, layers=3, heads=4, kv_heads=2, head_dim=10)

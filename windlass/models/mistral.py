@@ -13,6 +13,7 @@ HUGGING_FACE = HuggingFace(
     fields=llama.FIELDS | {"window": "sliding_window"},
     absent=llama.ABSENT | {"num_key_value_heads": 8, "sliding_window": 4096},
     fixed={"hidden_act": ("silu", "swish"), "attention_bias": (False,)},
+    gguf="llama",
 )
 
 

@@ -17,6 +17,7 @@ HUGGING_FACE = HuggingFace(
         "attention_bias": (True,),  # on queries, keys and values
         "use_sliding_window": (False,),
     },
+    gguf="qwen2",
 )
 
 

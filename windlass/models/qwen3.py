@@ -17,6 +17,7 @@ HUGGING_FACE = HuggingFace(
     fields=llama.FIELDS | {"attention_bias": "attention_bias"},
     absent=llama.ABSENT | {"num_key_value_heads": 32, "head_dim": 128, "attention_bias": False},
     fixed={"hidden_act": ("silu", "swish"), "use_sliding_window": (False,)},
+    gguf="qwen3",
 )
 
 

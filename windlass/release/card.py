@@ -15,7 +15,9 @@ from windlass.units import number
 from windlass.version import __version__
 
 # own: with its adapters as they are, in files that only Windlass reads
-Form = Literal["model", "adapter", "merged", "own"]
+# low-bit: the same with packed codes; gguf and gguf-adapter: one file, for llama.cpp
+Form = Literal["model", "adapter", "merged", "own", "low-bit", "gguf", "gguf-adapter"]
+ADAPTERS_ALONE = ("adapter", "gguf-adapter")
 LOSSES = {
     "loss": "training loss",
     "validation_loss": "validation loss",
@@ -48,6 +50,15 @@ class Subject:
     based_on: str  # the same, or its folder
     is_known_elsewhere: bool  # `transformers` has its architecture
 
+    @property
+    def is_gguf(self) -> bool:
+        return self.form in ("gguf", "gguf-adapter")
+
+    @property
+    def gguf(self) -> str:
+        """Name of the GGUF file."""
+        return f"{self.title}.gguf"
+
 
 def card(of: Subject) -> str:
     """README.md: the model card, with the header that the hub reads."""
@@ -69,17 +80,20 @@ def discreet(value: Any) -> Any:
 
 
 def _header(of: Subject) -> str:
-    library = (
-        {"adapter": "peft"}.get(of.form, "transformers") if of.is_known_elsewhere else "windlass"
-    )
+    known = {"adapter": "peft", "gguf": "gguf", "gguf-adapter": "gguf"}
+    library = known.get(of.form, "transformers") if of.is_known_elsewhere else "windlass"
     keys: dict[str, Any] = {"library_name": library}
     if of.is_known_elsewhere:
         keys["pipeline_tag"] = "text-generation"
     if of.base is not None:
         keys["base_model"] = of.base
-        keys["base_model_relation"] = "adapter" if of.form == "adapter" else "finetune"
+        keys["base_model_relation"] = _relation(of)
     kinds = [type(one).__module__.rpartition(".")[2] for one in of.adapters]
-    keys["tags"] = ["windlass", *(kinds if of.form == "adapter" else [])]
+    keys["tags"] = [
+        "windlass",
+        *(["gguf"] if of.is_gguf else []),
+        *(kinds if of.form in ADAPTERS_ALONE else []),
+    ]
     return f"---\n{yaml.safe_dump(keys, sort_keys=False)}---\n"
 
 
@@ -89,6 +103,9 @@ def _opening(of: Subject) -> str:
         "adapter": "A PEFT adapter",
         "merged": "A language model, with the adapter it was trained by merged into it,",
         "own": "A language model and its adapters, as they are,",
+        "low-bit": "A quantized language model, its codes packed,",
+        "gguf": "A language model, in a GGUF file for llama.cpp,",
+        "gguf-adapter": "A LoRA adapter, in a GGUF file for llama.cpp,",
     }[of.form]
     family = of.recipe["model"].get("family")
     start = f"trained from [{of.base}](https://huggingface.co/{of.base})" if of.base else "trained"
@@ -137,6 +154,9 @@ def _use(of: Subject) -> str:
             f"with `model: {{path: {of.address}}}` starts from it.\n"
         )
         return "\n".join(parts)
+    if of.is_gguf:
+        parts += ["```sh", *_served_by_llama_cpp(of), "```\n"]
+        return "\n".join(parts)
     if of.form == "adapter":
         parts += [
             "```python",
@@ -161,6 +181,20 @@ def _use(of: Subject) -> str:
         "```\n",
     ]
     return "\n".join(parts)
+
+
+def _served_by_llama_cpp(of: Subject) -> list[str]:
+    if of.form == "gguf-adapter":
+        return [f"llama-cli -m BASE.gguf --lora '{of.gguf}' -p 'Once upon a time'"]
+    return [
+        f"llama-cli -m '{of.gguf}' -p 'Once upon a time'",
+        f"ollama create '{of.title}' -f Modelfile && ollama run '{of.title}'",
+    ]
+
+
+def _relation(of: Subject) -> str:
+    """Relation to the model it started from, as the hub names it."""
+    return "adapter" if of.form in ADAPTERS_ALONE else "finetune"
 
 
 def _served_beside(of: Subject) -> list[str]:

@@ -53,9 +53,9 @@ class LogitDifference:
 def check_possible(form: str, source: FinishedRun) -> None:
     """Refuse, before anything is written, what cannot be compared."""
     family = type(source.run.model).__module__.rpartition(".")[2]
-    if form == "own" or not source.has_hugging_face_form:
+    if form in ("own", "low-bit", "gguf-adapter") or not source.has_hugging_face_form:
         why = (
-            "cannot read --as own"
+            f"cannot read --as {form}"
             if source.has_hugging_face_form
             else f"has no models like {family}"
         )
@@ -63,7 +63,7 @@ def check_possible(form: str, source: FinishedRun) -> None:
             f"--check compares with transformers, which {why}; "
             "without --check the export is the same"
         )
-    needed = ["transformers", "torch", *(["peft"] if form == "adapter" else [])]
+    needed = ["transformers", "torch", *({"adapter": ["peft"], "gguf": ["gguf"]}.get(form, []))]
     if missing := [name for name in needed if find_spec(name) is None]:
         raise UserError(
             f"--check compares with {listing(needed, 'and')}, and {listing(missing, 'and')} "

@@ -10,7 +10,10 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config, peft, shards, weights
 from windlass.hub.shards import ShardTensor
+from windlass.release import gguf_model
 from windlass.release.card import Subject, card
+from windlass.release.gguf_file import GgufFile
+from windlass.release.low_bit import StoredBits
 from windlass.run_folder import folder as folders
 
 GENERATION, SETTINGS = "generation_config.json", "tokenizer_config.json"
@@ -28,6 +31,7 @@ class ExportFile(NamedTuple):
     name: str
     size: int
     write: Callable[[Path, Tell], None]
+    bits: StoredBits | None = None  # of quantized linear maps
 
 
 def text(name: str, content: str | bytes) -> ExportFile:
@@ -56,7 +60,7 @@ def whole(
 
     With adapters, whose arrays are among the tensors, all are of the dtypes that they have.
     """
-    yield as_json("config.json", _config(source, dtype, has_adapters))
+    yield as_json("config.json", config_json(source, dtype, has_adapters))
     if source.vocabulary is not None:
         yield as_json(GENERATION, _generation(source, source.vocabulary))
     typed = tensors if dtype == AS_IS else (tensor.typed(dtype) for tensor in tensors)
@@ -77,6 +81,15 @@ def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> It
     yield ExportFile(part.file, part.size, part.write)
 
 
+def gguf(source: FinishedRun, file: GgufFile, subject: Subject) -> Iterator[ExportFile]:
+    """A GGUF file, which has the tokenizer inside, with what ollama reads, and the card."""
+    is_model = subject.form == "gguf"
+    yield ExportFile(file.name, file.size, file.write, file.bits if is_model else None)
+    if is_model:
+        yield text("Modelfile", gguf_model.modelfile(file.name, source.vocabulary))
+    yield text("README.md", card(subject))
+
+
 def beside(source: FinishedRun, subject: Subject) -> Iterator[ExportFile]:
     """Files of every export: the tokenizer with its chat template, and the card."""
     for path in sorted((source.folder / folders.TOKENIZER).glob("*")):
@@ -89,7 +102,8 @@ def beside(source: FinishedRun, subject: Subject) -> Iterator[ExportFile]:
     yield text("README.md", card(subject))
 
 
-def _config(source: FinishedRun, dtype: str, has_adapters: bool) -> dict[str, Any]:
+def config_json(source: FinishedRun, dtype: str, has_adapters: bool = False) -> dict[str, Any]:
+    """Contents of config.json."""
     if has_adapters or not source.has_hugging_face_form:
         return config.written_own(_sections(source, has_adapters), _dtype_name(dtype))
     like = source.came_with("config.json")

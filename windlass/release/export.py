@@ -13,6 +13,7 @@ import jax
 from rich.console import Console
 
 from windlass import adapters
+from windlass.adapters.lora import Adapter as LoraSection
 from windlass.checkpoint import store
 from windlass.config import listing, read, section, tree
 from windlass.config.start import Weights
@@ -22,14 +23,33 @@ from windlass.evaluation.finished_run import FinishedRun, open_on_cpu
 from windlass.hub import peft, weights
 from windlass.layers.names import named
 from windlass.release import check as checking
-from windlass.release import contents, folder, merge, push
-from windlass.release.card import Form, SavedAt, Subject
+from windlass.release import (
+    contents,
+    folder,
+    gguf_check,
+    gguf_file,
+    gguf_model,
+    low_bit,
+    merge,
+    push,
+)
+from windlass.release.card import ADAPTERS_ALONE, Form, SavedAt, Subject
 from windlass.release.check import LogitDifference
 from windlass.release.contents import ExportFile
+from windlass.release.gguf_file import GgufFile
+from windlass.release.gguf_types import OF_DTYPE, Quantization
 from windlass.terminal import Terminal
 from windlass.units import size
 from windlass.version import __version__
 
+# Where no dtype is asked for, and it is not that of the start.
+OWN_DTYPES = {
+    "adapter": "float32",
+    "gguf-adapter": "float32",
+    "own": contents.AS_IS,
+    "low-bit": contents.AS_IS,
+}
+SMALLEST_FLOAT = 16  # bits
 UNITS = {"KB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12}
 
 
@@ -40,7 +60,8 @@ class Options:
     weights: Weights = "last"
     step: int | None = None
     form: Form | None = None  # None: the adapter of a run that has one, else the model
-    dtype: Literal["bfloat16", "float32", "as-is"] = "as-is"
+    dtype: Literal["bfloat16", "float16", "float32", "as-is"] = "as-is"
+    quantize: Quantization | None = None  # of a GGUF file; None: the type that dtype is
     shard_size: str = "5GB"
     push: str | None = None
     private: bool = False
@@ -54,6 +75,10 @@ class Options:
             wrong.append(f"shard_size is {self.shard_size}; it must be a size such as 5GB or 500MB")
         if self.private and self.push is None:
             wrong.append("private is of what is pushed; push names that")
+        if self.quantize is not None and self.form != "gguf":
+            wrong.append("quantize is of a GGUF file; --as gguf writes one")
+        elif self.quantize is not None and self.dtype != contents.AS_IS:
+            wrong.append(f"quantize is {self.quantize}, and dtype says {self.dtype}; leave one out")
         if wrong:
             raise ValueError(*wrong)
 
@@ -68,6 +93,7 @@ class Exported:
     files: dict[str, int]  # sizes in bytes, by name
     comparison: LogitDifference | None = None
     address: str | None = None  # on the hub
+    bits_per_weight: float | None = None  # of quantized linear maps
 
 
 def export(
@@ -85,7 +111,7 @@ class Export:
         self.to, self.options, self.console = to, options, console
         self.source = open_on_cpu(run, weights=options.weights, step=options.step)
         self.form: Form = _form(options.form, self.source)
-        own = {"adapter": "float32", "own": contents.AS_IS}.get(self.form, self.source.dtype)
+        own = OWN_DTYPES.get(self.form, self.source.dtype)
         self.dtype = own if options.dtype == contents.AS_IS else options.dtype
 
     def __call__(self) -> Exported:
@@ -95,7 +121,7 @@ class Export:
         if options.dry_run:
             return self.exported(planned, at.step)
         with source.scope():
-            whole = self.form != "adapter" or options.check
+            whole = self.form not in ADAPTERS_ALONE or options.check
             loaded, model = source.stored_model(frozen=whole)
             at = SavedAt(loaded.step, loaded.identity)
             files = list(self.files(model, at))
@@ -128,18 +154,35 @@ class Export:
     def files(self, model: Any, at: SavedAt, dtype: str | None = None) -> Iterator[ExportFile]:
         """Files of the export; an abstract model has the same names and sizes."""
         source, dtype = self.source, dtype or self.dtype
+        subject = self.subject(at)
+        if subject.is_gguf:
+            yield from contents.gguf(source, self.gguf(model, dtype), subject)
+            return
         if self.form == "adapter":
             yield from contents.adapter(source, model, self.base, dtype)
         else:
-            tensors = merge.tensors if self.form == "merged" else weights.tensors
+            own = {"merged": merge.tensors, "low-bit": low_bit.tensors}
             yield from contents.whole(
                 source,
-                tensors(model, source.names),
+                own.get(self.form, weights.tensors)(model, source.names),
                 dtype,
                 _bytes(self.options.shard_size),
-                has_adapters=self.form == "own",
+                has_adapters=self.form in ("own", "low-bit"),
             )
-        yield from contents.beside(source, self.subject(at))
+        yield from contents.beside(source, subject)
+
+    def gguf(self, model: Any, dtype: str | None = None) -> GgufFile:
+        """The GGUF file of the model, or of its adapter."""
+        source, dtype = self.source, dtype or self.dtype
+        if self.form == "gguf-adapter":
+            return gguf_model.adapter(source, model, self.title, dtype)
+        quantization = self.options.quantize or OF_DTYPE[dtype]
+        length = contents.config_json(source, dtype)["max_position_embeddings"]
+        return gguf_model.whole(source, model, self.title, quantization, length)
+
+    @property
+    def title(self) -> str:
+        return (self.options.push or self.to.name).rpartition("/")[2]
 
     @property
     def base(self) -> str | None:
@@ -159,11 +202,11 @@ class Export:
             form=self.form,
             weights=options.weights,
             saved=at,
-            title=(options.push or self.to.name).rpartition("/")[2],
+            title=self.title,
             address=options.push or self.to.name,
             base=source.start.get("hub"),
             based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
-            is_known_elsewhere=self.form != "own" and source.has_hugging_face_form,
+            is_known_elsewhere=self.form not in ("own", "low-bit") and source.has_hugging_face_form,
         )
 
     def write(self, files: list[ExportFile], into: Path) -> None:
@@ -183,6 +226,9 @@ class Export:
     def compared(self, model: Any) -> LogitDifference:
         """The export as others load it, beside the run's own model with numbers as written."""
         source = self.source
+        if self.form == "gguf":
+            about = contents.config_json(source, "float32")
+            return gguf_check.compare(self.to, self.gguf(model), source, about)
         tokens = checking.random_tokens(source.run.model.vocab)
         if self.form == "adapter":
             own = checking.rounded(peft.own(model), self.dtype)
@@ -208,6 +254,8 @@ class Export:
         less = []
         if self.form == "adapter":
             less += ["without --check"] if self.options.check else []
+        elif self.form == "gguf":
+            less += [] if self.options.quantize else ["--quantize q8_0 takes about half of f16"]
         elif self.dtype == "float32":
             total = _total(self.files(self.source.abstract, at, "bfloat16"))
             less.append(f"--dtype bfloat16 takes {size(total)}")
@@ -223,15 +271,27 @@ class Export:
         address: str | None = None,
     ) -> Exported:
         sizes = {file.name: file.size for file in files}
-        return Exported(self.to, self.form, step, sizes, comparison, address)
+        return Exported(self.to, self.form, step, sizes, comparison, address, self.bits(files))
+
+    def bits(self, files: list[ExportFile]) -> float | None:
+        """Bits a weight of the linear maps, where they are quantized."""
+        found = next((file.bits for file in files if file.bits is not None), None)
+        if self.form == "low-bit":
+            found = low_bit.bits(self.source.abstract, self.source.names)
+        return found.per_weight if found and found.per_weight < SMALLEST_FLOAT else None
 
 
 def _form(requested: Form | None, source: FinishedRun) -> Form:
+    if requested in ("gguf", "gguf-adapter"):
+        gguf_file.check_installed()
+        gguf_model.architecture(source)
     chosen = source.run.adapter
     if not chosen:
-        if requested not in (None, "model"):
-            raise UserError(f"{source.folder} trained no adapter; --as model is what there is")
-        return "model"
+        if requested not in (None, "model", "gguf"):
+            raise UserError(
+                f"{source.folder} trained no adapter; --as model and --as gguf are what there is"
+            )
+        return requested or "model"
     why, is_own = _not_alone(source), any(one.exports == "own" for one in chosen)
     form = requested or ("own" if is_own else "merged" if why else "adapter")
     if form == "model":
@@ -241,19 +301,35 @@ def _form(requested: Form | None, source: FinishedRun) -> Form:
         )
     if form == "adapter" and why:
         raise UserError(f"{why}; --as merged has it all")
+    if form == "gguf-adapter" and (why := _not_alone(source, "llama.cpp") or _no_lora(source)):
+        raise UserError(f"{why}; --as gguf has it all")
+    if form == "low-bit" and not low_bit.has_codes(source.abstract, source.names):
+        trained = listing([_kind(one) for one in chosen], "and")
+        raise UserError(
+            f"{source.folder} trained {trained}, without codes of a few bits to pack; --as own "
+            "writes all arrays as they are"
+        )
     return form
 
 
-def _not_alone(source: FinishedRun) -> str | None:
-    """Reason that a run's adapter cannot be a PEFT folder, beside the model it started from."""
+def _no_lora(source: FinishedRun) -> str | None:
+    """Reason that llama.cpp has no such adapter, though PEFT has."""
+    (adapter,) = source.run.adapter
+    if not isinstance(adapter, LoraSection):
+        return f"llama.cpp has no adapters like {_kind(adapter)}"
+    return "llama.cpp has no DoRA (adapter.dora)" if adapter.dora else None
+
+
+def _not_alone(source: FinishedRun, who: str = "PEFT") -> str | None:
+    """Reason that a run's adapter cannot be a file beside the model it started from."""
     family, *others = (_kind(one) for one in (source.run.model, *source.run.adapter))
     if len(others) > 1:
         trained = listing(others, "and")
-        return f"{source.folder} trained {trained}, and PEFT has one adapter a folder"
+        return f"{source.folder} trained {trained}, and {who} has one adapter a folder"
     if source.run.adapter[0].exports != "peft":
-        return f"PEFT has no adapters like {others[0]}"
+        return f"{who} has no adapters like {others[0]}"
     if not source.has_hugging_face_form:
-        return f"PEFT has no adapters for models like {family}"
+        return f"{who} has no adapters for models like {family}"
     if more := _beside_the_adapter(source):
         return (
             f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "

@@ -21,7 +21,7 @@ def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
     leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
     unordered = []
-    for array in arrays(eqx.filter_eval_shape(adapters.merged, _shapes(model)), names):
+    for array in arrays(abstract(model), names):
         owner, _, field = array.path.rpartition(".")
         if _is_adapted(nodes.get(owner)):
             unordered += _merged(array, nodes[owner], field)
@@ -30,12 +30,13 @@ def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
     return sorted(unordered, key=lambda one: in_order(one.name))
 
 
-def _shapes(model: Any) -> Any:
-    """Shapes of a model, on no mesh."""
+def abstract(model: Any) -> Any:
+    """The abstract model with its adapters merged, on no mesh."""
     is_array = lambda x: isinstance(x, jax.Array | jax.ShapeDtypeStruct)  # noqa: E731
-    return jax.tree.map(
+    shapes = jax.tree.map(
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype) if is_array(x) else x, model
     )
+    return eqx.filter_eval_shape(adapters.merged, shapes)
 
 
 def _plain(array: Array) -> list[ShardTensor]:

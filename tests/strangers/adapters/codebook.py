@@ -66,6 +66,10 @@ class Codebook(Adapted):
         self.codes, self.table = jnp.zeros(shape, jnp.uint8), jnp.zeros((groups, LEVELS))
 
     @property
+    def code_bits(self) -> dict[str, int]:
+        return {"codes": 4}
+
+    @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {
             "codes": self.reads + self.writes,
