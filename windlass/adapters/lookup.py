@@ -262,6 +262,11 @@ class Lookup(Adapted):
         return {"indices": read, "latent": read, "in_scales": read, "out_scales": 1}
 
     @property
+    def code_bits(self) -> dict[str, int]:
+        assert self.config.levels is not None
+        return {} if self.indices is None else {"indices": _bits(self.config.levels)}
+
+    @property
     def bits_per_weight(self) -> float:
         entries = FACTOR_BITS if self.config.codebook is None else _bits(self.config.codebook)
         factors = [x.size for x in (self.in_scales, self.out_scales) if x is not None]

@@ -292,8 +292,8 @@ def _form(requested: Form | None, source: FinishedRun) -> Form:
                 f"{source.folder} trained no adapter; --as model and --as gguf are what there is"
             )
         return requested or "model"
-    why, is_own = _not_alone(source), any(one.exports == "own" for one in chosen)
-    form = requested or ("own" if is_own else "merged" if why else "adapter")
+    why, has_codes = _not_alone(source), low_bit.has_codes(source.abstract, source.names)
+    form = requested or _usual(source, has_codes=has_codes, is_whole=why is not None)
     if form == "model":
         raise UserError(
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
@@ -303,13 +303,22 @@ def _form(requested: Form | None, source: FinishedRun) -> Form:
         raise UserError(f"{why}; --as merged has it all")
     if form == "gguf-adapter" and (why := _not_alone(source, "llama.cpp") or _no_lora(source)):
         raise UserError(f"{why}; --as gguf has it all")
-    if form == "low-bit" and not low_bit.has_codes(source.abstract, source.names):
+    if form == "low-bit" and not has_codes:
         trained = listing([_kind(one) for one in chosen], "and")
         raise UserError(
             f"{source.folder} trained {trained}, without codes of a few bits to pack; --as own "
             "writes all arrays as they are"
         )
     return form
+
+
+def _usual(source: FinishedRun, *, has_codes: bool, is_whole: bool) -> Form:
+    """The form of a run with adapters where none is requested."""
+    if has_codes:
+        return "low-bit"
+    if any(one.exports == "own" for one in source.run.adapter):
+        return "own"
+    return "merged" if is_whole else "adapter"
 
 
 def _no_lora(source: FinishedRun) -> str | None:
