@@ -70,7 +70,7 @@ def of_bits(here: Path, bits: int, quantised: int, repaired: int) -> dict[str, A
         "lower_by_adapters": round(1 - after / low, 3),
         "perplexity_above_the_teacher": round(perplexity[mended] / perplexity["teacher"] - 1, 4),
         "indices_are_the_same_bits": len(set(indices.values())) == 1,
-        "exported": exported.strip().splitlines()[0],
+        "exported": exported.strip().splitlines()[-2:],
     }
     holds = divergence[rounded] >= LOWERED * low and after <= REPAIRED * low
     holds &= perplexity[mended] <= NEAR * perplexity["teacher"]
@@ -118,12 +118,7 @@ def windlass_of(here: Path, *words: str) -> str:
 
 
 def hash_of_indices(run: Path) -> str:
-    """Hash of what the checkpoint has of every index."""
+    """Hash of what the checkpoint has of every index, whatever was added on top."""
     arrays = store.contents(run, store.FROZEN)["arrays"]
-    stored = {
-        name.rpartition(".base")[2] if ".base." in name else name: arrays[name]
-        for name in sorted(arrays)
-        if name.endswith("indices")
-    }
-    of = json.dumps([stored[name] for name in stored], sort_keys=True)
-    return hashlib.sha256(of.encode()).hexdigest()[:12]
+    stored = {name.replace(".base.", "."): x for name, x in arrays.items() if "indices" in name}
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()[:12]

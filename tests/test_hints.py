@@ -20,6 +20,7 @@ EXTRAS = PROJECT["optional-dependencies"]
 NEEDED = {
     "cloud": {"gcsfs", "skypilot[gcp]"},
     "cuda": {"jax[cuda12]"},
+    "gguf": {"gguf"},
     "harness": {"lm-eval"},
     "hub": {"datasets"},
     "tpu": {"jax[tpu]"},

@@ -18,13 +18,14 @@ import windlass
 from tests import trained
 from windlass import seal
 from windlass.cli.commands import app
-from windlass.config import read, shipped
+from windlass.config import listing, read, shipped
 from windlass.evaluation.sampling import Sampling
 from windlass.starting.describe import describe
 
 COMMANDS = [
     "train",
     "plan",
+    "teach",
     "new",
     "data",
     "evaluate",
@@ -81,11 +82,11 @@ def test_train_alone_lists_every_recipe_with_its_first_line(program):
             f"windlass has no command trian; did you mean train? there are {ALL}",
         ),
         ("--nope", "no such option: --nope; windlass --help says what there is"),
-        ("data", "which recipe? A YAML file, or chat-dpo, chat-lora, legal-cot-sft or quickstart"),
+        ("data", f"which recipe? A YAML file, or {listing(shipped())}"),
         (
             "train quickstat",
             'no file or recipe named "quickstat"; did you mean quickstart? '
-            "there are chat-dpo, chat-lora, legal-cot-sft and quickstart",
+            f"there are {listing(shipped(), 'and')}",
         ),
         ("data quickstart --rows x", '--rows is "x"; it must be a whole number'),
         ("data quickstart --rows -1", "--rows is -1; it must be 0 or more"),

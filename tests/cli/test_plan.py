@@ -10,7 +10,7 @@ import pytest
 import yaml
 
 from tests import tiny, trained
-from windlass.config import read
+from windlass.config import listing, read, shipped
 from windlass.errors import UserError
 from windlass.models.qwen3 import Config
 from windlass.planning import matrix, targets
@@ -32,7 +32,7 @@ def recipe(tmp_path_factory) -> Path:
     [
         (
             ["plan"],
-            "which recipe? A YAML file, or chat-dpo, chat-lora, legal-cot-sft or quickstart",
+            f"which recipe? A YAML file, or {listing(shipped())}",
         ),
         (
             ["plan", "quickstart", "--on", "v5e-8", "--rows", "none"],
@@ -52,8 +52,8 @@ def recipe(tmp_path_factory) -> Path:
         ),
         (
             ["plan", "quickstart,quickstat", "--on", "v5e-8"],
-            'no file or recipe named "quickstat"; did you mean quickstart? there are chat-dpo, '
-            "chat-lora, legal-cot-sft and quickstart",
+            'no file or recipe named "quickstat"; did you mean quickstart? '
+            f"there are {listing(shipped(), 'and')}",
         ),
         (
             ["plan", "quickstart", "--best", "fastst", "--budget", "much", "--within", "6"],

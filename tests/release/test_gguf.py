@@ -1,14 +1,12 @@
 """GGUF files hold what the run computes, as gguf's reader and transformers read them."""
 
 import dataclasses
-import importlib
 import json
 import sys
 from pathlib import Path
 from typing import Any
 
 import equinox as eqx
-import jax
 import numpy as np
 import pytest
 from rich.console import Console
@@ -34,8 +32,6 @@ from windlass.release.export import Export, Options
 
 torch = pytest.importorskip("torch")
 gguf = pytest.importorskip("gguf")
-lookup = importlib.import_module("windlass.adapters.lookup")
-Lookup = lookup.Lookup
 
 # But for what llama.cpp does not have: no field has its default.
 SIZES = dict(vocab=300, embed=64, mlp=96, heads=4, kv_heads=2, head_dim=10)
@@ -291,33 +287,14 @@ def test_lora_is_a_file_of_its_own_or_merged_and_both_are_the_same(adapted, tmp_
     assert len(found) == 2 * 4 * 2
 
 
-def gridded(model: Any) -> Any:
-    """A model of codes and tables with the tables of Q4_0; few of its groups reach an end of it."""
-    rng = np.random.default_rng(3)
-
-    def visit(node):
-        if not isinstance(node, Lookup):
-            return node
-        shape = node.table.shape
-        scale = rng.normal(0, 0.1, (*shape[:-1], 1)).astype(np.float16).astype(np.float32)
-        table = jax.device_put(scale * (np.arange(16, dtype=np.float32) - 8), node.table.sharding)
-        codes = jax.device_put(np.asarray(node.codes).clip(5, 12), node.codes.sharding)
-        return eqx.tree_at(lambda one: (one.table, one.codes), node, (table, codes))
-
-    return jax.tree.map(visit, model, is_leaf=lambda node: isinstance(node, Lookup))
-
-
 @pytest.fixture(scope="module")
 def quantized(tmp_path_factory, learned) -> Path:
     model = section("llama", layers=2, head_dim=8)
     place = tmp_path_factory.mktemp("grid")
-    return stored.run(
-        place, learned, gridded, model=model, adapter={"kind": "lookup", "trained": True}
-    )
+    return stored.run(place, learned, model=model, adapter={"kind": "grid", "format": "q4_0"})
 
 
-def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(quantized, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup.Adapter, "gguf", "Q4_0", raising=False)
+def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(quantized, tmp_path):
     done = windlass.export(quantized, tmp_path / "it", form="gguf", check=True)
     assert done.comparison is not None and done.comparison.good, done.comparison
     assert done.bits_per_weight == 4.5
@@ -327,20 +304,19 @@ def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(quantized, tmp_pat
     assert of_type["token_embd.weight"] == "F32"
     source = open_on_cpu(quantized, weights="last", step=None)
     with source.scope():
-        up = source.stored_model()[1].blocks.kinds[0].mlp.up
-    table, codes = np.asarray(up.table)[1], np.asarray(up.codes)[1]
-    expected = table[np.arange(96) // 4, codes]
-    assert np.array_equal(numbers(reader)["blk.1.ffn_up.weight"], expected.T)
+        up = eqx.filter_vmap(lambda one: one.merged().weight)(
+            source.stored_model()[1].blocks.kinds[0].mlp.up
+        )
+    assert np.array_equal(numbers(reader)["blk.1.ffn_up.weight"], np.asarray(up)[1].T)
 
 
 def is_map(name: str) -> bool:
     return name.startswith("blk.") and name.endswith(".weight") and "norm" not in name
 
 
-def test_what_is_merged_on_top_of_a_grid_leaves_it(tmp_path, learned, monkeypatch):
-    monkeypatch.setattr(lookup.Adapter, "gguf", "Q4_0", raising=False)
+def test_what_is_merged_on_top_of_a_grid_leaves_it(tmp_path, learned):
     both = [
-        {"kind": "lookup", "trained": True},
+        {"kind": "grid", "format": "q4_0"},
         {"kind": "lora", "rank": 2, "targets": ["blocks.mlp.*"]},
     ]
     model = section("llama", layers=1, head_dim=8)
@@ -352,8 +328,7 @@ def test_what_is_merged_on_top_of_a_grid_leaves_it(tmp_path, learned, monkeypatc
     }
 
 
-def test_a_file_that_was_spoilt_is_found(quantized, tmp_path, monkeypatch):
-    monkeypatch.setattr(lookup.Adapter, "gguf", "Q4_0", raising=False)
+def test_a_file_that_was_spoilt_is_found(quantized, tmp_path):
     made = Export(quantized, tmp_path / "it", Options(form="gguf"), Console())
     made()
     file = tmp_path / "it" / "it.gguf"

@@ -23,9 +23,9 @@ from windlass.evaluation.finished_run import open_on_cpu
 from windlass.evaluation.published_model import open_model
 from windlass.release import check
 
-lookup = importlib.import_module("windlass.adapters.lookup")
+codebook = importlib.import_module("windlass.adapters.codebook")
 SIZES = dict(vocab=257, embed=32, mlp=48, layers=2, heads=4, kv_heads=2, head_dim=8, theta=1e4)
-ADAPTERS = [{"kind": "lookup", "trained": True}, {"kind": "lora", "rank": 4}]
+ADAPTERS = [{"kind": "codebook", "trained": True}, {"kind": "lora", "rank": 4}]
 
 
 @pytest.fixture(scope="module")
@@ -39,12 +39,12 @@ def rounded(model):
     """The tables as float16 has them; nothing else is changed."""
 
     def visit(node):
-        if not isinstance(node, lookup.Lookup):
+        if not isinstance(node, codebook.Codebook):
             return node
         table = node.table.astype(jnp.float16).astype(jnp.float32)
         return eqx.tree_at(lambda one: one.table, node, table)
 
-    return jax.tree.map(visit, model, is_leaf=lambda node: isinstance(node, lookup.Lookup))
+    return jax.tree.map(visit, model, is_leaf=lambda node: isinstance(node, codebook.Codebook))
 
 
 def test_packed_codes_and_tables_in_float16_compute_the_same_when_read_back(run, tmp_path):
@@ -55,7 +55,7 @@ def test_packed_codes_and_tables_in_float16_compute_the_same_when_read_back(run,
     assert tensors["blocks.1.mlp.up.base.table"].dtype == np.float16
     assert tensors["blocks.1.mlp.up.down.weight"].dtype == np.float32  # LoRA's, on top
     about = json.loads((tmp_path / "it" / "config.json").read_text())
-    assert [one["kind"] for one in about["windlass"]["adapter"]] == ["lookup", "lora"]
+    assert [one["kind"] for one in about["windlass"]["adapter"]] == ["codebook", "lora"]
 
     source = open_on_cpu(run, weights="last", step=None)
     tokens = check.random_tokens(257)
@@ -83,9 +83,9 @@ def test_bits_per_weight_count_codes_and_tables(run, tmp_path):
 def test_codes_of_another_width_are_refused(run, tmp_path, monkeypatch):
     windlass.export(run, tmp_path / "it", form="low-bit")
     (tmp_path / "it" / seal.EXPORT).unlink()  # as whoever changes an export on purpose does
-    monkeypatch.setattr(lookup.Lookup, "code_bits", {"codes": 3})
+    monkeypatch.setattr(codebook.Codebook, "code_bits", {"codes": 3})
     with pytest.raises(UserError) as error:
-        begun(without("lookup", tmp_path / "it"))
+        begun(without("codebook", tmp_path / "it"))
     assert str(error.value).endswith("  has codes of 4 bits; this model's have 3")
     assert "blocks.0.attention.key.base.codes " in str(error.value)
 
