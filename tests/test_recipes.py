@@ -10,7 +10,8 @@ import pytest
 
 import windlass
 from tests import published
-from tests.hub.published import QWEN2_5_0_5B
+from tests.hub.published import QWEN2_5_0_5B, QWEN3_0_6B
+from windlass.adapters import bits_per_weight
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
 from windlass.planning.plan import Plan
@@ -40,7 +41,7 @@ SMALL = [
 def models(tmp_path_factory) -> Path:
     """A cache of the hub in which every model of a recipe is a tiny one."""
     place = tmp_path_factory.mktemp("hub")
-    for name in {name for name in map(on_hub, shipped()) if name}:
+    for name in {name for one in shipped() for name in (on_hub(one), teacher_of(one)) if name}:
         repository = place / f"models--{name.replace('/', '--')}"
         published.write(repository / "snapshots" / COMMIT)
         (repository / "refs").mkdir()
@@ -58,6 +59,10 @@ def hub(models, tmp_path, monkeypatch) -> Path:
 
 def on_hub(name: str) -> str | None:
     return load(name).merged(None)["model"].get("hub")
+
+
+def teacher_of(name: str) -> str | None:
+    return load(name).merged(None)["data"].get("teacher", {}).get("model", {}).get("hub")
 
 
 @pytest.mark.parametrize("name", shipped())
@@ -86,11 +91,16 @@ TIERED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in 
 
 @pytest.mark.parametrize("name", TIERED)
 def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
-    keys = SMALL
+    keys, data = SMALL, load(name).merged(None)["data"]
     if on_hub(name):
-        is_pairs = load(name).merged(None)["data"]["format"] == "pairs"
-        keys = [*BY_HUB, *(WHOLE if is_pairs else SHORT)]
+        keys = [*BY_HUB, *(WHOLE if data.get("format") == "pairs" else SHORT)]
     recipe = name if on_hub(name) else reduced(name)
+    if "teacher" in data:
+        keys = [*SMALL, f"data.teacher.path={tmp_path}/cache", "train.accumulation=2"]
+        if not teacher_of(name):
+            windlass.train(reduced("quickstart"), [*SMALL, f"run.dir={tmp_path}/teacher"])
+            keys.append(f"data.teacher.model.run={tmp_path}/teacher")
+        windlass.teach(recipe, keys)
     trained = windlass.train(recipe, [*keys, f"run.dir={tmp_path}/run"])
     assert (trained.step, trained.is_finished) == (2, True)
     assert math.isfinite(trained.metrics["loss"])
@@ -135,6 +145,36 @@ def test_the_legal_recipe_trains_the_share_of_the_published_model_that_it_says(h
     assert (chosen.trained, chosen.total) == (17_596_416, 511_629_184)
     plan = windlass.plan("legal-cot-sft", on="v5e-1", rows=2054)
     assert isinstance(plan, Plan) and plan.fits == "yes"  # on one chip of 16 GB, as it says
+
+
+def test_the_recipe_that_quantises_trains_the_factors_that_it_says(hub):
+    real(hub)
+    built = Built(describe("qwen3-qat", ["device=cpu"]))
+    assert built.trainable.trained == 20_191_360
+    assert bits_per_weight(built.abstract) == pytest.approx(4.73, abs=5e-3)
+    plan = windlass.plan("qwen3-qat", on="v5e-1", rows=50_000)
+    assert isinstance(plan, Plan) and plan.fits == "yes"
+
+
+def test_the_recipe_that_repairs_trains_small_adapters_and_nothing_else(hub):
+    real(hub)
+    run = describe("recovery-lora", ["device=cpu"]).run
+    assert Built(describe("recovery-lora", ["device=cpu"])).trainable.trained == 4_587_520
+    objective, schedule = run.objective, run.optim.schedule
+    assert (objective.temperature, objective.hard, objective.hard_end) == (1.05, 0.02, 0.0)
+    assert (objective.anchor, objective.anchor_sequences) == (0.01, 32)
+    assert (run.optim.learning_rate, run.train.steps, schedule.floor) == (8e-5, 1200, 0.1)
+    assert (run.train.batch, run.train.accumulation, run.data.length) == (32, 8, 1024)
+    plan = windlass.plan("recovery-lora", on="v6e-1", rows=50_000)
+    assert isinstance(plan, Plan) and plan.fits == "yes"
+
+
+def real(hub: Path) -> None:
+    """Give the hub's model of the recipes the config that it has there, and no weights."""
+    folder = hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+    (folder / "config.json").write_text(QWEN3_0_6B)
+    for file in folder.glob("*.safetensors"):
+        file.unlink()
 
 
 def reduced(name: str) -> dict:

@@ -106,7 +106,7 @@ def test_indices_stay_as_they_were_and_go_on_bit_by_bit_under_more_lora(run, tra
     assert measure(kept) == measure({path: trained[path] for path in kept})
     assert set(indices) <= {path.replace(".base.", ".") for path in kept}
 
-    windlass.export(run, tmp_path / "it")
+    windlass.export(run, tmp_path / "it", form="own")
     exported = RECIPE | {"model": {"path": str(tmp_path / "it")}}
     exported.pop("adapter")
     arrays = taken(exported)
