@@ -72,11 +72,8 @@ def adapted(model, *chosen: BaseAdapter):
 def _fitted(adapter: BaseAdapter, before, after):
     if not isinstance(after, Adapted) or jax.tree.structure(before) == jax.tree.structure(after):
         return after
-    stack, matrix, reads = stack_of(before), merged(before).weight, len(before.reads)
-    own = [
-        adapter.at(before).fit(np.asarray(matrix[layer], np.float32), reads)
-        for layer in np.ndindex(*stack)
-    ]
+    stack, matrix = stack_of(before), np.asarray(merged(before).weight, np.float32)
+    own = [adapter.at(before).fit(matrix[layer], len(before.reads)) for layer in np.ndindex(*stack)]
     for name in own[0]:
         value = jnp.asarray(np.stack([fields[name] for fields in own]))
         value = value.reshape(*stack, *own[0][name].shape)

@@ -15,7 +15,7 @@ from windlass.adapters.lora import Adapter as Lora
 from windlass.checkpoint.fingerprint import named
 from windlass.config import read
 from windlass.errors import UserError
-from windlass.layers.linear import Linear
+from windlass.layers.linear import Linear, LinearMap
 from windlass.models.qwen3 import Config
 from windlass.program.abstract import abstract_model, is_shape
 from windlass.program.trainable import choose
@@ -55,6 +55,8 @@ def linear(seed: int = 0) -> Linear:
 
 
 key = jax.random.key
+call = eqx.filter_jit(lambda node, x: node(x))
+matrix = eqx.filter_jit(lambda node: node.weight)
 
 
 def written_out(node) -> np.ndarray:
@@ -93,7 +95,7 @@ def test_a_map_computes_the_product_of_its_table_and_its_scales(form):
     x = np.random.default_rng(1).normal(size=(2, 36)).astype(np.float32)
     weight = written_out(node)
     expected = x @ weight + np.asarray(base.bias).ravel()
-    found = np.asarray(node(jnp.asarray(x))).reshape(2, 20)
+    found = np.asarray(call(node, x)).reshape(2, 20)
     assert np.abs(found - expected).max() < 1e-4 * np.abs(expected).max()
     errors = {"2 bits with a zero": 0.8, "3 levels": 0.9, "absolute": 0.5, "softplus": 0.5}
     assert scales.relative_error(weight, np.asarray(base.weight).reshape(36, 20)) < errors.get(
@@ -106,7 +108,7 @@ def test_a_sum_over_ranks_is_what_a_map_computes():
     x = np.random.default_rng(1).normal(size=(3, 36)).astype(np.float32)
     values = np.asarray(node.table)[np.asarray(node.indices)].reshape(36, 20)
     found = scales.rank_sum(x, values, node.factors())
-    expected = np.asarray(node.product(jnp.asarray(x))).reshape(3, 20)
+    expected = np.asarray(call(node, x) - node.bias).reshape(3, 20)
     assert np.abs(found - expected).max() < 1e-5 * np.abs(expected).max()
 
 
@@ -115,10 +117,10 @@ def test_selects_on_bits_are_a_look_up_and_the_nearest_is_found_as_on_the_host()
     for levels in (2, 3, 4, 7, 16):
         table = np.sort(rng.normal(size=levels)).astype(np.float32)
         indices = rng.integers(levels, size=(5, 6)).astype(np.uint8)
-        found = np.asarray(_looked_up(jnp.asarray(table), jnp.asarray(indices)))
+        found = np.asarray(jax.jit(_looked_up)(table, indices))
         assert (found == table[indices]).all()
         values = rng.normal(size=(5, 6)).astype(np.float32)
-        found = np.asarray(_nearest(jnp.asarray(values), jnp.asarray(table)))
+        found = np.asarray(jax.jit(_nearest)(values, table))
         assert (found == tables.nearest(values, table)).all()
 
 
@@ -144,10 +146,64 @@ def test_only_what_the_keys_say_is_trained_and_a_straight_through_gradient_is_th
 
     node = tiny.adapted(linear(), Adapter(**SMALL, indices="straight_through"))
     x = jnp.ones((1, 36))
-    gradient = eqx.filter_grad(lambda node: (node(x) ** 2).sum())(node)
-    expected = jnp.broadcast_to(2 * node(x)[0], (36, 4, 5))
+    y, gradient = eqx.filter_jit(eqx.filter_value_and_grad(_squared, has_aux=True))(node, x)[0:2]
+    expected = jnp.broadcast_to(2 * y[1][0], (36, 4, 5))
     assert tiny.apart(gradient.latent, expected) < 1e-6
     assert not np.any(gradient.in_scales) and not np.any(gradient.gains)
+
+
+def test_a_conversion_keeps_the_scales_and_merges_the_rest_into_the_indices():
+    base = linear()
+    table = tiny.adapted(base, Adapter(rank=4, group=8, scales="product"))
+    there, weight = jax.tree.map(np.asarray, table), np.asarray(matrix(table))
+    ranks = Adapter(rank=4, levels=16, group=8)
+    found = ranks.convert(there, weight)
+    assert (
+        found is not None and (found["indices"] == there.indices).mean() > 0.99
+    )  # but the floored
+    gains = np.linalg.norm(there.in_scales, axis=0) * np.linalg.norm(
+        there.out_scales.reshape(4, -1), axis=1
+    )
+    assert found["gains"] == pytest.approx(np.sort(gains)[::-1], rel=1e-5)
+
+    small = Adapter(rank=6, levels=4, group=8).convert(there, weight)
+    assert small is not None and small["table"].shape == (4,) and small["gains"].shape == (6,)
+    assert small["gains"][4:] == pytest.approx(0.01 * gains.min(), rel=1e-5)
+    assert small["indices"].max() == 3
+
+    errors = {}
+    for fields, levels in ((found, 16), (small, 4)):
+        made = Adapter(rank=len(fields["gains"]), levels=levels).adapt(base, names={}, key=key(0))
+        for name, value in fields.items():
+            made = eqx.tree_at(lambda one: getattr(one, name), made, jnp.asarray(value))  # noqa: B023
+        errors[levels] = scales.relative_error(np.asarray(matrix(made)), weight)
+    assert errors[16] < 1e-4 and errors[4] < 0.5
+    assert Adapter(rank=0, levels=16).convert(there, weight) is None  # which is fitted anew
+
+
+def _squared(node, x):
+    y = node(x)
+    return (y**2).sum(), y
+
+
+@pytest.mark.parametrize("form", ["ranks", "groups", "straight-through"])
+def test_a_map_and_its_gradient_are_the_same_on_a_mesh_of_all_three_axes(form):
+    node = tiny.adapted(linear(), Adapter(**SMALL | FORMS[form]))
+    x = jax.random.normal(key(2), (4, 3, 36))
+    found = []
+    for sizes in ((1, 1, 1), (2, 2, 2)):
+        with tiny.on(sizes) as mesh:
+            placed, rows = tiny.placed(node, x, mesh)
+            found.append(jax.device_get(_losses(placed, rows)))
+    assert tiny.apart(found[1], found[0]) < 1e-5
+
+
+@eqx.filter_jit
+def _losses(node, x):
+    def loss(node):
+        return jnp.mean(node(x) ** 2)
+
+    return eqx.filter_value_and_grad(loss)(node)
 
 
 PRESETS = {"q2a2": 2.73, "q2a4": 3.28, "q4a4": 4.09, "q4a4_r32": 4.73, "q4_r32": 4.73}
@@ -238,3 +294,18 @@ def test_keys_that_cannot_be_are_refused_with_what_can():
         "  codebook  is of factors as they are, and positive is abs\n"
         "  trains    is gains, which only scales ranks of rank 1 or more has"
     )
+
+
+def test_every_linear_map_of_every_family_has_a_table():
+    for family in ("gemma", "llama", "mistral", "qwen2", "qwen3"):
+        model = tiny.abstract(tiny.config(family))
+        made = eqx.filter_eval_shape(Adapter(preset="q2a4").adapt, model, names={}, key=key(0))
+        maps = [path.rpartition(".")[0] for path in named(made) if path.endswith(".indices")]
+        expected = [
+            jax.tree_util.keystr(path, simple=True, separator=".")
+            for path, node in jax.tree_util.tree_leaves_with_path(
+                model, is_leaf=lambda node: isinstance(node, LinearMap)
+            )
+            if isinstance(node, LinearMap)
+        ]
+        assert maps == expected and len(maps) >= 7

@@ -53,8 +53,8 @@ def test_relative_errors_at_the_start_are_those_that_were_measured_elsewhere():
         found = quantised(weight, tables.even(levels), scale)
         errors[levels, rank] = scales.relative_error(found, weight)
     assert errors[16, 32] == pytest.approx(0.112, abs=0.002)
-    assert errors[16, 4] == pytest.approx(0.132, abs=0.003)
-    assert errors[4, 32] == pytest.approx(0.621, abs=0.01)
+    assert errors[16, 4] == pytest.approx(0.132, abs=0.005)
+    assert errors[4, 32] == pytest.approx(0.621, abs=0.02)
 
 
 def test_a_sum_over_ranks_is_the_product_with_the_whole_matrix():

@@ -139,12 +139,12 @@ class Adapter(BaseAdapter):
         if not isinstance(there, Lookup) or there.in_scales is None or not self.rank:
             return None
         assert self.levels is not None
-        table, factors = np.asarray(there.table), there.factors()
+        table, factors = np.sort(there.table), there.factors()
         if len(table) < self.levels:
             return None
         if len(table) > self.levels:
-            table = tables.kmeans(table, self.levels, there.counts())
-        least = factors.gains[factors.gains > 0].min(initial=np.inf)
+            table = tables.kmeans(np.asarray(there.table), self.levels, there.counts())
+        least = min(factors.gains[factors.gains > 0], default=0.0)
         factors = host.padded(factors, self.rank, gain=NOISE * float(least))
         return self._fields(factors, table, weight, len(there.reads))
 
@@ -266,10 +266,9 @@ class Lookup(Adapted):
         entries = FACTOR_BITS if self.config.codebook is None else _bits(self.config.codebook)
         factors = [x.size for x in (self.in_scales, self.out_scales) if x is not None]
         gains = 0 if self.gains is None else self.gains.size
-        codes = self.indices if self.latent is None else self.latent
-        assert codes is not None and self.config.levels is not None
         beside = entries * sum(factors) + FACTOR_BITS * gains
-        return _bits(self.config.levels) + beside / codes.size
+        assert self.config.levels is not None
+        return _bits(self.config.levels) + beside / self._codes.size
 
     def merged(self) -> Linear:
         return Linear.of(self.reads, self.writes, self._matrix(), self.bias)
@@ -296,7 +295,7 @@ class Lookup(Adapted):
         return host.normalised(inputs, outputs * gains[:, None])
 
     def counts(self) -> np.ndarray | None:
-        """How often each entry of the table occurs, on the host, in one layer; None: not known."""
+        """Occurrences of each entry of the table, on the host, in one layer; None: not known."""
         if self.indices is None:
             return None
         return np.bincount(np.asarray(self.indices).ravel(), minlength=len(self.table))
@@ -335,16 +334,15 @@ class Lookup(Adapted):
 
     def _members(self) -> Float[Array, "..."]:
         """B of rank 0: 1 where an input is of a group."""
-        read = self.codes_shape[: len(self.reads)]
+        read = self._codes.shape[: len(self.reads)]
         group = jnp.arange(math.prod(read)) // self.config.group
         members = group[:, None] == jnp.arange(len(self.out_scales))
         return gathered(members.astype(jnp.float32).reshape(*read, -1), (*self.reads, "rank"))
 
     @property
-    def codes_shape(self) -> tuple[int, ...]:
-        codes = self.indices if self.latent is None else self.latent
-        assert codes is not None
-        return codes.shape
+    def _codes(self):
+        """An array of the matrix's shape."""
+        return self.indices if self.latent is None else self.latent
 
     def _positive(self, name: str):
         value, positive = self._gathered(name), self.config.positive

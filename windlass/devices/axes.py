@@ -162,8 +162,11 @@ def stored(axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec | None:
 
 
 def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
-    """All-gather of a weight over the mesh axis that only stores it in pieces (FSDP)."""
-    if _mesh().empty:
+    """All-gather of a weight over the mesh axis that only stores it in pieces (FSDP).
+
+    Where the compiler is to lay everything out, as at init, that is left to it.
+    """
+    if _mesh().empty or _mesh().are_all_axes_auto:
         return weight
     met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
     return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))

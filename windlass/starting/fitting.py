@@ -48,7 +48,7 @@ def fitted(
         if maps:
             fitting = _Fitting(adapter, others if number == 1 else {})
             fitting.run(maps, _matrices(built, number - 1, maps, arrays), number, arrays, console)
-            facts.append((fitting.kind, fitting.summary()))
+            facts.append((fitting.kind, fitting.summary(maps)))
     return arrays, facts
 
 
@@ -112,14 +112,17 @@ class _Fitting:
         self.converted += found is not None
         return settings.fit(weight, len(one.before.reads)) if found is None else found
 
-    def summary(self) -> str:
-        errors = {path: math.sqrt(error / of) for path, (error, of) in self.squares.items() if of}
+    def summary(self, maps: list[_Map]) -> str:
+        bits = adapters.bits_per_weight([one.after for one in maps])
+        size = "" if bits is None else f" of {bits:.2f} bits a weight"
+        parts = {path: math.sqrt(error / of) for path, (error, of) in self.squares.items() if of}
         error, of = sum(self.squares.values(), np.zeros(2))
-        worst = max(errors, key=errors.__getitem__, default="")
+        worst = max(parts, key=parts.__getitem__, default="")
         converted = f", {self.converted} converted" if self.converted else ""
         where = re.sub(r"\bkinds\.\d+\.", "", worst)  # as a recipe names it
-        whole, most = math.sqrt(error / (of or 1)), f"{errors.get(worst, 0):.4f} ({where})"
-        return f"{self.matrices} matrices{converted}, relative error {whole:.4f}, at most {most}"
+        whole, most = math.sqrt(error / (of or 1)), f"{parts.get(worst, 0):.4f} ({where})"
+        errors = f"relative error {whole:.4f}, at most {most}"
+        return f"{self.matrices} matrices{size}{converted}, {errors}"
 
 
 def _replaced(built: Built, number: int) -> Iterator[_Map]:
