@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from tests import tiny
+from tests.adapters.test_grid import gradients, matrix
 from tests.quantization.test_levels import Gain, Round
 from windlass.adapters.scalar import Adapter
 from windlass.config import read, tree
@@ -99,7 +100,7 @@ def test_a_map_starts_at_scales_of_least_error(adapter):
 
     def error(scale) -> float:
         moved = eqx.tree_at(lambda one: one.scale, made, scale)
-        return float(np.mean((np.asarray(moved.merged().weight) - weight) ** 2))
+        return float(np.mean((matrix(moved) - weight) ** 2))
 
     least = error(made.scale)
     if adapter.chosen_grid == "balanced":
@@ -138,24 +139,15 @@ def test_scales_can_be_trained_alone_and_are_not_decayed():
         trained(trains="none")
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("granularity", ["tensor", "channel", 16])
-def test_loss_and_gradients_are_the_same_on_a_mesh_of_all_three_axes(granularity):
-    targets = ("*.query", "*.key", "*.value", "*.mlp.*")
-    adapter = Adapter(bits=3, granularity=granularity, targets=targets)
-    model, batch = tiny.adapted(tiny.model("llama"), adapter), tiny.rows(96)
-
-    @eqx.filter_jit
-    def step(model, batch):
-        return eqx.filter_value_and_grad(tiny.loss)(model, batch)
-
-    found = []
-    for sizes in ((1, 1, 1), (2, 2, 2)):
-        with tiny.on(sizes) as mesh:
-            whole, rows = tiny.placed(model, batch, mesh)
-            found.append(jax.device_get(step(whole, rows)))
-    assert found[1][0] == pytest.approx(found[0][0], rel=1e-5)
-    assert tiny.apart(found[1][1], found[0][1]) < 1e-5
+@pytest.mark.parametrize(
+    "adapter",
+    [Adapter(granularity="tensor"), Adapter(grid="balanced"), Adapter(bits=2, granularity=32)],
+    ids=["tensor", "channel", "group"],
+)
+def test_a_map_and_its_gradients_are_the_same_on_a_mesh_that_splits_it(adapter):
+    maps = "embed", "heads head_dim"
+    alone, split = (gradients(adapter, *maps, sizes) for sizes in ((1, 1, 1), (1, 2, 2)))
+    assert tiny.apart(split, alone) < 1e-5
 
 
 def test_keys_are_read_back_and_wrong_ones_are_refused():

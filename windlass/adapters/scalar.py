@@ -41,7 +41,7 @@ SCALE_BITS = 16  # of a scale that is stored
 class Adapter(BaseAdapter):
     """Quantisation-aware training with learned scales: LSQ, stretched or balanced levels."""
 
-    bits: Literal[2, 3, 4, "ternary"] = 4
+    bits: Literal[2, 3, 4, "ternary"] = 4  # of a weight; ternary: three levels
     # lsq: whole numbers; stretched: levels in the middle of cells of one width, as ParetoQ's, at 2
     # bits ±0.5 and ±1.5; balanced: the same, the scale learned as a share of the largest weight;
     # null: lsq at 3 and 4 bits, stretched at 2 and ternary
