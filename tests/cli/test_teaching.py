@@ -73,14 +73,14 @@ def test_a_teacher_writes_texts_and_goes_on_behind_those_that_are_there(student:
     file = api.teach("student.yaml", generate="texts.jsonl", **how)
     whole = file.read_bytes()
     rows = [json.loads(line) for line in whole.splitlines()]
-    corpus = Path(trained.CORPUS).read_text().splitlines()
-    prompts = [json.loads(line)["text"] for line in corpus[:10]]
+    lines = Path(trained.CORPUS).read_text().splitlines()[:10]
+    prompts = [json.loads(line)["text"] for line in lines]
     assert len(rows) == 10
     for row, prompt in zip(rows, prompts, strict=True):
         assert row["text"].startswith(prompt)
     assert any(len(row["text"]) > len(text) for row, text in zip(rows, prompts, strict=True))
-    lines = whole.split(b"\n")
-    file.write_bytes(b"\n".join(lines[:6]) + b"\n" + lines[6][:9])
+    kept = whole.split(b"\n")
+    file.write_bytes(b"\n".join(kept[:6]) + b"\n" + kept[6][:9])
     assert api.teach("student.yaml", generate="texts.jsonl", **how).read_bytes() == whole
     file.write_bytes(b'{"text": "Another."}\n' * 4)
     with pytest.raises(UserError) as refused:

@@ -1,6 +1,7 @@
 """Distillation from cached and live logits, against torch's kl_div and written-out sums."""
 
 import dataclasses
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -11,19 +12,17 @@ import pytest
 from tests import tiny
 from tests.models.reference import HAS_TORCH
 from windlass.adapters.lora import Adapter
+from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.objectives import Carry, Tally
 from windlass.objectives.distil import READ, Objective
 
 VOCAB = tiny.config("gru").vocab
 KEY = jax.random.key(0)
-LIVE = {"path": "somewhere"}
 
 
 def live(**keys) -> Objective:
-    from windlass.config.start import Start
-
-    return Objective(teacher=Start(**LIVE), **keys)
+    return Objective(teacher=Start(path="somewhere"), **keys)
 
 
 @eqx.filter_jit
@@ -136,6 +135,7 @@ def test_temperature_and_its_square_are_as_with_torch(kind):
     )
     # The gradient of the head's matrix is that of the logits, with the hidden states.
     hidden = np.asarray(model(batch)[0], np.float64)
+    assert learned.grad is not None
     by_hand = np.einsum("bsv,bse->ve", learned.grad.numpy(), hidden)
     found = gradient(objective, model, batch | columns).head.weight
     assert tiny.apart(found, by_hand) < 1e-5
@@ -205,7 +205,7 @@ def test_hard_terms_are_annealed_over_the_steps_of_the_run():
     log_q = learned - log_sum(learned)[..., None]
     best = -np.take_along_axis(log_q, taught.argmax(-1)[..., None], -1)[..., 0]
     target = -np.take_along_axis(log_q, np.asarray(batch["targets"])[..., None], -1)[..., 0]
-    keys = {"weight": 0.0, "hard": 0.4, "hard_end": 0.0, "cross_entropy": 0.1}
+    keys: dict[str, Any] = {"weight": 0.0, "hard": 0.4, "hard_end": 0.0, "cross_entropy": 0.1}
     for objective, given in (
         (Objective(**keys), (batch | cached(taught, 4), None)),
         (live(**keys), (batch, teacher())),

@@ -12,6 +12,7 @@ import sys
 import time
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -83,7 +84,7 @@ def teach(*keys: str, **teacher) -> tuple[Taught, str]:
     return found, console.file.getvalue()  # pyright: ignore
 
 
-def write_teacher(folder: Path, seed: int = 0) -> transformers.Qwen3ForCausalLM:
+def write_teacher(folder: Path, seed: int = 0) -> Any:
     """A small Qwen3 with random weights, as Hugging Face writes it."""
     torch.manual_seed(seed)
     config = transformers.Qwen3Config(
@@ -103,7 +104,7 @@ def write_teacher(folder: Path, seed: int = 0) -> transformers.Qwen3ForCausalLM:
 
 
 @pytest.fixture(scope="module")
-def taught(tmp_path_factory) -> tuple[Path, transformers.Qwen3ForCausalLM, str]:
+def taught(tmp_path_factory) -> tuple[Path, Any, str]:
     """A folder with a corpus, a teacher and its cache; the teacher; and what was printed."""
     place = tmp_path_factory.mktemp("teaching")
     with pytest.MonkeyPatch.context() as patch:

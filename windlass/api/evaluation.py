@@ -33,8 +33,7 @@ from windlass.telemetry.about import About
 from windlass.terminal import Terminal
 from windlass.training.session import Evaluator, Session, joined
 
-PLACES = ("device", "mesh", "precision")  # keys that say where a model computes, not which it is
-SECTION = re.compile(r"[^.=]*")  # of a word such as mesh.fsdp=2
+PLACE = re.compile(r"(device|mesh|precision)\b")  # keys of where a model computes, not of which
 
 
 def evaluate(
@@ -122,7 +121,7 @@ def _beside(
     name: str | Path, overrides: Sequence[str], session: Session, split: str
 ) -> dict[str, Any]:
     """Metrics of another run or model on the rows of a session, by its objective."""
-    other = open_model(name, [word for word in overrides if SECTION.match(word)[0] in PLACES])
+    other = open_model(name, [word for word in overrides if PLACE.match(word)])
     sections = {part: getattr(session.run, part) for part in ("data", "objective", "helpers")}
     built = Built(replace(other.built.described, run=replace(other.run, **sections)))
     prepared, ours = session.prepared, session.prepared.vocabulary

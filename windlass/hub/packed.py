@@ -85,7 +85,7 @@ def unpacked(stored: dict[str, Any], arrays: Iterable[Array], origin: str) -> di
             problems.append((match[1], f"has codes of {match[2]} bits; this model's {here}"))
         elif tensor.type != "U8":
             problems.append((match[1], f"is of {tensor.type}; it is of U8 here"))
-        elif tensor.shape != (size(math.prod(array.shape), array.bits),):
+        elif tensor.shape != (size(math.prod(array.shape), int(match[2])),):
             there = f"is {list(tensor.shape)} bytes"
             problems.append((match[1], f"{there}; this model's has {list(array.shape)} codes"))
         else:
