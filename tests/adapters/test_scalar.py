@@ -120,7 +120,8 @@ def test_a_balanced_grid_at_4_bits_has_levels_of_a_half_offset():
 
 
 def test_bits_per_weight_count_the_scales_in_16_bits():
-    bits = [tiny.adapted(linear(), one).bits_per_weight for one in EVERY]
+    made: list[Any] = [tiny.adapted(linear(), one) for one in EVERY]
+    bits = [one.bits_per_weight for one in made]
     expected = [4 + 16 / 64, 3 + 16 / 384, 2 + 16 / 64, np.log2(3) + 0.5, 4 + 16 / 384, 2.5]
     assert bits == pytest.approx(expected)
 

@@ -131,6 +131,7 @@ def test_any_scale_in_float16_is_kept_by_the_bytes(name):
     blocks = blocked(matrix, name)
     codes, halves = map(np.asarray, jax.jit(form.coded)(blocks, scales))
     assert (halves == scales.astype(np.float16)).all()
+    assert form.levels is not None
     nearest = np.rint(np.asarray(blocks) / halves).clip(form.levels.low, form.levels.high)
     assert (codes == nearest).all()
     data = packed(codes.transpose(2, 0, 1), halves.transpose(2, 0, 1), name)

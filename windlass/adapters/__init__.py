@@ -71,7 +71,7 @@ class RoundedMap(Adapted):
     reads: tuple[str, ...] = eqx.field(static=True)
     writes: tuple[str, ...] = eqx.field(static=True)
     trains: tuple[str, ...] = eqx.field(static=True)
-    base: None = None
+    base: None
     matrices: ClassVar[tuple[str, ...]] = ("latent",)
     rounded: ClassVar[tuple[str, ...]] = ("latent", "scale")
 
@@ -205,7 +205,7 @@ def replaced(
 
 
 def refuse_cut(
-    model: Model, patterns: Sequence[str], names: Mapping[str, str], size: int, what: str
+    model: PyTree, patterns: Sequence[str], names: Mapping[str, str], size: int, what: str
 ) -> None:
     """Refuse maps whose inputs are no whole number of groups of this size."""
     inputs: dict[str, int] = {}

@@ -137,7 +137,7 @@ class Scalar(RoundedMap):
         scale = self._step(weight)
         weights = weight.size // scale.size
         gain = 1.0 if self.is_balanced else (weights * self.levels.high) ** -0.5
-        found = quantized(weight, scale, self.levels, gain)
+        found: Array = quantized(weight, scale, self.levels, gain)
         if not isinstance(self.granularity, int):
             return found
         return ungrouped(found, self.reads, self.writes, self.latent.shape)
