@@ -81,7 +81,7 @@ def inside(folder: Path) -> tuple[float, float, float]:
     with described.scope():
         session = open_session(described, Console(quiet=True))
         state, frozen = session.programs.abstract_state()
-        weights = load(folder, {"weights": state.weights}, {}, say=print).state["weights"]
+        weights = load(folder, {"weights": state.weights}, {}).state["weights"]
         kept = load_frozen(folder, frozen, {})
         rows = session.prepared.split("validation")
         batch = next(iter(evaluation_batches(rows, 8, session.programs.place, prefetch=0)))

@@ -69,7 +69,7 @@ def without(name: str, folder: Path) -> dict:
 
 @pytest.mark.long
 def test_codes_tables_and_lora_travel_as_they_are_and_go_on(codebook, tmp_path):
-    done = windlass.export(codebook, tmp_path / "it")
+    done = windlass.export(codebook, tmp_path / "it", form="own")
     assert done.form == "own"
     about = json.loads((tmp_path / "it" / "config.json").read_text())
     assert about["model_type"] == "windlass-llama"
@@ -89,7 +89,7 @@ def test_codes_tables_and_lora_travel_as_they_are_and_go_on(codebook, tmp_path):
 
 @pytest.mark.long
 def test_adapters_that_a_recipe_has_not_are_merged_and_those_it_has_first_go_on(codebook, tmp_path):
-    windlass.export(codebook, tmp_path / "it")
+    windlass.export(codebook, tmp_path / "it", form="own")
     whole = without("codebook", tmp_path / "it")
     built, arrays, facts = begun(whole, "adapter=null")
     source = open_on_cpu(codebook, weights="last", step=None)
@@ -130,7 +130,7 @@ def test_a_list_merges_for_others_and_is_no_peft_folder(codebook, tmp_path):
             windlass.export(codebook, tmp_path / "other", form=form)
         assert str(refusal.value) == text
     with pytest.raises(UserError) as refusal:
-        windlass.export(codebook, tmp_path / "other", check=True)
+        windlass.export(codebook, tmp_path / "other", form="own", check=True)
     assert str(refusal.value) == (
         "--check compares with transformers, which cannot read --as own; "
         "without --check the export is the same"
