@@ -6,6 +6,7 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -60,7 +61,7 @@ def made(config, adapter: Adapter | None = None):
     return jax.tree.map(roughen, eqx.filter_jit(init)(jax.random.key(0)))
 
 
-def adapted(model, *chosen: BaseAdapter):
+def adapted(model: Any, *chosen: BaseAdapter) -> Any:
     """A model with these adapters, in order, each fitted to the matrices it replaces."""
     for number, adapter in enumerate(chosen):
         made = eqx.filter_jit(adapter.adapt)(model, names={}, key=jax.random.key(number))

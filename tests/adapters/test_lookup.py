@@ -1,6 +1,6 @@
 """Look-up tables with scales of low rank: what they compute, train, start from and take."""
 
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -22,11 +22,11 @@ from windlass.program.trainable import choose
 from windlass.quantization import scales, tables
 from windlass.residuals import Architecture
 
-QWEN3 = Config(
+QWEN3: Any = Config(
     vocab=151936, embed=1024, mlp=3072, layers=28, heads=16, kv_heads=8, head_dim=128, theta=1e6
 )
-SMALL = dict(rank=3, group=8)
-FORMS = {
+SMALL: dict[str, Any] = dict(rank=3, group=8)
+FORMS: dict[str, dict[str, Any]] = {
     "ranks": {},
     "baked": {"scales": "baked"},
     "product": {"scales": "product"},
@@ -233,9 +233,17 @@ class Detached(adapters.Adapted):
     trains: ClassVar[tuple[str, ...]] = ()
     matrices: ClassVar[tuple[str, ...]] = ()
 
-    reads = property(lambda self: self.base.reads)
-    writes = property(lambda self: self.base.writes)
-    axes = property(lambda self: {})
+    @property
+    def reads(self) -> tuple[str, ...]:
+        return self.base.reads
+
+    @property
+    def writes(self) -> tuple[str, ...]:
+        return self.base.writes
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {}
 
     def merged(self) -> Linear:
         return self.base.merged()

@@ -144,6 +144,13 @@ def test_other_tables_start_from_the_scales_there_and_lora_is_merged_into_indice
     for name, found in of(same, ".gains").items():
         assert np.sort(found) == pytest.approx(np.sort(gains[name]), rel=1e-5)
     assert {x.max() for x in of(two, ".indices").values()} == {3}
+    each = [
+        TABLE | {"levels": 4, "targets": ["blocks.mlp.*"]},
+        TABLE | {"targets": ["blocks.attention.*"]},
+    ]
+    facts = [text for name, text in taken(from_run(run, each)).facts if name == "lookup"]
+    assert [text.partition(" of")[0] for text in facts] == ["6 matrices", "8 matrices"]
+    assert ["6 converted" in facts[0], "8 converted" in facts[1]] == [True, True]
 
 
 @pytest.mark.long

@@ -15,7 +15,7 @@ gradient goes to the matrix as if nothing had been rounded.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, TypeVar
 
 import equinox as eqx
 import jax
@@ -345,17 +345,17 @@ class Lookup(Adapted):
         return gathered(members.astype(jnp.float32).reshape(*read, -1), (*self.reads, "rank"))
 
     @property
-    def _codes(self):
+    def _codes(self) -> Any:
         """An array of the matrix's shape."""
         return self.indices if self.latent is None else self.latent
 
-    def _positive(self, name: str):
+    def _positive(self, name: str) -> Any:
         value, positive = self._gathered(name), self.config.positive
         if value is None or positive == "none":
             return value
         return jnp.abs(value) if positive == "abs" else jax.nn.softplus(value)
 
-    def _gathered(self, name: str):
+    def _gathered(self, name: str) -> Any:
         value = getattr(self, name)
         return None if value is None else gathered(value, self.axes[name])
 

@@ -46,7 +46,7 @@ def fitted(
             continue
         maps = [one for one in _replaced(built, number) if not _is_given(one, number, arrays)]
         if maps:
-            fitting = _Fitting(adapter, others if number == 1 else {})
+            fitting = _Fitting(adapter, others)
             fitting.run(maps, _matrices(built, number - 1, maps, arrays), number, arrays, console)
             facts.append((fitting.kind, fitting.summary(maps)))
     return arrays, facts
@@ -79,7 +79,8 @@ class _Fitting:
         console: Console,
     ) -> None:
         """Put the arrays of these maps among those after `number` adapters."""
-        before, after = arrays.get(number - 1, {}), arrays.setdefault(number, {})
+        before = [some for stage, some in arrays.items() if stage < number]
+        after = arrays.setdefault(number, {})
         total = sum(math.prod(one.stack) for one in maps)
         with progress(console, f"fitting {self.kind}", total) as advance:
             for one in maps:
@@ -89,15 +90,15 @@ class _Fitting:
                     layers.append(self.layer(one, matrix, layer))
                     self.matrices += 1
                     advance(self.matrices, one.path)
-                if one.after.base is None:
-                    before.pop(f"{one.path}.weight", None)
+                for some in before if one.after.base is None else ():
+                    some.pop(f"{one.path}.weight", None)
                 for name in [*layers[0]]:
                     value = np.stack([fields.pop(name) for fields in layers])
                     after[f"{one.path}.{name}"] = _placed(value, getattr(one.after, name))
 
     def layer(self, one: _Map, matrix: Array, layer: tuple[int, ...]) -> Fields:
         """The fields of one layer, the same on every process."""
-        there = self.others.get(one.path)
+        there = self.others.get(one.path) if isinstance(one.before, Linear) else None
         weight, other = _whole((matrix, there), tuple(map(jnp.int32, layer)))
         weight = weight.astype(jnp.float32)
         fields = _broadcast(one, lambda: self.fields(one, np.asarray(weight), other))
@@ -147,7 +148,8 @@ def _is_given(one: _Map, number: int, arrays: Arrays) -> bool:
 
 def _matrices(built: Built, applied: int, maps: list[_Map], arrays: Arrays) -> dict[str, Array]:
     """The matrices of maps after some adapters: as they were loaded, or else computed."""
-    loaded = arrays.get(applied, {})
+    earlier = {number: some for number, some in sorted(arrays.items()) if number <= applied}
+    loaded = {path: x for some in earlier.values() for path, x in some.items()}
     found = {
         one.path: loaded[f"{one.path}.weight"]
         for one in maps
@@ -165,12 +167,11 @@ def _matrices(built: Built, applied: int, maps: list[_Map], arrays: Arrays) -> d
 
     before = abstract_model(built.run.architecture, built.run.adapter[:applied])
     places = _maps(placements(eqx.filter_eval_shape(adapters.merged, before), built.mesh))
-    sharded: Callable[..., dict[str, Array]] = jax.sharding.auto_axes(
+    sharded: Callable[..., Any] = jax.sharding.auto_axes(
         make, out_sharding={path: places[path].merged().weight for path in rest}
     )
     options = RUN_ONCE if built.described.chosen.kind == "cpu" else {}
     program = Program(sharded, "matrices", compiler_options=options)
-    earlier = {number: some for number, some in arrays.items() if number <= applied}
     return found | program(jax.random.key(built.run.train.seed), earlier)
 
 
