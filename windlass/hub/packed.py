@@ -80,12 +80,13 @@ def unpacked(stored: dict[str, Any], arrays: Iterable[Array], origin: str) -> di
         if match is None or array is None:
             found[its_name] = tensor
             continue
-        if array.bits != int(match[2]):
+        width = int(match[2])
+        if array.bits != width:
             here = "are none" if array.bits is None else f"have {array.bits}"
-            problems.append((match[1], f"has codes of {match[2]} bits; this model's {here}"))
+            problems.append((match[1], f"has codes of {width} bits; this model's {here}"))
         elif tensor.type != "U8":
             problems.append((match[1], f"is of {tensor.type}; it is of U8 here"))
-        elif tensor.shape != (size(math.prod(array.shape), int(match[2])),):
+        elif tensor.shape != (size(math.prod(array.shape), width),):
             there = f"is {list(tensor.shape)} bytes"
             problems.append((match[1], f"{there}; this model's has {list(array.shape)} codes"))
         else:
