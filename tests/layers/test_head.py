@@ -256,7 +256,9 @@ def test_candidates_are_the_highest_logits_and_others_outside_of_them_on_any_mes
     highest = np.argsort(-logits, axis=-1, kind="stable")[..., :5]
     rest = [np.delete(np.arange(vocab), ids) for ids in highest.reshape(-1, 5)]
     others = np.stack(rest).reshape(ROWS, LENGTH, -1)
-    expected = np.concatenate([highest, np.take_along_axis(others, ranks, axis=-1)], axis=-1)
+    expected = np.concatenate(
+        [highest, np.take_along_axis(others, np.asarray(ranks), axis=-1)], axis=-1
+    )
 
     def by_head(hidden, head, ranks, *, rows: int):
         return head.candidates(hidden, 5, ranks, tile_tokens=3 * rows)
