@@ -373,7 +373,14 @@ def test_a_hash_of_the_row_chooses_how_it_thinks(prepared: Callable):
     rows = [{"prompt": f"{n} + 1", "completion": "x", "reasoning": f"Of {n}."} for n in range(30)]
     ways = [prepared(QWEN3, rows, thinking=way) for way in ("none", "off", "on")]
     found = prepared(QWEN3, rows, thinking="all")
-    each = [[text_of(way, n) for way in ways].index(text_of(found, n)) for n in range(30)]
+
+    def masked(way: Tokenized, number: int) -> tuple[str, list[float]]:
+        corpus = way.corpora[0]
+        assert corpus.weights is not None
+        begin, end = corpus.offsets[number : number + 2]
+        return text_of(way, number), corpus.weights[begin:end].tolist()
+
+    each = [[masked(way, n) for way in ways].index(masked(found, n)) for n in range(30)]
     assert all(5 <= each.count(way) <= 15 for way in range(3))
     turned = prepared(QWEN3, rows[::-1], thinking="all")
     assert [text_of(turned, n) for n in range(30)] == [text_of(found, 29 - n) for n in range(30)]

@@ -70,7 +70,7 @@ def write(folder: Path, out: Path) -> TeacherCache:
 def _about(found: list[_File]) -> dict[str, Any]:
     length, top_k, negatives = found[0].sizes
     settings = teacher_cache.USUAL | {"top_k": top_k, "negatives": negatives}
-    columns = COLUMNS | teacher_cache.columns_of(top_k, negatives, settings["dtype"])
+    columns = COLUMNS | teacher_cache.columns_of(top_k, negatives, teacher_cache.USUAL["dtype"])
     content = hashlib.sha256("".join(one.hash for one in found).encode()).hexdigest()
     rows = sum(one.rows for one in found)
     return {
