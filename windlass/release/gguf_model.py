@@ -127,7 +127,7 @@ def on_grids(source: FinishedRun) -> dict[str, str]:
         old = _maps(before)
         for path, node in _maps(after).items():
             if jax.tree.structure(node) != jax.tree.structure(old.get(path)):
-                last[path] = getattr(section, "gguf", None)
+                last[path] = section.gguf
     grids = {}
     for array in arrays(merge.abstract(source.abstract), source.names):
         owner, _, field = array.path.rpartition(".")
