@@ -628,7 +628,8 @@ def tried(bench: Bench, name: str) -> dict[str, Any]:
     except NotTried as why:
         figures = {"": {"holds": False, "not_tried": str(why)}}
     text = json.dumps(figures, indent=1, ensure_ascii=False).replace(f"{bench.place}/", "")
-    print(name, text, file=sys.stderr, flush=True)
+    held = sum(case["holds"] for case in figures.values())
+    print(f"{name}: {held} of {len(figures)} held", file=sys.stderr, flush=True)
     shutil.rmtree(here)
     return json.loads(text)
 

@@ -21,7 +21,11 @@ from windlass.errors import UserError
 from windlass.hub import peft
 from windlass.hub.names import to_tensors
 
-cases = pytest.mark.parametrize("case", peers.CASES)
+# The scale of rslora is held in tests/adapters, the rest is that of plain.
+cases = pytest.mark.parametrize(
+    "case",
+    [pytest.param(x, marks=pytest.mark.long) if x == "rslora" else x for x in peers.CASES],
+)
 live = pytest.mark.skipif(not peers.HAS_PEFT, reason="then the record is what there is")
 
 

@@ -196,9 +196,9 @@ def rebuilt(found: dict[str, Any]) -> Library:
 @pytest.mark.parametrize(
     ("quantize", "maps", "ends", "bits"),
     [
-        ("q8_0", "Q8_0", "Q8_0", 8.5),
+        pytest.param("q8_0", "Q8_0", "Q8_0", 8.5, marks=pytest.mark.long),
         ("q4_0", "Q4_0", "Q8_0", 4.5),
-        ("mxfp4", "MXFP4", "Q8_0", 4.25),
+        pytest.param("mxfp4", "MXFP4", "Q8_0", 4.25, marks=pytest.mark.long),
     ],
 )
 def test_a_type_is_that_of_the_maps_and_the_check_compares_its_numbers(
@@ -328,6 +328,7 @@ def test_what_is_merged_on_top_of_a_grid_leaves_it(tmp_path, learned):
     }
 
 
+@pytest.mark.long
 def test_a_file_that_was_spoilt_is_found(quantized, tmp_path):
     made = Export(quantized, tmp_path / "it", Options(form="gguf"), Console())
     made()
