@@ -10,7 +10,7 @@ def prove() -> dict:
     anchors = {"cases": len(errors), "mean_error": sum(errors) / len(errors)}
     holds = [
         tpu["cases"] >= 30 and tpu["do_not_fit"] >= 8 and not tpu["false_fits"],
-        tpu["median_error"] <= 0.05 and tpu["worst_error"] <= 0.12,
+        tpu["median_error"] <= 0.02 and tpu["worst_error"] <= 0.08,
         gpu["cases"] >= 12 and len(gpu["ran_out_of_memory"]) >= 3 and not gpu["false_fits"],
         gpu["memory_median_error"] <= 0.05 and gpu["time_median_error"] <= 0.15,
         state["worst_error"] <= 0.01,

@@ -12,6 +12,7 @@ import pytest
 
 import windlass
 from tests import trained
+from windlass.checkpoint import Checkpoint
 from windlass.config import load
 from windlass.starting.describe import describe
 
@@ -144,6 +145,12 @@ def _matches(path: Path, pattern: str) -> bool:
 
 def _modules() -> list[str]:
     return [path.name for path in (ROOT / "windlass").glob("*.py") if path.name[0] != "_"]
+
+
+def test_it_says_what_a_kill_loses_at_most():
+    (minutes,) = Checkpoint().every.also
+    assert (Checkpoint().every.unit, minutes.unit) == ("steps", "min")
+    assert f"at most {Checkpoint().every.number} steps or {minutes.number} minutes" in README
 
 
 def test_it_is_short():

@@ -1,10 +1,12 @@
 """Checks of rows where rows are tokenised: what is left out, told, kept with the tokens."""
 
 import json
+from collections import Counter
 from io import StringIO
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from rich.console import Console
 
@@ -61,6 +63,10 @@ def test_dropped_rows_have_no_tokens_and_the_others_keep_their_numbers(tmp_path)
         ),
         ("longest", "15 tokens, with 41 in all to train on"),
     ]
+    kept = "a first text" + "a second text" + "the last text"
+    counts = Counter(kept.encode()) + Counter({256: 3})  # and the ends
+    share = np.array([*counts.values()]) / counts.total()
+    assert found.unigram_entropy == pytest.approx(-(share * np.log(share)).sum())
 
 
 def test_rows_from_which_others_were_dropped_are_other_data_than_those_alone(tmp_path):
