@@ -52,8 +52,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     """`family` is each of them in turn, `causal` each of those that declare themselves so.
 
     `bidirectional` is each of the others.
-    Of llama's blocks one is among the quick tests and of the strangers the recurrent one, the
-    others are long: tests/models/test_parity.py has every family that ships.
+    Of the families that ship one is among the quick tests and of the strangers the recurrent one,
+    the others are long: tests/models/test_parity.py has every family that ships.
     For what takes longer, `shipped` is each that ships and is not of llama's blocks, and `unlike` a
     recurrent one as well: other tests train llama's, and every stranger.
     """
@@ -61,8 +61,7 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
 
     def tiered(names: list[str]) -> list:
-        quick = {*shipped, "gru"} - {*LIKE_LLAMA} | {"qwen3"}
-        long = pytest.mark.long
+        quick, long = ("gru", "qwen3"), pytest.mark.long
         return [name if name in quick else pytest.param(name, marks=long) for name in names]
 
     if "family" in metafunc.fixturenames:

@@ -32,6 +32,7 @@ def test_a_dry_run_lists_files_and_where_they_would_go(program, place, tmp_path)
     )
 
 
+@pytest.mark.long
 def test_a_check_that_fails_is_the_exit_code(program, place, tmp_path, monkeypatch):
     words = ["export", "tiny", "--to", str(tmp_path / "it"), "--check"]
     done = program(*words, cwd=place)

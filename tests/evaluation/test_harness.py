@@ -120,6 +120,7 @@ def test_the_likelihood_of_whole_texts_is_that_of_transformers(adapter, theirs):
     )
 
 
+@pytest.mark.long
 def test_a_task_measures_the_same_as_with_transformers(ours, theirs, folder: Path):
     from lm_eval.tasks import TaskManager
 

@@ -137,6 +137,7 @@ def test_a_list_merges_for_others_and_is_no_peft_folder(codebook, tmp_path):
     )
 
 
+@pytest.mark.long
 def test_a_fixed_array_is_exported_as_it_is_whatever_the_rest_is_cast_to(frozen, tmp_path):
     windlass.export(frozen, tmp_path / "it", dtype="bfloat16")
     tensors = load_file(tmp_path / "it" / "model.safetensors")
@@ -152,6 +153,7 @@ def test_a_family_of_its_own_is_read_back_bit_by_bit(frozen, tmp_path):
     assert measure(arrays) == measure(named(eqx.filter(stored(frozen), eqx.is_array)))
 
 
+@pytest.mark.long
 def test_what_is_no_config_of_ours_and_integers_of_another_kind_are_refused(codebook, tmp_path):
     windlass.export(codebook, tmp_path / "it")
     config = tmp_path / "it" / "config.json"

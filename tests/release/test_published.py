@@ -95,6 +95,7 @@ def test_an_adapter_is_what_peft_loads_beside_the_model_it_came_from(adapted, tm
     assert str(adapted.parent) not in card
 
 
+@pytest.mark.long
 def test_an_adapter_can_be_merged_into_the_model(adapted, tmp_path):
     for dtype in ("float32", "bfloat16"):
         done = windlass.export(adapted, tmp_path / dtype, form="merged", dtype=dtype, check=True)
@@ -107,6 +108,7 @@ def test_an_adapter_can_be_merged_into_the_model(adapted, tmp_path):
     assert changed == {name for name in before if targets.search(name)}
 
 
+@pytest.mark.long
 def test_an_adapter_that_peft_made_goes_on_from_its_own_loss_and_gradient(adapted, tmp_path):
     from peft import LoraConfig, get_peft_model
     from transformers import AutoModelForCausalLM, AutoTokenizer

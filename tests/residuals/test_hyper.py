@@ -79,6 +79,7 @@ def test_streams_persist_between_blocks():
     assert tiny.apart(found, by_hand(model, BATCH, joined=True)) > 1e-2
 
 
+@pytest.mark.long
 def test_gradients_reach_the_weights_of_every_connection_and_layer():
     gradient = eqx.filter_jit(eqx.filter_grad(lambda m: tiny.loss(m, BATCH)))(trained())
     block = gradient.blocks.kinds[0]

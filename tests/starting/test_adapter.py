@@ -110,6 +110,7 @@ def taken(*keys: str, recipe: dict) -> tuple[Session, origin.Taken]:
         return new, origin.take(new.built, said, lambda text: None)
 
 
+@pytest.mark.long
 def test_the_adapter_of_another_run_goes_on_or_is_merged_as_the_recipe_says(run):
     other = {key: x for key, x in RECIPE.items() if key != "model"} | {"model": {"run": str(run)}}
     old = session()

@@ -81,7 +81,6 @@ def from_run(run: Path, adapter) -> dict:
     return RECIPE | {"model": {"run": str(run)}, "adapter": adapter}
 
 
-@pytest.mark.long
 def test_random_weights_are_fitted_alike_alone_and_on_a_mesh_of_all_three_axes():
     alone, split = taken(RECIPE), taken(RECIPE, *MESH)
     error = "relative error 0.1077, at most 0.1214 (blocks.mlp.down)"
@@ -92,6 +91,7 @@ def test_random_weights_are_fitted_alike_alone_and_on_a_mesh_of_all_three_axes()
         assert (np.abs(np.asarray(x, float) - np.asarray(y, float)) < 1e-5).mean() > 0.999
 
 
+@pytest.mark.long
 def test_indices_stay_as_they_were_and_go_on_bit_by_bit_under_more_lora(run, trained, tmp_path):
     start = taken(RECIPE)
     began = {path.replace(".base.", "."): x for path, x in start.arrays[1].items()}
@@ -115,6 +115,7 @@ def test_indices_stay_as_they_were_and_go_on_bit_by_bit_under_more_lora(run, tra
     assert measure(dict(arrays.arrays[2])) == measure(trained)
 
 
+@pytest.mark.long
 def test_a_run_is_not_resumed_with_another_table(run):
     with pytest.raises(UserError) as refusal:
         train(RECIPE | {"adapter": [TABLE | {"rank": 3}, LORA]}, [f"run.dir={run}", *ALONE])
@@ -123,6 +124,7 @@ def test_a_run_is_not_resumed_with_another_table(run):
     assert f"this run describes adapter {described.format(rank=3)}" in str(refusal.value)
 
 
+@pytest.mark.long
 def test_other_tables_start_from_the_scales_there_and_lora_is_merged_into_indices(run, trained):
     said = {}
 

@@ -553,6 +553,7 @@ WILD = ["optim.learning_rate=1e30", "optim.clip_norm=null", "optim.schedule.shap
 WILD += UNMEASURED
 
 
+@pytest.mark.long
 def test_a_loss_that_is_not_finite_stops_the_run_and_says_what_to_try(here):
     run = here / "run"
     text = refused(f"run.dir={run}", *WILD)
@@ -661,6 +662,7 @@ def test_a_step_that_is_compiled_again_is_warned_of_with_its_cause(here, monkeyp
     assert [line for line in warned if "waiting for data" not in line] == [f"warning: {CHANGED}"]
 
 
+@pytest.mark.long
 def test_when_strict_a_step_that_is_compiled_again_ends_the_run_and_loses_nothing(
     finished, here, monkeypatch
 ):
