@@ -319,6 +319,7 @@ def test_ctrl_c_ends_a_long_reading_with_one_line(place, tmp_path, words, doing)
     assert err == f"Ctrl-C while {doing}: nothing was lost\n"
 
 
+@pytest.mark.long
 def test_ctrl_c_ends_a_text_with_one_line(place):
     process = subprocess.Popen(
         [sys.executable, "-m", "windlass", "generate", "tiny", "Once", "--tokens", "9999"],

@@ -106,6 +106,7 @@ def test_left_by_a_kill_and_started_again_by_the_same_words_it_has_the_same_bits
     assert weights(trained.only_run(folder)) == weights(trained.only_run(spoken))
 
 
+@pytest.mark.long
 def test_what_was_tuned_is_exported_and_peft_finds_the_same_logits(program, spoken, tmp_path):
     out = tmp_path / "adapter"
     words = ["export", RUN, "--to", str(out), "--check"]

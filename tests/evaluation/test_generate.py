@@ -201,6 +201,7 @@ def test_a_generator_keeps_to_its_model(generator, model):
     assert str(refusal.value) == "a generator can be given other weights, not another model"
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "prompts",
     [

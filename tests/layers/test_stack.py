@@ -117,7 +117,7 @@ def by_hand(kinds: int):
     ("kinds", "remat", "unroll"),
     [
         pytest.param(1, "none", 1, marks=pytest.mark.long),
-        (1, "saved", 2),
+        pytest.param(1, "saved", 2, marks=pytest.mark.long),
         (2, "full", 5),
         *(
             pytest.param(*case, marks=pytest.mark.long)

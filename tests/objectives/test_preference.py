@@ -128,6 +128,7 @@ def test_loss_metrics_and_gradients_of_packed_pairs_are_those_of_trl_for_each_an
     assert apart < 1e-5
 
 
+@pytest.mark.long
 def test_on_a_mesh_the_loss_and_gradients_are_those_of_one_device():
     model, rows = tiny.model("gru"), batch()
     expected = both(Objective(beta=BETA), model, rows)

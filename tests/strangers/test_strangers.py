@@ -123,6 +123,7 @@ def test_the_state_that_is_planned_is_what_the_compiler_is_given(recipe, whole, 
         assert sum(planned.values()) == pytest.approx(compiled["arguments"], rel=0.05)
 
 
+@pytest.mark.long
 def test_a_plan_is_made_for_accelerators_that_are_not_here(recipe):
     for plan in api.plans([recipe], "v5e-8,h100", rows=1000):
         assert isinstance(plan, Plan) and plan.memory.total > 0, plan

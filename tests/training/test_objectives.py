@@ -191,6 +191,7 @@ def test_rows_and_sums_are_carried_the_same_on_any_mesh_and_through_a_stop(tmp_p
     assert carry(tmp_path / "stopped", 4) == carry(runs["one"], 4)
 
 
+@pytest.mark.long
 def test_the_carry_of_step_0_is_of_the_first_batch(tmp_path):
     run = tmp_path / "run"
     trained(run, recipe("slots"), "train.steps=1")
