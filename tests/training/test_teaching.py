@@ -28,6 +28,7 @@ from windlass import seal, teacher_cache
 from windlass.api import Taught
 from windlass.config import read
 from windlass.data import Data, Tokenizer, prepare
+from windlass.data import vocabulary as vocabularies
 from windlass.data.load import Loader
 from windlass.data.taught import joined
 from windlass.devices.selection import DeviceChoice
@@ -355,6 +356,18 @@ def test_anything_that_differs_is_refused_by_its_name(taught, here):
         assert said.endswith(AGAIN)
         shutil.rmtree(here / "teacher")
         (here / "first").rename(here / "teacher")
+
+
+def test_a_teacher_of_other_tokens_is_refused_before_anything_is_written(here):
+    vocabularies.byte().save(here / "teacher")
+    file = here / "teacher" / "tokenizer.json"
+    tokenizer = json.loads(file.read_text())
+    vocab = tokenizer["model"]["vocab"]
+    vocab["a"], vocab["b"] = vocab["b"], vocab["a"]
+    file.write_text(json.dumps(tokenizer))
+    said = refusal(windlass.teach, recipe(path="other"), [])
+    assert said.startswith("data.teacher.model: token 97 is 'b' in its vocabulary, teacher, and ")
+    assert not (here / "other").exists()
 
 
 def test_another_tokenizer_and_a_changed_file_are_refused_by_name(taught, here):

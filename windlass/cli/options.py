@@ -51,6 +51,14 @@ WhichWeights = Annotated[
     typer.Option("--weights", metavar="NAME", help="last, best (lowest validation loss) or ema"),
 ]
 
+Coordinator = Annotated[
+    str | None, typer.Option(metavar="HOST:PORT", help="multi-host: address of process 0")
+]
+Processes = Annotated[str | None, typer.Option(metavar="N", help="multi-host: number of processes")]
+ProcessIndex = Annotated[
+    str | None, typer.Option(metavar="I", help="multi-host: index of this process, from 0")
+]
+
 
 @section
 class CheckpointOptions:

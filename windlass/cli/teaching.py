@@ -7,7 +7,15 @@ from typing import Annotated
 import typer
 from rich.text import Text
 
-from windlass.cli.options import OptionalRecipe, options, say, waiting
+from windlass.cli.options import (
+    Coordinator,
+    OptionalRecipe,
+    Processes,
+    ProcessIndex,
+    options,
+    say,
+    waiting,
+)
 from windlass.cli.writing import Batch, Seed, Temperature, Tokens, TopP, sampling
 from windlass.errors import UserError
 from windlass.processes.clusters import ClusterFlags, find
@@ -39,16 +47,9 @@ def teach(
     out: Annotated[
         str | None, typer.Option(metavar="DIR", help="with --import: the folder to write")
     ] = None,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="multi-host: address of process 0"),
-    ] = None,
-    processes: Annotated[
-        str | None, typer.Option(metavar="N", help="multi-host: number of processes")
-    ] = None,
-    process: Annotated[
-        str | None, typer.Option(metavar="I", help="multi-host: index of this process, from 0")
-    ] = None,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: ProcessIndex = None,
 ) -> int | None:
     """Run a teacher over the data of a recipe, and cache its top logits for a student.
 

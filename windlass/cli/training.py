@@ -9,7 +9,15 @@ import typer
 from rich.syntax import Syntax
 from rich.text import Text
 
-from windlass.cli.options import OptionalRecipe, options, saved, say
+from windlass.cli.options import (
+    Coordinator,
+    OptionalRecipe,
+    Processes,
+    ProcessIndex,
+    options,
+    saved,
+    say,
+)
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
 from windlass.processes.clusters import ClusterFlags, find
@@ -36,16 +44,9 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="with --model: print the recipe without training")
     ] = False,
-    coordinator: Annotated[
-        str | None,
-        typer.Option(metavar="HOST:PORT", help="multi-host: address of process 0"),
-    ] = None,
-    processes: Annotated[
-        str | None, typer.Option(metavar="N", help="multi-host: number of processes")
-    ] = None,
-    process: Annotated[
-        str | None, typer.Option(metavar="I", help="multi-host: index of this process, from 0")
-    ] = None,
+    coordinator: Coordinator = None,
+    processes: Processes = None,
+    process: ProcessIndex = None,
 ) -> int | None:
     """Train a recipe, or fine-tune a model on data; the same command again resumes the run.
 

@@ -147,9 +147,9 @@ def take(
     `vocabulary` is that of this run, which must be theirs too; None: rows have no tokens.
     """
     trees, facts = {}, []
+    if vocabulary is not None:
+        check_vocabulary(built.run, vocabulary)
     for name, helper in built.run.helpers.items():
-        if vocabulary is not None:
-            _check_vocabulary(_tokenizer(helper.start, key(name)), key(name), vocabulary)
         arrays, origin = _arrays(built, name, helper.start)
         like = built.helpers[name].arrays
         leaves = [arrays[path].astype(x.dtype) for path, x in named(like).items()]
@@ -215,8 +215,13 @@ def _tokenizer(start: Start, key: str) -> Path:
     return hugging_face.weights(start, key)
 
 
-def _check_vocabulary(folder: Path, key: str, ours: Vocabulary) -> None:
+def check_vocabulary(run: Run, ours: Vocabulary) -> None:
     """Refuse a helper to which the numbers of this run are other tokens."""
+    for name, helper in run.helpers.items():
+        _check_same(_tokenizer(helper.start, key(name)), key(name), ours)
+
+
+def _check_same(folder: Path, key: str, ours: Vocabulary) -> None:
     if not (folder / hugging_face.TOKENIZER).is_file():
         return
     theirs = vocabularies.load(str(folder))

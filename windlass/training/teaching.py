@@ -182,6 +182,7 @@ class Teaching:
                 frozen_models.check(run)
             with self.signals.phase("preparing the data"):
                 prepared = self.prepared()
+            frozen_models.check_vocabulary(run, prepared.vocabulary)
             cache = self.cache(prepared)
             with self.signals.phase("running the teacher"), self.locked(cache):
                 missing = processes.broadcast("shards to write", lambda: cache.missing)
