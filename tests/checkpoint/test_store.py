@@ -1,10 +1,12 @@
 import gc
 import itertools
+import logging
 import math
 import resource
 import shutil
 import sys
 import time
+import warnings
 from pathlib import Path
 
 import jax
@@ -262,6 +264,23 @@ def test_a_failed_write_is_told_by_the_next_call_and_loses_nothing(
     assert store.save(3, large, identity)
     store.wait()
     assert store.steps() == [1, 3]
+
+
+def test_what_orbax_leaves_of_a_failed_save_is_not_told_minutes_later(caplog):
+    orbaxs = "Task exception was never retrieved\nfuture: <Task coro=<...> at .../orbax/...>"
+    for message in (orbaxs, "another's"):
+        logging.getLogger("asyncio").error(message)
+    assert [record.getMessage() for record in caplog.records] == ["another's"]
+
+    async def async_serialize():
+        pass
+
+    with warnings.catch_warnings(record=True) as warned:
+        orbax_faults.mend()
+        async_serialize.__qualname__ = "async_serialize_from_host.<locals>.write_fragment"
+        async_serialize()  # pyright: ignore[reportUnusedCoroutine]
+        gc.collect()
+    assert not warned
 
 
 @pytest.mark.parametrize("jump", [1e7, -1e7])

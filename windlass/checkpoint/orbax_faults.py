@@ -3,12 +3,15 @@
 import logging
 import sys
 import time
+import warnings
 from types import SimpleNamespace
 from typing import Any
 
 _INNER = "orbax.checkpoint._src"
 _WAITING = ("futures.future", "futures.signaling_client", "checkpointers.async_checkpointer")
 _COUNTING = "serialization.tensorstore_utils"
+NEVER_AWAITED = "coroutine 'async_serialize"
+"""How the warning of a part of a failed save begins, which Orbax began and nobody awaits."""
 _report = sys.unraisablehook
 
 
@@ -16,6 +19,10 @@ def mend() -> None:
     """Mend what was imported of Orbax; what a release has renamed stays as it is."""
     # It logs the traceback of a failed save three times over. The error itself is raised by `wait`.
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
+    # Of a failed save it leaves parts behind that nobody awaits, which Python tells of when it finds
+    # them, minutes later: a traceback each.
+    logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
+    warnings.filterwarnings("ignore", NEVER_AWAITED, RuntimeWarning)
     # It waits by the clock of the system: one that is set while a checkpoint is saved would make it
     # late.
     monotonic = SimpleNamespace(**vars(time) | {"time": time.monotonic})
