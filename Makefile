@@ -50,12 +50,14 @@ $(VENV)/.core: pyproject.toml
 	@$(INSTALL) -e .
 	@touch $@
 
-# The parity tests compare with PyTorch and with PEFT, which needs it. It has no wheel for every
-# machine, and where it has none they compare with what was recorded of both.
+# The parity tests compare with PyTorch, and with PEFT, which needs it. It has no wheel for every
+# machine, and where it has none they compare with what was recorded of both. It is as large as all
+# the rest, which is unpacked beside it.
 $(VENV)/.dev: pyproject.toml
 	@echo "installing windlass and what its tests need into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e '.[dev]' torch==2.13.0 'peft>=0.18' || { \
-		echo "torch 2.13.0 cannot be installed here: parity is tested against a record"; \
-		$(INSTALL) -e '.[dev]'; }
+	@$(INSTALL) --no-warn-conflicts --no-deps torch==2.13.0 & torch=$$!; \
+	$(INSTALL) --no-warn-conflicts -e '.[dev]' || exit 1; \
+	{ wait $$torch && $(INSTALL) torch==2.13.0 'peft>=0.18'; } || \
+		echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
 	@touch $(VENV)/.core $@

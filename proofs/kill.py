@@ -40,12 +40,16 @@ SEED = 15
 SIGNALS = (signal.SIGKILL, signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT)
 SAVED_AT = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP)  # the others end it where it is
 PHASES = ("import", "tokenise", "compile", "train", "evaluate", "save", "finish")
-RUNS = {"two_processes": 5, "lora": 6, "ema_accumulation": 6, "preference": 6, "plain": 7}
+RUNS = {
+    **{"two_processes": 5, "lora": 5, "ema_accumulation": 5, "preference": 5},
+    **{"distilled": 5, "rounded": 5, "plain": 5},
+}
 LEAST = 200  # signals that are sent: a run that was over by then is made up for by another
 AT_ONCE = max(
     5, os.cpu_count() or 1
 )  # runs, which wait for disks and for each other much of the time
 STEPS, EVALUATE, SAVE = 30, 6, 5
+ON_CPU = {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick()}
 LONGEST = 180.0  # seconds until a process has ended after a signal, or has trained to the end
 LOOK = 0.01  # seconds
 # Parts of the names of what tells of the machine and the moment, in a record of the metrics.
@@ -177,6 +181,17 @@ def described(here: Path) -> Iterator[Kind]:
     averaged = {"accumulation": 2, "ema": 0.9, "patience": 9}
     yield Kind("ema_accumulation", plain | {"train": train | averaged})
     yield Kind("preference", preferred)
+    cached = tuned["data"] | {"teacher": {"path": str(here / "cache"), "model": tuned["model"]}}
+    repaired = tuned | {"data": cached, "objective": {"kind": "distil", "anchor": 0.01}}
+    repaired["adapter"] = [{"kind": "lookup", "levels": 4, "rank": 2, "group": 8}, tuned["adapter"]]
+    (here / "teach.yaml").write_text(yaml.safe_dump(repaired))
+    command, environ = (
+        [sys.executable, "-m", "windlass", "teach", "teach.yaml"],
+        os.environ | ON_CPU,
+    )
+    subprocess.run(command, cwd=here, env=environ, stdout=subprocess.DEVNULL, check=True)
+    yield Kind("distilled", repaired)
+    yield Kind("rounded", tuned | {"adapter": {"kind": "scalar", "bits": 2}})
     yield Kind("two_processes", plain, processes=2)
 
 
@@ -292,8 +307,7 @@ class Disturbed:
 
     def start(self) -> Started:
         environ = {"WINDLASS_CACHE": str(self.cache), "TMPDIR": str(self.place / "tmp")}
-        environ |= {"PYTHONPATH": str(REPOSITORY), "JAX_PLATFORMS": "cpu", "XLA_FLAGS": quick()}
-        return Started(self.place, environ, self.kind.processes)
+        return Started(self.place, environ | ON_CPU, self.kind.processes)
 
     def observe(self) -> None:
         """Run undisturbed, and take down how long a phase goes on."""

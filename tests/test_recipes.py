@@ -3,9 +3,13 @@
 import dataclasses
 import importlib
 import math
+import shlex
 import shutil
+from itertools import groupby
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 
 import windlass
@@ -18,6 +22,8 @@ from windlass.planning.plan import Plan
 from windlass.program.built import Built
 from windlass.starting.describe import describe
 
+ROOT = Path(__file__).parents[1]
+CHIPS = 8  # of the commands in docs/distillation.md
 VOCAB = SMALLEST_VOCABULARY + 20
 BY_HUB = [
     *("train.epochs=null", "train.steps=2", "train.batch=4", "data.validation=0.1"),
@@ -84,8 +90,8 @@ def test_a_recipe_is_in_order_as_it_is_written(name):
     assert describe(name, ["device=cpu"]).name == name
 
 
-# The others train as tests/cli/test_tuned.py and tests/training/test_reference.py do.
-QUICK = {"quickstart", "legal-cot-sft"}
+# The others train as tests/cli/test_tuned.py and tests/trained.py do.
+QUICK = {"legal-cot-sft"}
 TIERED = [n if n in QUICK else pytest.param(n, marks=pytest.mark.long) for n in shipped()]
 
 
@@ -156,6 +162,7 @@ def test_the_recipe_that_quantises_trains_the_factors_that_it_says(hub):
     assert isinstance(plan, Plan) and plan.fits == "yes"
 
 
+@pytest.mark.long
 def test_the_recipe_that_repairs_trains_small_adapters_and_nothing_else(hub):
     real(hub)
     run = describe("recovery-lora", ["device=cpu"]).run
@@ -175,6 +182,54 @@ def real(hub: Path) -> None:
     (folder / "config.json").write_text(QWEN3_0_6B)
     for file in folder.glob("*.safetensors"):
         file.unlink()
+
+
+@pytest.mark.long
+def test_the_commands_of_several_chips_that_the_docs_have_run_reduced(tmp_path, monkeypatch):
+    """docs/distillation.md: a cache of another program, and batches of each chip as one of all."""
+    monkeypatch.chdir(tmp_path)
+    text = (ROOT / "docs/distillation.md").read_text()
+    block = next(one for one in text.split("```sh\n") if one.startswith("windlass teach --import"))
+    commands = shlex.split(block[: block.index("```")].replace("\\\n", " ").replace("\n", " ; "))
+    each = [list(some) for is_end, some in groupby(commands, key=";".__eq__) if not is_end]
+    assert [words[1:3] for words in each] == [
+        ["teach", "--import"],
+        ["train", "qwen3-qat"],
+        ["teach", "--import"],
+        ["train", "recovery-lora"],
+    ]
+    for words in each:
+        if "--import" in words:
+            place = Path(words[words.index("--import") + 1])
+            write_cache(place)
+            windlass.teach(imports=place, out=words[words.index("--out") + 1])
+            continue
+        recipe, keys = words[2], words[3:]
+        whole, parts = (number(keys, f"train.{key}") for key in ("batch", "accumulation"))
+        assert whole == {"qwen3-qat": 8, "recovery-lora": 4}[recipe] * parts * CHIPS
+        small = [f"train.batch={2 * parts}", "train.steps=2", "data.validation=0.1", "device=cpu"]
+        trained = windlass.train(recipe, [*keys, *small, "device.count=2"])
+        assert (trained.step, trained.is_finished) == (2, True)
+        assert trained.metrics["validation_loss"] < math.inf
+
+
+def number(keys: list[str], name: str) -> int:
+    return int(next(key for key in keys if key.startswith(f"{name}=")).partition("=")[2])
+
+
+def write_cache(folder: Path) -> None:
+    """A cache as the original system writes it, of random logits."""
+    folder.mkdir(parents=True)
+    rng, rows, length, candidates = np.random.default_rng(0), 40, 17, 8
+    ids = np.argsort(rng.random((rows, length - 1, published.VOCAB)))[..., :candidates]
+    logits = -np.sort(-rng.normal(size=ids.shape))
+    arrays: dict[str, Any] = {
+        "input_ids": rng.integers(published.VOCAB, size=(rows, length)).astype(np.int32),
+        "attention_mask": np.ones((rows, length), np.uint8),
+        "topk_idx": ids.astype(np.int32),
+        "topk_logits": logits.astype(np.float16),
+    }
+    np.savez(folder / "shard_00000.npz", **arrays)
 
 
 def reduced(name: str) -> dict:

@@ -255,6 +255,7 @@ class Detached(adapters.Adapted):
         return jax.lax.stop_gradient(self.base(x))
 
 
+@pytest.mark.long
 def test_the_gradient_of_lora_in_layer_0_on_frozen_tables_is_that_of_finite_differences():
     targets = ("blocks.attention.*",)
     table = Adapter(rank=2, group=8, levels=4, trains="none", targets=targets)

@@ -1,6 +1,7 @@
 """What is refused before anything is rented, and what a launch is called."""
 
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -130,6 +131,26 @@ def test_files_folders_and_patterns_of_this_computer_are_uploaded(files):
         assert re.fullmatch(rf"/bucket/runs/uploads/[0-9a-f]{{12}}/{re.escape(name)}", there)
         (word,) = [word for word in launch.keys if word.startswith(f"{key}=")]
         assert load({}, [word]).command_line == load({}, words({key: there})).command_line
+
+
+@pytest.mark.parametrize("short", [False, True])
+def test_the_cache_of_a_teacher_is_uploaded(files, short):
+    (files / "cache").mkdir()
+    (files / "cache/rows.npy").write_text("x" * 30)
+    path, model = "cache", {"run": "runs/large"}  # which only `windlass teach` reads
+    teacher = path if short else {"path": path, "model": model}
+    data = {"source": {"kind": "stories"}, "length": 90, "teacher": teacher}
+    distilled = recipe(data=data, objective="distil")
+    launch = prepare(distilled, on="v6e-8", bucket=BUCKET, install="windlass-lm")
+    (upload,) = launch.uploads
+    assert (upload.name, upload.size_bytes) == ("cache", 30)
+    assert f"data.teacher.path={upload.path}" in launch.keys
+    shutil.rmtree(files / "cache")
+    assert refusal(of=distilled, bucket=BUCKET) == (
+        "1 problem in the recipe:\n"
+        "  data.teacher.path  is cache, which is not on this computer; `windlass teach`, which "
+        "writes it or a path under /bucket/runs, where --bucket is mounted would do"
+    )
 
 
 def test_a_link_to_a_file_is_uploaded_by_its_own_name(files):

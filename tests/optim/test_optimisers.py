@@ -87,7 +87,7 @@ def learned(name: str, sizes: tuple[int, int, int]) -> tuple[Bench, list[float]]
     return bench, [bench.go(bench.rows(0))["loss"] for _ in range(6)]
 
 
-LONG = {"adafactor", "lion", "sign"}  # the others are what recipes name
+LONG = {"adafactor", "lion", "muon", "sign"}  # the other is what recipes name
 
 
 @pytest.mark.parametrize(

@@ -294,6 +294,7 @@ def quantized(tmp_path_factory, learned) -> Path:
     return stored.run(place, learned, model=model, adapter={"kind": "grid", "format": "q4_0"})
 
 
+@pytest.mark.long
 def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(quantized, tmp_path):
     done = windlass.export(quantized, tmp_path / "it", form="gguf", check=True)
     assert done.comparison is not None and done.comparison.good, done.comparison

@@ -116,6 +116,7 @@ def test_how_layers_are_run_changes_nothing_and_each_reports_its_gain():
     assert sorted(found[0][1]) == ["gain_0", "gain_1", "gain_2"]
 
 
+@pytest.mark.long
 def test_generation_carries_the_streams_too():
     model, row = trained(), {name: x[:1] for name, x in BATCH.items()}
 

@@ -81,6 +81,7 @@ def from_run(run: Path, adapter) -> dict:
     return RECIPE | {"model": {"run": str(run)}, "adapter": adapter}
 
 
+@pytest.mark.long
 def test_random_weights_are_fitted_alike_alone_and_on_a_mesh_of_all_three_axes():
     alone, split = taken(RECIPE), taken(RECIPE, *MESH)
     error = "relative error 0.1077, at most 0.1214 (blocks.mlp.down)"

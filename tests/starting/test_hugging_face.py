@@ -77,6 +77,7 @@ def corpus(here) -> Path:
     return here
 
 
+@pytest.mark.long
 def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
     held = publish(Path("source"))
     told = Told("run.dir=mine", *KEYS, recipe=recipe(path="source"))

@@ -67,6 +67,7 @@ def arrays(run: Path, step: int) -> dict[str, int]:
     }
 
 
+@pytest.mark.long
 def test_a_run_starts_at_step_0_from_the_weights_of_another_and_never_needs_it_again(donor):
     told = Told("run.dir=mine", *SMALL, recipe=recipe())
     assert (

@@ -49,10 +49,11 @@ def teacher(tmp_path_factory) -> Path:
 
 
 @pytest.fixture(scope="module", params=TIERED)
-def recipe(request, teacher) -> dict:
+def recipe(request) -> dict:
     """Each recipe in turn, with a record and a checkpoint of every step."""
     text = (strangers.HERE / "recipes" / f"{request.param}.yaml").read_text()
-    found = yaml.safe_load(Template(text).substitute(TEACHER=teacher))
+    names = {"TEACHER": request.getfixturevalue("teacher")} if "TEACHER" in text else {}
+    found = yaml.safe_load(Template(text).substitute(names))
     return {"checkpoint": {"every": 1}, "telemetry": {"every": 1}, **found}
 
 

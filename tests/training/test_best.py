@@ -59,6 +59,7 @@ def test_a_run_without_a_new_best_for_so_many_evaluations_ends_saved_and_says_so
     ) in told.text
 
 
+@pytest.mark.long
 def test_the_same_command_says_that_the_run_is_finished_and_how_to_go_on(stopped, here):
     run = Path(shutil.copytree(stopped[0], here / "run"))
     best, last = steps_in(folder_of(run))
@@ -99,6 +100,7 @@ def test_a_run_taken_up_again_and_given_more_patience_ends_with_the_same_bits(st
     assert samples.count("--- step ") == last
 
 
+@pytest.mark.long
 def test_the_last_the_best_and_the_averaged_weights_are_those_that_were_measured(stopped):
     run, _ = stopped
     told = records(run)
@@ -119,6 +121,7 @@ def test_the_last_the_best_and_the_averaged_weights_are_those_that_were_measured
     assert texts["last"] != texts["best"]
 
 
+@pytest.mark.long
 def test_the_program_measures_the_weights_that_it_is_asked_for(stopped, capsys):
     run, _ = stopped
     assert commands.run(["evaluate", str(run), "--weights", "ema"], Signals()) == 0
@@ -128,6 +131,7 @@ def test_the_program_measures_the_weights_that_it_is_asked_for(stopped, capsys):
     assert expected != pytest.approx(records(run)[-1]["validation_loss"], rel=1e-2)
 
 
+@pytest.mark.long
 def test_a_run_starts_from_the_average_or_the_best_of_another(stopped, here):
     run, _ = stopped
     best, last = steps_in(folder_of(run))
@@ -144,6 +148,7 @@ def test_a_run_starts_from_the_average_or_the_best_of_another(stopped, here):
         }
 
 
+@pytest.mark.long
 def test_weights_that_are_not_there_are_refused(stopped, here):
     run, _ = stopped
     assert refusal(windlass.evaluate, run, weights="first") == (
@@ -154,6 +159,7 @@ def test_weights_that_are_not_there_are_refused(stopped, here):
     )
 
 
+@pytest.mark.long
 def test_a_run_that_keeps_another_average_is_refused(stopped, here):
     run = Path(shutil.copytree(stopped[0], here / "run"))
     last = steps_in(folder_of(run))[-1]

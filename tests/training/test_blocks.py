@@ -47,6 +47,7 @@ def refused(*keys: str) -> str:
     return str(error.value)
 
 
+@pytest.mark.long
 def test_a_run_counts_rows_and_tokens_and_names_its_columns(finished):
     run, printed = finished
     assert "of 16 tokens" in printed
@@ -59,6 +60,7 @@ def test_a_run_counts_rows_and_tokens_and_names_its_columns(finished):
     assert yaml.safe_load((run / "recipe.yaml").read_text())["data"]["length"] == 16
 
 
+@pytest.mark.long
 def test_evaluation_is_the_same_each_time(finished):
     run, _ = finished
     measured = numbers(run, "validation_loss")[-1]
@@ -82,6 +84,7 @@ def test_two_processes_consume_the_same_rows_with_workers_too(finished, tmp_path
         assert numbers(tmp_path / "run", name) == pytest.approx(expected, rel=1e-5)
 
 
+@pytest.mark.long
 def test_text_is_refused_where_there_is_no_vocabulary(finished):
     run, _ = finished
     said = (

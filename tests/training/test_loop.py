@@ -353,6 +353,7 @@ def flip(path: Path) -> None:
     path.write_bytes(data)
 
 
+@pytest.mark.long
 def test_a_damaged_newest_checkpoint_is_put_aside_and_the_one_before_it_taken(finished, here):
     run = mine(finished, here)
     flip(next((run / "checkpoints/6/state").rglob("d/*")))
@@ -370,6 +371,7 @@ def test_a_run_with_nothing_but_damaged_checkpoints_is_refused(finished, here):
     assert refused(f"run.dir={run}").startswith(f"no good checkpoint is left in {run}/checkpoints")
 
 
+@pytest.mark.long
 def test_a_run_whose_checkpoints_were_deleted_does_not_start_at_step_0_unasked(finished, here):
     run = mine(finished, here)
     checkpoints = folder_of(run)

@@ -287,6 +287,46 @@ def test_a_run_goes_on_only_with_the_teacher_that_it_began_with(teacher, tmp_pat
     assert api.evaluate(run)["loss"] == measured(run)[4]
 
 
+@pytest.mark.long
+def test_quantised_maps_are_repaired_the_same_on_any_mesh_and_through_a_stop(teacher, tmp_path):
+    """LoRA over a frozen table, distilled, with an anchor whose turn is a part of the run."""
+    distil = {"kind": "distil", "teacher": {"run": str(teacher / "run")}, "anchor": 0.5}
+    table = {"kind": "lookup", "levels": 4, "rank": 2, "group": 8, "trains": "none"}
+    lora = {"kind": "lora", "rank": 2, "dropout": 0.1}
+    written = recipe(distil | {"anchor_sequences": 3}) | {"adapter": [table, lora]}
+    written["model"] = {"run": str(teacher / "run")}
+    one, mesh, half = (tmp_path / name for name in ("one", "mesh", "half"))
+    trained(one, written, "train.accumulation=2")
+    trained(mesh, written, *MESH)
+    trained(half, written, "train.accumulation=2", stops=2)
+    programs = [json.loads(x)["program"] for x in (half / "compile.jsonl").open()]
+    assert programs.count("step") == 1
+    trained(half, written, "train.accumulation=2")
+    assert weights(half) == weights(one) and measured(half) == measured(one)
+    assert measured(mesh) == pytest.approx(measured(one), rel=1e-4)
+    assert told_of(mesh, "anchor") == pytest.approx(told_of(one, "anchor"), rel=1e-4)
+    said = refused(half, written | {"adapter": [table | {"rank": 4}, lora]}, "train.steps=6")
+    assert said.startswith("checkpoint at step 4 was written for adapter ")
+
+
+@pytest.mark.long
+def test_layers_learn_each_by_itself_the_same_on_any_mesh_and_through_a_stop(teacher, tmp_path):
+    """A quantised run of the teacher's own weights, whose maps come back to what they were."""
+    layerwise = {"kind": "layerwise", "teacher": {"run": str(teacher / "run")}}
+    written = recipe(layerwise) | {"adapter": {"kind": "scalar", "bits": 2}}
+    written["model"] = {"run": str(teacher / "run")}
+    one, mesh, half = (tmp_path / name for name in ("one", "mesh", "half"))
+    keys = ["optim.learning_rate=1e-2"]
+    trained(one, written, *keys)
+    trained(mesh, written, *keys, *MESH)
+    trained(half, written, *keys, stops=2)
+    trained(half, written, *keys)
+    losses = measured(one)
+    assert losses[4] < losses[2] and losses[2] > 0.05
+    assert measured(half) == losses and weights(half) == weights(one)
+    assert measured(mesh) == pytest.approx(losses, rel=1e-4)
+
+
 def test_a_teacher_of_other_tokens_is_refused(teacher, tmp_path):
     origin = {"path": str(teacher / "model")}
     assert refused(tmp_path / "run", distilled(origin), "model.vocab=300") == (

@@ -78,6 +78,7 @@ def records(run: Path) -> list[dict]:
     return [one for one in metrics.read(run / folders.METRICS) if "loss" in one]
 
 
+@pytest.mark.long
 def test_pairs_are_told_apart_after_few_steps_those_held_out_as_well(trained):
     first, *_, last = records(trained / "run")
     assert first["loss"] == pytest.approx(np.log(2), abs=1e-6)  # nothing has moved yet
@@ -145,6 +146,7 @@ def test_other_rows_than_the_run_has_the_column_of_are_refused(here):
     )
 
 
+@pytest.mark.long
 def test_a_column_that_is_damaged_or_gone_is_refused_where_weights_were_trained_since(here):
     shutil.rmtree(here / "checkpoints/24")
     file = here / "reference/train-0.npy"
@@ -162,6 +164,7 @@ def test_a_column_that_is_damaged_or_gone_is_refused_where_weights_were_trained_
     )
 
 
+@pytest.mark.long
 def test_deleting_a_run_deletes_its_column(here):
     (here / "reference.partial").mkdir()
     assert windlass.delete(here) == []

@@ -19,8 +19,8 @@ def mend() -> None:
     """Mend what was imported of Orbax; what a release has renamed stays as it is."""
     # It logs the traceback of a failed save three times over. The error itself is raised by `wait`.
     logging.getLogger("absl").addFilter(lambda record: "orbax" not in record.pathname)
-    # Of a failed save it leaves parts behind that nobody awaits, which Python tells of when it finds
-    # them, minutes later: a traceback each.
+    # Of a failed save it leaves parts behind that nobody awaits, of which Python tells when it
+    # finds them, minutes later: a traceback each.
     logging.getLogger("asyncio").addFilter(lambda record: "orbax" not in record.getMessage())
     warnings.filterwarnings("ignore", NEVER_AWAITED, RuntimeWarning)
     # It waits by the clock of the system: one that is set while a checkpoint is saved would make it

@@ -122,6 +122,8 @@ def _path_keys(merged: dict[str, Any]) -> Iterator[tuple[str, str]]:
         sections |= {f"adapter.{i}": one for i, one in enumerate(adapters)}
     if isinstance(data, dict):
         sections["data.source"] = data.get("source")
+        teacher = data.get("teacher")  # its cache: who wrote that is not needed there
+        sections["data.teacher"] = {"path": teacher} if isinstance(teacher, str) else teacher
         mixture = data.get("mixture")
         if isinstance(mixture, list):
             sections |= {f"data.mixture.{i}": source for i, source in enumerate(mixture)}
@@ -152,7 +154,7 @@ def _away(
         if key in uploads:
             continue
         section = key.rpartition(".")[0]
-        is_source = section.startswith("data.")
+        is_source = section.startswith("data.") and section != "data.teacher"
         if _is_mounted(value):
             if bucket is None:
                 yield key, f"is {value}, and there is no --bucket that would be mounted there"
@@ -163,6 +165,8 @@ def _away(
         would = [f"a path under {there}, where --bucket is mounted"]
         if is_source:
             would += ["a URL such as gs://NAME/rows.jsonl", "a data set of the hub"]
+        elif section == "data.teacher":
+            would.insert(0, "`windlass teach`, which writes it")
         elif section in ("model", "start", "tokenizer") or section.startswith("objective."):
             would += [f"{section}.hub=OWNER/NAME"]
         is_here = bool(uploading.named(value))

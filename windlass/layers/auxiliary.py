@@ -2,9 +2,13 @@
 
 A block reports with `context.auxiliary(name, total, weight)`. The stack carries the reports out of
 its loop and adds them up over layers; a name with `{layer}` in it becomes a metric of each layer.
+What has no context, such as a linear map, asks `reporting` for that of its block.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -16,6 +20,24 @@ Report = dict[str, tuple[Sum, Sum]]  # by name, a total and its weight
 Stacked = dict[str, tuple[Float[Array, " layers"], Float[Array, " layers"]]]
 
 LAYER = "{layer}"
+
+
+_around: ContextVar[Any] = ContextVar("context", default=None)
+
+
+@contextmanager
+def inside(context: Any) -> Iterator[None]:
+    """Make it the context that `reporting` finds; None: nobody can report."""
+    before = _around.set(context)
+    try:
+        yield
+    finally:
+        _around.reset(before)
+
+
+def reporting() -> Any:
+    """The context of the block that is being computed; None: there is none to report to."""
+    return _around.get()
 
 
 class AuxiliaryLosses(eqx.Module):

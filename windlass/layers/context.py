@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, ArrayLike, PyTree
 
 from windlass.layers import recurrence
-from windlass.layers.auxiliary import Report, added
+from windlass.layers.auxiliary import Report, added, inside
 from windlass.layers.cells import Cells
 from windlass.layers.kernels import attend
 from windlass.layers.kv_cache import DecodeContext, KVCache
@@ -88,7 +88,8 @@ class Packed:
 
         def step(state, now):
             x, position = now
-            return cell(recurrence.where(position == 0, start, state), x)
+            with inside(None):  # what is reported in a loop cannot leave it
+                return cell(recurrence.where(position == 0, start, state), x)
 
         return recurrence.along_time(step, start, (x, self.position))[1]
 

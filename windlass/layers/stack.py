@@ -12,7 +12,7 @@ from jax.extend.core import Primitive
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from windlass.layers import kernels
-from windlass.layers.auxiliary import Report, added, over_layers
+from windlass.layers.auxiliary import Report, added, inside, over_layers
 from windlass.layers.residual import ONE_STREAM, Hidden, Streams
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products, which are
@@ -49,7 +49,9 @@ class Stack(eqx.Module):
         def one(kind):
             def apply(x, weights, cache):
                 view = context.layer(cache)
-                return eqx.combine(weights, rest[kind])(x, view), (view.leave(), view.reported)
+                with inside(view):
+                    y = eqx.combine(weights, rest[kind])(x, view)
+                return y, (view.leave(), view.reported)
 
             return _rematerialised(apply, self.remat, in_loop=loops)
 
