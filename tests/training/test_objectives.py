@@ -299,8 +299,8 @@ def test_quantised_maps_are_repaired_the_same_on_any_mesh_and_through_a_stop(tea
     trained(one, written, "train.accumulation=2")
     trained(mesh, written, *MESH)
     trained(half, written, "train.accumulation=2", stops=2)
-    programs = [json.loads(x)["program"] for x in (half / "compile.jsonl").open()]
-    assert programs.count("step") == 1
+    programs = [json.loads(x) for x in (half / "compile.jsonl").read_text().splitlines()]
+    assert [one["program"] for one in programs].count("step") == 1
     trained(half, written, "train.accumulation=2")
     assert weights(half) == weights(one) and measured(half) == measured(one)
     assert measured(mesh) == pytest.approx(measured(one), rel=1e-4)
