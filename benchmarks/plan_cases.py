@@ -3,7 +3,8 @@
 import json
 from typing import Any, NamedTuple
 
-from windlass.planning import compiler
+from windlass.config import load
+from windlass.planning import compiler, targets
 
 QWEN2 = dict(family="qwen2", vocab=151_936, head_dim=64, theta=1e6, tied=True)
 QWEN3 = dict(family="qwen3", vocab=151_936, head_dim=128, theta=1e6, tied=True)
@@ -29,6 +30,11 @@ MODELS = {
         **dict(vocab=32_768, embed=1024, mlp=4096, layers=8, heads=8, kv_heads=8),
         **dict(head_dim=128, theta=1e4),
     ),
+    "distil-small": dict(
+        family="qwen3",
+        **dict(vocab=1024, embed=64, mlp=192, layers=2, heads=4, kv_heads=2),
+        **dict(head_dim=16, theta=1e4),
+    ),
     "quickstart": dict(
         family="qwen3",
         **dict(vocab=1024, embed=128, mlp=384, layers=4, heads=4, kv_heads=2),
@@ -50,17 +56,20 @@ class Case(NamedTuple):
     optim: str = "adamw"
     train: tuple[tuple[str, Any], ...] = ()  # other keys of the section
     objective: str = "next_token"
+    of: str | None = None  # a recipe that ships, of which is all but model, rows and steps
 
     @property
     def name(self) -> str:
         """By which its figures are kept."""
-        *usual, objective = self
-        return json.dumps(usual if objective == "next_token" else [*usual, objective])
+        *usual, objective, of = self
+        others = [objective, of] if of else [] if objective == "next_token" else [objective]
+        return json.dumps([*usual, *others])
 
     @property
     def settings(self) -> str:
         """What is not as usual."""
-        told = [f"LoRA {self.rank}"] if self.rank else []
+        told = [self.of] if self.of else []
+        told += [f"LoRA {self.rank}"] if self.rank else []
         told += [f"dropout {self.dropout}"] if self.dropout else []
         told += [] if self.optim == "adamw" else [self.optim]
         told += [] if self.objective == "next_token" else [self.objective]
@@ -70,6 +79,8 @@ class Case(NamedTuple):
     @property
     def recipe(self) -> dict[str, Any]:
         """The run of the case, whose data is never read."""
+        if self.of:
+            return self._shipped(self.of)
         given = self.mesh and dict(zip(("data", "fsdp", "tensor"), self.mesh, strict=True))
         lora = {"kind": "lora", "rank": self.rank, "dropout": self.dropout}
         data: dict[str, Any] = {"source": {"kind": "stories"}, "length": self.length}
@@ -84,6 +95,18 @@ class Case(NamedTuple):
             "objective": {"kind": self.objective},
             "optim": {"kind": self.optim, "learning_rate": 1e-3},
             "train": {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)},
+        }
+
+    def _shipped(self, name: str) -> dict[str, Any]:
+        recipe = load(name).merged(targets.find(self.on).chip.kind)
+        train = recipe["train"] | {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)}
+        teacher = {key: x for key, x in recipe["data"]["teacher"].items() if key != "model"}
+        data = recipe["data"] | {"length": self.length, "teacher": teacher}
+        return recipe | {
+            "model": MODELS[self.model],
+            "tokenizer": {"kind": "byte"},
+            "data": data,
+            "train": train,
         }
 
 
@@ -175,6 +198,10 @@ TPU = [
     case(THREE, "v6e-8", 16, optim="muon", remat="full"),
     case(MIDDLE, "v5e-4", 16, rank=8, objective="preference", remat="full"),
     case(SMALL, "v6e-4", 64, remat="full"),
+    case(SMALL, "v6e-1", 32, accumulation=8, of="recovery-lora"),
+    case(SMALL, "v6e-1", 32, length=128, of="qwen3-qat"),
+    case(SMALL, "v5e-4", 128, accumulation=8, of="recovery-lora"),
+    case("distil-small", "v5e-1", 16, length=128, remat="none", of="distil-small"),
 ]
 GPU = [
     case(HALF, "h200", 32),

@@ -287,23 +287,29 @@ def test_lora_is_a_file_of_its_own_or_merged_and_both_are_the_same(adapted, tmp_
     assert len(found) == 2 * 4 * 2
 
 
-@pytest.fixture(scope="module")
-def quantized(tmp_path_factory, learned) -> Path:
-    model = section("llama", layers=2, head_dim=8)
-    place = tmp_path_factory.mktemp("grid")
-    return stored.run(place, learned, model=model, adapter={"kind": "grid", "format": "q4_0"})
+GRIDS: dict[str, tuple[dict, float]] = {
+    "Q4_0": ({"format": "q4_0"}, 4.5),
+    "Q4_0 learned": ({"format": "q4_0", "scale": "learned"}, 4.5),
+    "MXFP4": ({"format": "mxfp4"}, 4.25),
+    "TQ2_0": ({"format": "tq2_0"}, 2.0625),
+}
 
 
 @pytest.mark.long
-def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(quantized, tmp_path):
-    done = windlass.export(quantized, tmp_path / "it", form="gguf", check=True)
+@pytest.mark.parametrize("grid", GRIDS)
+def test_what_was_trained_on_a_grid_is_in_the_file_bit_by_bit(grid, learned, tmp_path):
+    adapter, bits = GRIDS[grid]
+    wide = {"embed": 256, "mlp": 256, "head_dim": 64} if grid == "TQ2_0" else {"head_dim": 8}
+    model = section("llama", layers=2, **wide)
+    run = stored.run(tmp_path / "run", learned, model=model, adapter={"kind": "grid", **adapter})
+    done = windlass.export(run, tmp_path / "it", form="gguf", check=True)
     assert done.comparison is not None and done.comparison.good, done.comparison
-    assert done.bits_per_weight == 4.5
+    assert done.bits_per_weight == bits
     reader = opened(tmp_path / "it")
     of_type = {tensor.name: tensor.tensor_type.name for tensor in reader.tensors}
-    assert {of_type[name] for name in of_type if is_map(name)} == {"Q4_0"}
+    assert {of_type[name] for name in of_type if is_map(name)} == {grid.split()[0]}
     assert of_type["token_embd.weight"] == "F32"
-    source = open_on_cpu(quantized, weights="last", step=None)
+    source = open_on_cpu(run, weights="last", step=None)
     with source.scope():
         up = eqx.filter_vmap(lambda one: one.merged().weight)(
             source.stored_model()[1].blocks.kinds[0].mlp.up
