@@ -17,11 +17,12 @@ from windlass.config.start import Start
 from windlass.devices.axes import gathered, replicated
 from windlass.errors import UserError
 from windlass.layers.auxiliary import Report
-from windlass.layers.head import log_z, pick, pick_several, tile_logits
+from windlass.layers.head import TILE_TOKENS, log_z, pick, pick_several, tile_logits
 from windlass.objectives import BaseObjective, Carry, Tally
 
 CACHED = ("teacher_ids", "teacher_logits", "teacher_log_z")  # columns of a teacher's cache
 READ = ("tokens", "position", "document")  # columns that a model reads
+TILE = TILE_TOKENS // 2  # with a teacher a tile has more arrays of the vocabulary's size
 LEAST = 1e-6  # of probability outside the candidates: below it float32 has no digits left
 
 
@@ -108,7 +109,8 @@ class Objective(BaseObjective):
             columns |= {name: batch[name] for name in CACHED}
         else:
             columns["teacher"], constants["head"] = _frozen(helpers["teacher"], batch)
-        total, sums = model.head.reduce(self._tile, hidden, columns, constants=constants)
+        how = {"constants": constants, "tile_tokens": TILE}
+        total, sums = model.head.reduce(self._tile, hidden, columns, **how)
         weight = jnp.sum(batch["weight"])
         means: Report = {name: (value, weight) for name, value in sums.items()}
         if self.anchor and key is not None:
@@ -228,7 +230,8 @@ class Objective(BaseObjective):
         base, head = _frozen(plain(model), row)
         columns = {"base": base, "weight": (row["document"] >= 0).astype(jnp.float32)}
         hidden, _, _ = model(row)
-        total, _ = model.head.reduce(_soft_cross_entropy, hidden, columns, constants=head)
+        how = {"constants": head, "tile_tokens": TILE}
+        total, _ = model.head.reduce(_soft_cross_entropy, hidden, columns, **how)
         after = carry._replace(sums=state | {"next": state["next"] + 1})
         return total, jnp.sum(columns["weight"]), after
 
