@@ -142,6 +142,7 @@ def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     assert run.data.format.loss_from is None
 
 
+@pytest.mark.long
 def test_the_legal_recipe_trains_the_share_of_the_published_model_that_it_says(hub):
     folder = hub / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / COMMIT
     (folder / "config.json").write_text(QWEN2_5_0_5B)

@@ -78,6 +78,7 @@ def test_loss_and_gradients_with_dropout_are_the_same_on_a_mesh_of_all_three_axe
     assert tiny.apart(found[1][1], found[0][1]) < 1e-5
 
 
+@pytest.mark.long
 def test_a_dropout_is_its_own_in_every_map_layer_and_step_and_the_same_for_the_same_key():
     adapter = Adapter(rank=2, dropout=0.5)
     model = eqx.filter_jit(adapter.adapt)(tiny.model("gemma"), names={}, key=key(1))

@@ -72,6 +72,7 @@ def test_before_and_after_are_measured_on_the_data_of_the_run():
         assert found["step"] == 0
 
 
+@pytest.mark.long
 def test_models_beside_a_run_are_measured_on_its_rows_by_its_objective(tmp_path):
     found = windlass.evaluate("run", beside=["merged", "model"])
     others = found["beside"]

@@ -74,7 +74,15 @@ def export(model, built: Built, folder: Path, **how) -> Path:
 
 @pytest.mark.parametrize(
     ("case", "sizes"),
-    [(case, MESHES["2x2x2"]) for case in folders.CASES] + [("gemma", MESHES["alone"])],
+    [
+        ("qwen3", MESHES["2x2x2"]),
+        ("gemma", MESHES["alone"]),
+        *(
+            pytest.param(case, MESHES["2x2x2"], marks=pytest.mark.long)
+            for case in folders.CASES
+            if case != "qwen3"
+        ),
+    ],
     ids=lambda x: x if isinstance(x, str) else "x".join(map(str, x)),
 )
 def test_logits_are_those_of_transformers_on_the_way_in_and_out(case, sizes, tmp_path):

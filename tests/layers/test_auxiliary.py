@@ -190,6 +190,7 @@ def test_the_balance_loss_of_a_router_is_part_of_the_loss_in_training_and_in_eva
     assert trained["loss"] == pytest.approx(whole, rel=1e-6)
 
 
+@pytest.mark.long
 def test_the_gradient_is_that_of_the_objective_and_of_the_balance_loss_by_its_coefficient():
     config, batch = tiny.config("router"), tiny.rows(96)
 

@@ -95,6 +95,7 @@ def test_documents_of_a_packed_row_are_as_if_each_was_alone(expected, block):
     )
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(("expected", "block"), FORMS)
 def test_on_a_mesh_and_rematerialised_there_are_the_same_gradients(expected, block):
     batch, x = packed()

@@ -87,12 +87,8 @@ def learned(name: str, sizes: tuple[int, int, int]) -> tuple[Bench, list[float]]
     return bench, [bench.go(bench.rows(0))["loss"] for _ in range(6)]
 
 
-LONG = {"adafactor", "lion", "muon", "sign"}  # the other is what recipes name
-
-
-@pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.long) if n in LONG else n for n in NAMES]
-)
+@pytest.mark.long
+@pytest.mark.parametrize("name", NAMES)
 def test_every_optimiser_learns_the_same_on_a_mesh_with_moments_that_are_placed_and_stored(
     name, tmp_path, capfd
 ):

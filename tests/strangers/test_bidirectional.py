@@ -22,6 +22,7 @@ def run(tmp_path_factory) -> Path:
     return folder
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     "call",
     [

@@ -590,6 +590,7 @@ def test_what_an_objective_solves_for_at_the_end_is_evaluated_and_saved(here, mo
     assert told.trained.metrics["loss"] != pytest.approx(5.549, abs=1e-3)
 
 
+@pytest.mark.long
 def test_a_run_whose_frozen_arrays_are_gone_is_refused(part, here):
     run = mine(part, here)
     shutil.rmtree(run / "checkpoints/frozen")

@@ -327,6 +327,7 @@ def test_layers_learn_each_by_itself_the_same_on_any_mesh_and_through_a_stop(tea
     assert measured(mesh) == pytest.approx(losses, rel=1e-4)
 
 
+@pytest.mark.long
 def test_a_teacher_of_other_tokens_is_refused(teacher, tmp_path):
     origin = {"path": str(teacher / "model")}
     assert refused(tmp_path / "run", distilled(origin), "model.vocab=300") == (
@@ -354,6 +355,7 @@ def test_a_teacher_that_is_nowhere_is_refused_by_its_key(origin, what, tmp_path)
     assert refused(tmp_path / "run", distilled(origin)).startswith(what)
 
 
+@pytest.mark.long
 def test_a_teacher_is_a_part_of_what_a_run_takes(teacher):
     with_teacher = describe(distilled({"path": str(teacher / "model")}), []).run
     without = describe(recipe("next_token"), []).run
