@@ -201,7 +201,7 @@ TPU = [
     case(SMALL, "v6e-1", 32, accumulation=8, of="recovery-lora"),
     case(SMALL, "v6e-1", 32, length=128, of="qwen3-qat"),
     case(SMALL, "v5e-4", 128, accumulation=8, of="recovery-lora"),
-    case("distil-small", "v5e-1", 16, length=128, remat="none", of="distil-small"),
+    case(SMALL, "v6e-1", 8, remat="saved", of="distil-small"),
 ]
 GPU = [
     case(HALF, "h200", 32),
