@@ -8,7 +8,7 @@ What it keeps between steps is a `Carry`, made by `start` from the first batch a
 checkpoints. Frozen models that it computes with (a teacher) are its `helpers`: it says where their
 weights are, and gets the modules. `finish` is a pure function of model and carry that gives the
 model to use: it is called before every evaluation, sample and export, and never changes what is
-trained further.
+trained further. Where that is all there is to learn, `has_gradient` is False.
 """
 
 from abc import ABC, abstractmethod
@@ -83,6 +83,9 @@ class BaseObjective(ABC):
 
     columns: ClassVar[tuple[str, ...]]  # what it can read of a batch
     unit: ClassVar[str] = "token"  # what its loss is an average over
+    # False: nothing is trained by a gradient, and `finish` solves for weights from the carry; a step
+    # then has no loss to report, no backward pass and no optimizer
+    has_gradient: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(
@@ -105,6 +108,11 @@ class BaseObjective(ABC):
     @property
     def helpers(self) -> dict[str, Start]:
         """Frozen models to compute with, each by the name of the field that says where it is."""
+        return {}
+
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """Keys that the carry depends on: a run cannot be resumed with others."""
         return {}
 
     def problems(self, model: Any) -> list[str]:

@@ -34,8 +34,12 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     replicated = [*undivided(built.abstract, described.mesh)]
     yield "mesh", "; ".join([f"{shape}{why}", *replicated])
     yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
-    for line in session.run.optim.lines(built.parted(built.abstract)[0]):
-        yield "optimiser", line
+    optimizer = session.run.optim
+    if optimizer is None:
+        yield "optimiser", "none: the objective solves for weights, without a gradient"
+    else:
+        for line in optimizer.lines(built.parted(built.abstract)[0]):
+            yield "optimiser", line
     yield (
         "batch",
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
@@ -46,8 +50,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         yield "microbatch", f"auto: {described.divided.why}"
     if session.length.epochs is not None:
         yield "length", str(session.length)
-    moment = getattr(session.run.optim, "moment", "float32")
-    stored = "float32 weights and optimiser"
+    moment = getattr(optimizer, "moment", "float32")
+    stored = "float32 weights and optimiser" if optimizer else "float32 sums"
     if moment != "float32":
         stored = f"float32 weights, first moment in {moment}"
     yield "precision", f"{described.compute} compute, {stored}"

@@ -1,0 +1,110 @@
+"""Readouts in closed form, against least squares written out in NumPy, in double precision."""
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from tests import tiny
+from windlass.objectives import Carry
+from windlass.objectives.readout import Objective
+from windlass.program.step import accumulate
+
+VOCAB = 96
+BATCHES = [tiny.rows(VOCAB, seed) for seed in (0, 100, 200)]
+FAMILIES = ["gru", "frozen"]
+
+
+def after(objective: Objective, model, batches, microbatches: int = 1) -> Carry:
+    """The carry after these batches, as a step that trains nothing makes it."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+
+    @jax.jit
+    def step(arrays, batch, carry):
+        def total(_, rows, key, carry):
+            call = {"helpers": {}, "step": jnp.int32(0), "steps": 1}
+            whole = eqx.combine(arrays, static)
+            tally, carry = objective(whole, rows, key=key, carry=carry, **call)
+            return tally.total, (tally, carry)
+
+        return accumulate(total, {}, batch, carry, jax.random.key(0), microbatches)[1]
+
+    start = jax.jit(lambda arrays, batch: objective.start(eqx.combine(arrays, static), batch))
+    carry = start(arrays, batches[0])
+    for batch in batches:
+        carry = step(arrays, batch, carry)
+    return carry
+
+
+def features(model, batches) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Hidden states, next tokens and weights of all positions, in the order of rows."""
+    hidden = [model(batch)[0] for batch in batches]
+    x = np.concatenate([np.asarray(one, np.float64).reshape(-1, one.shape[-1]) for one in hidden])
+    y, w = (
+        np.concatenate([np.asarray(batch[name]).ravel() for batch in batches])
+        for name in ("targets", "weight")
+    )
+    return x, y, w.astype(np.float64)
+
+
+def wanted(objective: Objective, model, tokens: np.ndarray) -> np.ndarray:
+    table = np.eye(VOCAB)
+    if objective.targets == "embedding":
+        table = np.asarray(model.embedding.weight, np.float64)
+    return table[tokens]
+
+
+def least_squares(objective: Objective, model, batches) -> np.ndarray:
+    """The readout of a ridge regression: W = (√w X; √α I)⁺ (√w Y; 0), transposed."""
+    x, tokens, w = features(model, batches)
+    y = wanted(objective, model, tokens)
+    a = np.concatenate([np.sqrt(w)[:, None] * x, np.sqrt(objective.penalty) * np.eye(x.shape[1])])
+    b = np.concatenate([np.sqrt(w)[:, None] * y, np.zeros((x.shape[1], y.shape[1]))])
+    return np.linalg.lstsq(a, b, rcond=None)[0].T
+
+
+def recursion(objective: Objective, model, batches) -> np.ndarray:
+    """The readout of recursive least squares, a position at a time; one without weight only ages."""
+    x, tokens, weights = features(model, batches)
+    ys = wanted(objective, model, tokens)
+    p, readout = objective.initial * np.eye(x.shape[1]), np.zeros((ys.shape[1], x.shape[1]))
+    for x_t, y_t, w_t in zip(x, ys, weights, strict=True):
+        x_t, y_t = np.sqrt(w_t) * x_t, np.sqrt(w_t) * y_t
+        k = p @ x_t / (objective.forgetting + x_t @ p @ x_t)
+        readout = readout + np.outer(y_t - readout @ x_t, k)
+        p = (p - np.outer(k, x_t @ p)) / objective.forgetting
+    return readout
+
+
+def head(objective: Objective, model, readout: np.ndarray) -> np.ndarray:
+    """The head that gives the logits of a readout."""
+    if objective.targets == "embedding":
+        readout = np.asarray(model.embedding.weight, np.float64) @ readout
+    return readout / objective.temperature
+
+
+def solved(objective: Objective, model, carry: Carry) -> np.ndarray:
+    return np.asarray(eqx.filter_jit(objective.finish)(model, carry).head.weight)
+
+
+@pytest.mark.parametrize("of", FAMILIES)
+@pytest.mark.parametrize("targets", ["one_hot", "embedding"])
+def test_ridge_is_the_least_squares_of_all_that_was_read(of, targets):
+    model = tiny.model(of)
+    objective = Objective(penalty=0.5, targets=targets, temperature=0.2)
+    carry = after(objective, model, BATCHES)
+    expected = head(objective, model, least_squares(objective, model, BATCHES))
+    print(tiny.apart(solved(objective, model, carry), expected))
+    assert tiny.apart(solved(objective, model, carry), expected) < 1e-4
+
+
+@pytest.mark.parametrize("microbatches", [1, 4])
+@pytest.mark.parametrize("forgetting", [1.0, 0.99])
+def test_rls_is_the_recursion_over_tokens_in_the_order_of_rows(forgetting, microbatches):
+    model = tiny.model("gru")
+    objective = Objective(solver="rls", forgetting=forgetting, initial=0.5)
+    carry = after(objective, model, BATCHES, microbatches)
+    expected = head(objective, model, recursion(objective, model, BATCHES))
+    print(tiny.apart(solved(objective, model, carry), expected))
+    assert tiny.apart(solved(objective, model, carry), expected) < 1e-4
