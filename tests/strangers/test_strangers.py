@@ -75,7 +75,7 @@ def split(recipe, tmp_path_factory) -> Path:
 
 def numbers(run: Path) -> list[dict]:
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [one for one in records if "loss" in one]
+    return [one for one in records if "token_hash" in one]  # a step each
 
 
 def held_out(run: Path) -> float:
@@ -88,8 +88,12 @@ def test_losses_are_the_same_on_a_mesh_of_all_three_axes_in_microbatches(recipe,
     alone, parts = numbers(whole), numbers(split)
     assert len(alone) == len(parts) == recipe["train"]["steps"]
     for one, other in zip(alone, parts, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], rel=CLOSE)
-        assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=10 * CLOSE)
+        assert other["token_hash"] == one["token_hash"]
+        if "optim" in recipe:
+            assert other["loss"] == pytest.approx(one["loss"], rel=CLOSE)
+            assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=10 * CLOSE)
+    if "optim" not in recipe:  # steps without a loss
+        assert held_out(split) == pytest.approx(held_out(whole), rel=CLOSE)
 
 
 @pytest.mark.long
@@ -137,6 +141,8 @@ def test_an_export_is_read_back_as_the_same_model(recipe, whole, tmp_path):
     again = {**recipe, "model": {"path": str(folder)}, "optim": still}
     again.pop("adapter", None)
     again.pop("residual", None)  # which the export names itself
+    if "optim" not in recipe:  # what was solved for is a head like any other
+        again["objective"] = "next_token"
     keys = [f"run.dir={tmp_path / 'run'}", *ALONE, "train.steps=1"]
     train(again, keys, signals=Signals())
     assert held_out(tmp_path / "run") == pytest.approx(held_out(whole), rel=CLOSE)

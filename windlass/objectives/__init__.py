@@ -119,6 +119,10 @@ class BaseObjective(ABC):
         """Problems of a family's config that does not fit this objective, in words."""
         return []
 
+    def solved(self, model: Any) -> int:
+        """Number of parameters that it solves for, of a model that may be abstract."""
+        return 0
+
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
         """The carry of step 0, from the model as it computes and the first batch."""
         return Carry()

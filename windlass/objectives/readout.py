@@ -75,7 +75,9 @@ class Objective(BaseObjective):
         for name in others:
             if (value := getattr(self, name)) != 1:
                 other = "ridge" if self.solver == "rls" else "rls"
-                wrong.append(f"{name} is {value:g}; it is of solver {other}, and this is {self.solver}")
+                wrong.append(
+                    f"{name} is {value:g}; it is of solver {other}, and this is {self.solver}"
+                )
         if wrong:
             raise ValueError(*wrong)
 
@@ -92,9 +94,12 @@ class Objective(BaseObjective):
         is_tied = getattr(model, "tied", False)
         return wrong + ["its head is its embedding (tied is true)"] * is_tied
 
+    def solved(self, model):
+        return math.prod(self._shape(model))
+
     def start(self, model, batch):
-        width = model.head.weight.shape[1]
-        shape = (self._outputs(model), width)
+        shape = self._shape(model)
+        width = shape[1]
         if self.solver == "ridge":
             return Carry(sums=SecondMoments(_zeros((width, width), ". features"), _zeros(shape)))
         root = math.sqrt(self.initial) * jnp.eye(width, dtype=jnp.float32)
@@ -113,7 +118,9 @@ class Objective(BaseObjective):
             weight, sums = self._aged(weight, carry)
         more = self._moments(model, hidden.astype(jnp.float32), batch["targets"], weight)
         with jax.default_matmul_precision("highest"):
-            sums = jax.tree.map(jnp.add, sums, more) if self.solver == "ridge" else _fold(sums, more)
+            sums = (
+                jax.tree.map(jnp.add, sums, more) if self.solver == "ridge" else _fold(sums, more)
+            )
         tally = Tally(jnp.float32(0), jnp.sum(batch["weight"]), {}, {}, auxiliary)
         return tally, carry._replace(sums=sums)
 
@@ -130,11 +137,10 @@ class Objective(BaseObjective):
         # In float32, whatever the model is stored in: it is cast where it is used.
         return eqx.tree_at(lambda one: one.head.weight, model, readout / self.temperature)
 
-    def _outputs(self, model) -> int:
-        """Entries of a target."""
-        if self.targets == "one_hot":
-            return model.head.weight.shape[0]
-        return model.embedding.weight.shape[1]
+    def _shape(self, model) -> tuple[int, int]:
+        """Entries of a target and of a hidden state."""
+        vocab, width = model.head.weight.shape
+        return vocab if self.targets == "one_hot" else model.embedding.weight.shape[1], width
 
     def _ridge(self, sums: SecondMoments) -> Float[Array, "targets features"]:
         # What is below the rounding of the sums is noise, and without it no root may be found.

@@ -33,13 +33,13 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     why = f" ({described.layout.why})" if described.layout.why else ""
     replicated = [*undivided(built.abstract, described.mesh)]
     yield "mesh", "; ".join([f"{shape}{why}", *replicated])
-    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
+    solved = session.run.objective.solved(built.abstract)
+    learned = f"{solved:,} solved for" if solved else f"{chosen.trained:,} trainable"
+    share = _share(chosen, solved or chosen.trained)
+    yield "parameters", f"{learned} of {chosen.total:,}{share}"
     optimizer = session.run.optim
-    if optimizer is None:
-        yield "optimiser", "none: the objective solves for weights, without a gradient"
-    else:
-        for line in optimizer.lines(built.parted(built.abstract)[0]):
-            yield "optimiser", line
+    for line in [] if optimizer is None else optimizer.lines(built.parted(built.abstract)[0]):
+        yield "optimiser", line
     yield (
         "batch",
         f"{batches.rows} = {batches.per_device} a device × {batches.accumulation} accumulation "
@@ -71,8 +71,8 @@ def _positions(session: Session) -> str:
     return "tokens" if "tokens" in session.prepared.columns else "positions"
 
 
-def _share(chosen: TrainableMask) -> str:
+def _share(chosen: TrainableMask, learned: int) -> str:
     fixed = f", {chosen.fixed:,} fixed" if chosen.fixed else ""
-    if chosen.trained == chosen.total:
+    if learned == chosen.total:
         return ""
-    return f" ({chosen.trained / chosen.total:.4%}){fixed}"
+    return f" ({learned / chosen.total:.4%}){fixed}"
