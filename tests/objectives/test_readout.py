@@ -8,7 +8,7 @@ import pytest
 
 from tests import tiny
 from windlass.objectives import Carry
-from windlass.objectives.readout import Objective
+from windlass.objectives.readout import Objective, SecondMoments, updated
 from windlass.program.step import accumulate
 
 VOCAB = 96
@@ -65,7 +65,7 @@ def least_squares(objective: Objective, model, batches) -> np.ndarray:
 
 
 def recursion(objective: Objective, model, batches) -> np.ndarray:
-    """The readout of recursive least squares, a position at a time; one without weight only ages."""
+    """The readout of recursive least squares by position; one without weight only ages."""
     x, tokens, weights = features(model, batches)
     ys = wanted(objective, model, tokens)
     p, readout = objective.initial * np.eye(x.shape[1]), np.zeros((ys.shape[1], x.shape[1]))
@@ -94,7 +94,6 @@ def test_ridge_is_the_least_squares_of_all_that_was_read(of, targets):
     objective = Objective(penalty=0.5, targets=targets, temperature=0.2)
     carry = after(objective, model, BATCHES)
     expected = head(objective, model, least_squares(objective, model, BATCHES))
-    print(tiny.apart(solved(objective, model, carry), expected))
     assert tiny.apart(solved(objective, model, carry), expected) < 1e-4
 
 
@@ -104,7 +103,6 @@ def test_rls_is_the_recursion_over_tokens_in_the_order_of_rows(forgetting, micro
     objective = Objective(solver="rls", forgetting=forgetting, initial=0.5)
     carry = after(objective, model, BATCHES, microbatches)
     expected = head(objective, model, recursion(objective, model, BATCHES))
-    print(tiny.apart(solved(objective, model, carry), expected))
     assert tiny.apart(solved(objective, model, carry), expected) < 1e-4
 
 
@@ -120,3 +118,26 @@ def test_a_mesh_gives_the_same_and_no_device_holds_a_whole_sum(objective):
     square, other = carry.sums
     assert square.addressable_shards[0].data.size == square.size // 4
     assert other.addressable_shards[0].data.size == other.size // 8
+
+
+def test_rls_that_forgets_nothing_is_ridge_with_a_penalty_of_one_over_its_initial():
+    model, initial = tiny.model("gru"), 0.25
+    ridge, rls = Objective(penalty=1 / initial), Objective(solver="rls", initial=initial)
+    heads = [solved(one, model, after(one, model, BATCHES)) for one in (ridge, rls)]
+    assert tiny.apart(*heads) < 1e-4
+
+
+def test_features_that_depend_on_each_other_are_solved_for_with_hardly_a_penalty():
+    # Half of the features are the other half, so that X Xᵀ has no inverse.
+    x = np.random.default_rng(0).normal(size=(500, 8)).astype(np.float32)
+    x, y = np.concatenate([x, x], axis=1), np.eye(VOCAB, dtype=np.float32)[np.arange(500) % VOCAB]
+    model = eqx.tree_at(lambda one: one.head.weight, tiny.model("gru"), jnp.zeros((VOCAB, 16)))
+    ridge, rls = Objective(penalty=1e-9), Objective(solver="rls", initial=1e9)
+    start = rls.start(model, BATCHES[0]).sums
+    moments = SecondMoments(jnp.asarray(x.T @ x), jnp.asarray(y.T @ x))
+    carries = [Carry(sums=moments), Carry(sums=updated(start, moments))]
+    best = np.linalg.lstsq(x.astype(np.float64), y.astype(np.float64), rcond=None)[0]
+    least = ((x @ best - y) ** 2).mean()
+    for objective, carry in zip((ridge, rls), carries, strict=True):
+        readout = solved(objective, model, carry) * objective.temperature
+        assert ((x @ readout.T - y) ** 2).mean() == pytest.approx(least, rel=1e-3)

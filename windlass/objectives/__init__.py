@@ -83,8 +83,8 @@ class BaseObjective(ABC):
 
     columns: ClassVar[tuple[str, ...]]  # what it can read of a batch
     unit: ClassVar[str] = "token"  # what its loss is an average over
-    # False: nothing is trained by a gradient, and `finish` solves for weights from the carry; a step
-    # then has no loss to report, no backward pass and no optimizer
+    # False: nothing is trained by a gradient, and `finish` solves for weights from the carry; steps
+    # then have no loss to report, no backward pass and no optimizer
     has_gradient: ClassVar[bool] = True
 
     @abstractmethod

@@ -5,6 +5,7 @@ least squares. Neither has a gradient, a learning rate or a decay.
 """
 
 import math
+from functools import partial
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
@@ -71,13 +72,14 @@ class Objective(BaseObjective):
         ]
         if not 0 < self.forgetting <= 1:
             wrong.append(f"forgetting is {self.forgetting:g}; it is a share, above 0 and at most 1")
-        others = ("penalty",) if self.solver == "rls" else ("forgetting", "initial")
-        for name in others:
-            if (value := getattr(self, name)) != 1:
-                other = "ridge" if self.solver == "rls" else "rls"
-                wrong.append(
-                    f"{name} is {value:g}; it is of solver {other}, and this is {self.solver}"
-                )
+        keys = {"ridge": ("penalty",), "rls": ("forgetting", "initial")}
+        wrong += [
+            f"{name} is {getattr(self, name):g}; it is a key of solver {solver}, and solver is "
+            f"{self.solver}"
+            for solver, names in keys.items()
+            for name in names
+            if solver != self.solver and getattr(self, name) != 1
+        ]
         if wrong:
             raise ValueError(*wrong)
 
@@ -118,9 +120,8 @@ class Objective(BaseObjective):
             weight, sums = self._aged(weight, carry)
         more = self._moments(model, hidden.astype(jnp.float32), batch["targets"], weight)
         with jax.default_matmul_precision("highest"):
-            sums = (
-                jax.tree.map(jnp.add, sums, more) if self.solver == "ridge" else _fold(sums, more)
-            )
+            add = updated if self.solver == "rls" else partial(jax.tree.map, jnp.add)
+            sums = add(sums, more)
         tally = Tally(jnp.float32(0), jnp.sum(batch["weight"]), {}, {}, auxiliary)
         return tally, carry._replace(sums=sums)
 
@@ -183,14 +184,15 @@ class Objective(BaseObjective):
         return SecondMoments(xx, _product(y, weighted, "vocab features"))
 
 
-def _fold(state: Recursion, more: SecondMoments) -> Recursion:
+def updated(state: Recursion, more: SecondMoments) -> Recursion:
     """Recursive least squares by the tokens of a microbatch at once (Woodbury).
 
     With G = Σ d x xᵀ and H = Σ d y xᵀ of the microbatch, and a Cholesky factor C,
 
-        (P⁻¹ + G)⁻¹ = R (I + Rᵀ G R)⁻¹ Rᵀ,   I + Rᵀ G R = C Cᵀ,   R ← R C⁻ᵀ,   W ← W + (H − W G) R Rᵀ
+        (P⁻¹ + G)⁻¹ = R (I + Rᵀ G R)⁻¹ Rᵀ,   I + Rᵀ G R = C Cᵀ,   R ← R C⁻ᵀ
+        W ← W + (H − W G) R Rᵀ
 
-    A root of P, since rounding cannot make R Rᵀ anything but positive.
+    A root of P, since no rounding makes R Rᵀ anything but positive.
     """
     root, xx = replicated(state.root), replicated(more.xx)
     grown = root.T @ xx @ root

@@ -57,7 +57,7 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
 
 
 def _carry(run: Run) -> int:
-    """Bytes of the sums that a run solves from; beside weights that are trained a carry is small."""
+    """Bytes of the sums that a run solves from; beside weights that are trained, few."""
     if run.objective.has_gradient:
         return 0
     batch = {
