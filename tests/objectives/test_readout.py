@@ -4,12 +4,14 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 
 from tests import tiny
+from windlass.analysis.flops import training_flops
 from windlass.objectives import Carry
 from windlass.objectives.readout import Objective, SecondMoments, updated
-from windlass.program.step import accumulate
+from windlass.program.step import Frozen, accumulate, make_step, start
 
 VOCAB = 96
 BATCHES = [tiny.rows(VOCAB, seed) for seed in (0, 100, 200)]
@@ -30,8 +32,8 @@ def after(objective: Objective, model, batches, microbatches: int = 1) -> Carry:
 
         return accumulate(total, {}, batch, carry, jax.random.key(0), microbatches)[1]
 
-    start = jax.jit(lambda arrays, batch: objective.start(eqx.combine(arrays, static), batch))
-    carry = start(arrays, batches[0])
+    begin = jax.jit(lambda arrays, batch: objective.start(eqx.combine(arrays, static), batch))
+    carry = begin(arrays, batches[0])
     for batch in batches:
         carry = step(arrays, batch, carry)
     return carry
@@ -133,11 +135,69 @@ def test_features_that_depend_on_each_other_are_solved_for_with_hardly_a_penalty
     x, y = np.concatenate([x, x], axis=1), np.eye(VOCAB, dtype=np.float32)[np.arange(500) % VOCAB]
     model = eqx.tree_at(lambda one: one.head.weight, tiny.model("gru"), jnp.zeros((VOCAB, 16)))
     ridge, rls = Objective(penalty=1e-9), Objective(solver="rls", initial=1e9)
-    start = rls.start(model, BATCHES[0]).sums
+    begun = rls.start(model, BATCHES[0]).sums
     moments = SecondMoments(jnp.asarray(x.T @ x), jnp.asarray(y.T @ x))
-    carries = [Carry(sums=moments), Carry(sums=updated(start, moments))]
+    carries = [Carry(sums=moments), Carry(sums=updated(begun, moments))]
     best = np.linalg.lstsq(x.astype(np.float64), y.astype(np.float64), rcond=None)[0]
     least = ((x @ best - y) ** 2).mean()
     for objective, carry in zip((ridge, rls), carries, strict=True):
         readout = solved(objective, model, carry) * objective.temperature
         assert ((x @ readout.T - y) ** 2).mean() == pytest.approx(least, rel=1e-3)
+
+
+def made(objective: Objective, model):
+    """A step that trains nothing, and the state that it begins with."""
+    arrays, static = eqx.partition(model, eqx.is_array)
+    nothing = jax.tree.map(lambda _: None, arrays)
+    optimizer = optax.with_extra_args_support(optax.identity())
+    whole = lambda weights, frozen: eqx.combine(weights, frozen, static)  # noqa: E731
+    step = make_step(whole, objective, optimizer, steps=9, microbatches=1, skips=0)
+    carry = objective.start(model, BATCHES[0])
+    state = start(nothing, optimizer, carry, key=jax.random.key(0))
+    return step, state, Frozen(arrays, {})
+
+
+def test_a_step_computes_the_forward_pass_and_the_sums_and_no_more():
+    model = tiny.model("gru")
+    step, state, frozen = made(Objective(), model)
+    assert not jax.tree.leaves((state.weights, state.moments, state.ema))
+    found = training_flops(lambda _, *rest: step(*rest), (), state, frozen, BATCHES[0])
+    forward = training_flops(lambda _, batch: model(batch)[0], (), BATCHES[0])
+    assert found == forward + 2 * 8 * 12 * 32 * 32  # X Xᵀ; Y Xᵀ has no matmul
+    arrays = eqx.filter(model, eqx.is_array)
+    loss = lambda arrays: tiny.loss(eqx.combine(arrays, model), BATCHES[0])  # noqa: E731
+    trained = training_flops(loss, arrays)
+    assert trained > 2 * found
+
+
+def test_rows_that_are_not_finite_leave_the_sums_as_they_were():
+    step, state, frozen = made(Objective(), tiny.model("gru"))
+    step = jax.jit(step)
+    state, told = step(state, frozen, BATCHES[0])
+    assert [*told] == ["token_hash"]
+    spoiled = BATCHES[1] | {"weight": BATCHES[1]["weight"] * jnp.nan}
+    after, _ = step(state, frozen, spoiled)
+    assert int(after.progress.not_finite) == 1
+    assert eqx.tree_equal(after.carry, state.carry)
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"penalty": 0.0}, "penalty is 0; it must be above 0"),
+        ({"temperature": -1.0}, "temperature is -1; it must be above 0"),
+        (
+            {"solver": "rls", "forgetting": 1.1},
+            "forgetting is 1.1; it is a share, above 0 and at most 1",
+        ),
+        ({"initial": 0.1}, "initial is 0.1; it is a key of solver rls, and solver is ridge"),
+        (
+            {"solver": "rls", "penalty": 2.0},
+            "penalty is 2; it is a key of solver ridge, and solver is rls",
+        ),
+    ],
+)
+def test_a_key_that_means_nothing_is_refused(keys, what):
+    with pytest.raises(ValueError) as refusal:
+        Objective(**keys)
+    assert refusal.value.args == (what,)
