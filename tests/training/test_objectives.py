@@ -78,9 +78,11 @@ def readout(objective: dict, **model) -> dict:
     return written
 
 
+SMALL = {"family": "frozen", "vocab": 257, "embed": 16, "units": 8, "layers": 1}
+
+
 def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_path):
-    small = {"family": "frozen", "vocab": 257, "embed": 16, "units": 8, "layers": 1}
-    written = readout(RIDGE) | {"model": small}
+    written = readout(RIDGE) | {"model": SMALL}
     whole, half = tmp_path / "whole", tmp_path / "half"
     told = trained(whole, written)
     assert "parameters   4,112 solved for of 8,592 (47.8585%), 64 fixed" in told.text
@@ -103,6 +105,17 @@ def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_p
     assert refused(half, written, "objective.targets=embedding").startswith(
         "checkpoint at step 4 was written for objective.targets one_hot; this run describes "
         "objective.targets embedding. "
+    )
+
+
+@pytest.mark.long
+def test_a_run_that_forgets_beyond_what_float32_holds_says_so(tmp_path):
+    written = readout(RLS | {"forgetting": 0.5}) | {"model": SMALL}
+    said = refused(tmp_path / "run", written)
+    assert said.startswith("what the objective solves from is not finite at step 1; its rows are ")
+    assert said.endswith(
+        ". Nothing was saved after step 0. Other keys of objective may keep it in the range of "
+        "float32; `windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
     )
 
 

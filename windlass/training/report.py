@@ -213,11 +213,16 @@ class RunReport:
         norm = (
             f" (gradient_norm {last['gradient_norm']:.2g} at step {last['step']})" if last else ""
         )
-        has_gradient = self.session.run.objective.has_gradient
-        what = "loss or gradient is" if has_gradient else "what the objective solves from is"
-        advice = (
-            "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
+        what, advice = (
+            "what the objective solves from",
+            "Other keys of objective may keep it in the range of float32; ",
         )
+        if self.session.run.objective.has_gradient:
+            what, advice = (
+                "loss or gradient",
+                "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may "
+                "help; ",
+            )
         others = int(progress.not_finite) - 1
         more = f", as were the {others} before it" if others else ""
         narrow = (
@@ -225,10 +230,10 @@ class RunReport:
             "bfloat16 or float32 may do. "
         )
         raise UserError(
-            f"{what} not finite at step {bad}{norm}{more}; "
+            f"{what} is not finite at step {bad}{norm}{more}; "
             f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
             f"{'' if state.loss_scale is None else narrow}"
-            f"{advice if has_gradient else ''}`windlass data` shows the rows; "
+            f"{advice}`windlass data` shows the rows; "
             "train.nonfinite=skip goes on without such steps"
         )
 
