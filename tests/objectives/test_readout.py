@@ -1,5 +1,7 @@
 """Readouts in closed form, against least squares written out in NumPy, in double precision."""
 
+from typing import Any
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -25,7 +27,7 @@ def after(objective: Objective, model, batches, microbatches: int = 1) -> Carry:
     @jax.jit
     def step(arrays, batch, carry):
         def total(_, rows, key, carry):
-            call = {"helpers": {}, "step": jnp.int32(0), "steps": 1}
+            call: dict[str, Any] = {"helpers": {}, "step": jnp.int32(0), "steps": 1}
             whole = eqx.combine(arrays, static)
             tally, carry = objective(whole, rows, key=key, carry=carry, **call)
             return tally.total, (tally, carry)

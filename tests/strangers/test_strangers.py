@@ -9,6 +9,7 @@ import sys
 import time
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 import yaml
@@ -136,7 +137,7 @@ def unread(program: Jaxpr) -> int:
     They are in memory, and the compiler is not told of them.
     """
     read = {str(x) for one in program.eqns for x in one.invars} | set(map(str, program.outvars))
-    arrays = [x.aval for x in program.invars if str(x) not in read]
+    arrays: list[Any] = [x.aval for x in program.invars if str(x) not in read]
     shapes = [x.sharding.shard_shape(x.shape) for x in arrays]
     return sum(math.prod(s) * x.dtype.itemsize for s, x in zip(shapes, arrays, strict=True))
 

@@ -72,7 +72,7 @@ RIDGE = {"kind": "readout", "penalty": 2.0}
 RLS = {"kind": "readout", "solver": "rls", "forgetting": 0.999}
 
 
-def readout(objective: dict, **model) -> dict:
+def readout(objective: dict | str, **model) -> dict:
     written = recipe(objective, **model)
     del written["optim"]
     return written
