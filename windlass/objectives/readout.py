@@ -87,7 +87,7 @@ class Objective(BaseObjective):
     @property
     def identity(self) -> dict[str, str | int | float]:
         # Penalty and temperature are of what is solved, and may change at any time.
-        of_state = {"solver": self.solver, "targets": self.targets}
+        of_state: dict[str, str | int | float] = {"solver": self.solver, "targets": self.targets}
         if self.solver == "ridge":
             return of_state
         return of_state | {"forgetting": self.forgetting, "initial": self.initial}
