@@ -116,6 +116,7 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
 def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
     run = describe("legal-cot-sft", ["device=cpu"]).run
     assert run.start is not None and run.start.hub == "Qwen/Qwen2.5-0.5B"
+    assert run.optim is not None
     (adapter,) = run.adapter
     assert (run.data.length, run.train.batch, run.train.epochs) == (1024, 64, 3)
     assert (run.optim.learning_rate, run.optim.weight_decay, run.optim.clip_norm) == (
@@ -168,6 +169,7 @@ def test_the_recipe_that_repairs_trains_small_adapters_and_nothing_else(hub):
     real(hub)
     run = describe("recovery-lora", ["device=cpu"]).run
     assert Built(describe("recovery-lora", ["device=cpu"])).trainable.trained == 4_587_520
+    assert run.optim is not None
     objective, schedule = run.objective, run.optim.schedule
     assert (objective.temperature, objective.hard, objective.hard_end) == (1.05, 0.02, 0.0)
     assert (objective.anchor, objective.anchor_sequences) == (0.01, 32)

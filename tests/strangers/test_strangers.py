@@ -1,6 +1,7 @@
 """What every stranger gets by being there: a mesh, resuming after kill -9, a plan, an export."""
 
 import json
+import math
 import os
 import signal
 import subprocess
@@ -8,9 +9,11 @@ import sys
 import time
 from pathlib import Path
 from string import Template
+from typing import Any
 
 import pytest
 import yaml
+from jax.extend.core import Jaxpr
 
 from tests import strangers, tiny
 from tests.flags import quick
@@ -76,7 +79,7 @@ def split(recipe, tmp_path_factory) -> Path:
 
 def numbers(run: Path) -> list[dict]:
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [one for one in records if "loss" in one]
+    return [one for one in records if "token_hash" in one]  # a step each
 
 
 def held_out(run: Path) -> float:
@@ -89,8 +92,12 @@ def test_losses_are_the_same_on_a_mesh_of_all_three_axes_in_microbatches(recipe,
     alone, parts = numbers(whole), numbers(split)
     assert len(alone) == len(parts) == recipe["train"]["steps"]
     for one, other in zip(alone, parts, strict=True):
-        assert other["loss"] == pytest.approx(one["loss"], rel=CLOSE)
-        assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=10 * CLOSE)
+        assert other["token_hash"] == one["token_hash"]
+        if "optim" in recipe:
+            assert other["loss"] == pytest.approx(one["loss"], rel=CLOSE)
+            assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=10 * CLOSE)
+    if "optim" not in recipe:  # steps without a loss
+        assert held_out(split) == pytest.approx(held_out(whole), rel=CLOSE)
 
 
 @pytest.mark.long
@@ -119,9 +126,21 @@ def test_a_run_killed_and_started_again_ends_with_the_same_bits(recipe, whole, t
 def test_the_state_that_is_planned_is_what_the_compiler_is_given(recipe, whole, split):
     for keys, run in ((ALONE, whole), (MESH, split)):
         described = describe(recipe, keys)
-        planned = memory.stored(traced.trace(described, targets.of(described.devices)))
+        planned = traced.trace(described, targets.of(described.devices))
         compiled = json.loads((run / PLAN).read_text())["measured"]["compiler_parts_bytes"]
-        assert sum(planned.values()) == pytest.approx(compiled["arguments"], rel=0.05)
+        arguments = compiled["arguments"] + unread(planned.program)
+        assert sum(memory.stored(planned).values()) == pytest.approx(arguments, rel=0.05)
+
+
+def unread(program: Jaxpr) -> int:
+    """Bytes of arguments that no operation reads, such as a head that is solved for.
+
+    They are in memory, and the compiler is not told of them.
+    """
+    read = {str(x) for one in program.eqns for x in one.invars} | set(map(str, program.outvars))
+    arrays: list[Any] = [x.aval for x in program.invars if str(x) not in read]
+    shapes = [x.sharding.shard_shape(x.shape) for x in arrays]
+    return sum(math.prod(s) * x.dtype.itemsize for s, x in zip(shapes, arrays, strict=True))
 
 
 @pytest.mark.long
@@ -138,6 +157,8 @@ def test_an_export_is_read_back_as_the_same_model(recipe, whole, tmp_path):
     again = {**recipe, "model": {"path": str(folder)}, "optim": still}
     again.pop("adapter", None)
     again.pop("residual", None)  # which the export names itself
+    if "optim" not in recipe:  # what was solved for is a head like any other
+        again["objective"] = "next_token"
     keys = [f"run.dir={tmp_path / 'run'}", *ALONE, "train.steps=1"]
     train(again, keys, signals=Signals())
     assert held_out(tmp_path / "run") == pytest.approx(held_out(whole), rel=CLOSE)

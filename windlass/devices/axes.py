@@ -15,8 +15,15 @@ from jaxtyping import Array, PyTree
 # and only this table says where they go. `embed` differs between the two: weights are stored in
 # pieces and all-gathered, one layer at a time, to meet activations that are whole.
 WEIGHTS = dict(embed="fsdp", vocab="tensor", heads="tensor", kv_heads="tensor", mlp="tensor")
+# `features` are the columns of what is summed over the batch: a shard each for the devices whose
+# parts are summed.
 ACTIVATIONS = dict(
-    batch=("data", "fsdp"), heads="tensor", kv_heads="tensor", mlp="tensor", vocab="tensor"
+    batch=("data", "fsdp"),
+    features=("data", "fsdp"),
+    heads="tensor",
+    kv_heads="tensor",
+    mlp="tensor",
+    vocab="tensor",
 )
 
 

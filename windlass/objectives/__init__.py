@@ -8,7 +8,7 @@ What it keeps between steps is a `Carry`, made by `start` from the first batch a
 checkpoints. Frozen models that it computes with (a teacher) are its `helpers`: it says where their
 weights are, and gets the modules. `finish` is a pure function of model and carry that gives the
 model to use: it is called before every evaluation, sample and export, and never changes what is
-trained further.
+trained further. Where that is all there is to learn, `has_gradient` is False.
 """
 
 from abc import ABC, abstractmethod
@@ -83,6 +83,9 @@ class BaseObjective(ABC):
 
     columns: ClassVar[tuple[str, ...]]  # what it can read of a batch
     unit: ClassVar[str] = "token"  # what its loss is an average over
+    # False: nothing is trained by a gradient, and `finish` solves for weights from the carry; steps
+    # then have no loss to report, no backward pass and no optimizer
+    has_gradient: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(
@@ -107,9 +110,18 @@ class BaseObjective(ABC):
         """Frozen models to compute with, each by the name of the field that says where it is."""
         return {}
 
+    @property
+    def identity(self) -> dict[str, str | int | float]:
+        """Keys that the carry depends on: a run cannot be resumed with others."""
+        return {}
+
     def problems(self, model: Any) -> list[str]:
         """Problems of a family's config that does not fit this objective, in words."""
         return []
+
+    def solved(self, model: Any) -> int:
+        """Number of parameters that it solves for, of a model that may be abstract."""
+        return 0
 
     def start(self, model: Any, batch: dict[str, Array]) -> Carry:
         """The carry of step 0, from the model as it computes and the first batch."""

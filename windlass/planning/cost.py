@@ -17,7 +17,8 @@ from windlass.planning.time import Time
 # block a run while the state is copied there, and are written asynchronously.
 FIRST_SAVE = 4.8 / 6.4e9  # seconds a byte
 SLOWEST_HOST = 8e9  # bytes/s, where the catalogue does not know how fast a device reaches its host
-SAVED = ("weights", "adapters", "optimiser", "average")  # the parts of memory that a save holds
+# The parts of memory that a save holds.
+SAVED = ("weights", "adapters", "optimiser", "average", "carry")
 LEAST = 0.1  # of the time of a step, which no step is below, however wrong its time may be
 HOUR = 3600.0
 

@@ -19,10 +19,11 @@ from windlass.planning.traced import Traced
 LANES = 128  # width of a TPU's registers
 # In the order in which they are reported.
 PARTS = (
-    "weights frozen adapters optimiser average gradients copies activations layer logits "
+    "weights frozen adapters optimiser average carry gradients copies activations layer logits "
     "vocabulary gathered rows other".split()
 )
-STORED = ("weights", "frozen", "adapters", "optimiser", "average", "rows")  # known to the byte
+# Known to the byte.
+STORED = ("weights", "frozen", "adapters", "optimiser", "average", "carry", "rows")
 # By benchmarks/plan_accuracy.md: the most by which a step exceeded its estimate. Little is
 # known of XLA for CPUs: of two small models one took half as much again, the other five times.
 ERROR = {"tpu": 0.10, "gpu": 0.05, "cpu": 4.0}
@@ -77,13 +78,14 @@ def memory(traced: Traced) -> Memory:
 def stored(traced: Traced) -> dict[str, int]:
     """The arguments of the step, which are donated: its results take the same buffers."""
     state, frozen = traced.state, traced.frozen
-    rest = (state.step, state.key, state.carry, state.progress, state.loss_scale)
+    rest = (state.step, state.key, state.progress, state.loss_scale)
     is_adapted = bool(traced.described.run.adapter)
     return {
         "adapters" if is_adapted else "weights": _bytes(state.weights),
         "frozen": _bytes(frozen),
         "optimiser": _bytes(state.moments),
         "average": _bytes(state.ema),
+        "carry": _bytes(state.carry),
         "rows": _bytes(traced.batch),
         "other": _bytes(rest),
     }

@@ -42,7 +42,7 @@ class Built:
         arrays, self.static = eqx.partition(
             self._arranged(abstract_model(self.run.architecture, self.run.adapter)), is_shape
         )
-        self.trainable = trainable.choose(arrays, self.run.train.trainable)
+        self.trainable = trainable.of_run(arrays, self.run)
         lowered = self._lowered(arrays)
         self.abstract: PyTree = jax.tree.map(
             lambda x, low, is_trained, place: jax.ShapeDtypeStruct(
@@ -140,7 +140,11 @@ class Built:
             identity["adapter"] = ", then ".join(map(_summary, self.run.adapter))
         added = "the adapter" if self.run.residual.is_plain else "the adapter and the residual"
         trained = added if self.run.adapter else "*"
-        return identity | {"trainable": trained if patterns is None else " ".join(patterns)}
+        if not self.run.objective.has_gradient:
+            trained = "nothing"
+        identity |= {"trainable": trained if patterns is None else " ".join(patterns)}
+        kept = self.run.objective.identity
+        return identity | {f"objective.{name}": value for name, value in kept.items()}
 
 
 def _summary(member: Any) -> str:

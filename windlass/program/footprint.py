@@ -30,17 +30,16 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
     Up to a third above what the TPU compiler finds.
     """
     shapes = eqx.filter(abstract_model(run.architecture, run.adapter), is_shape)
-    chosen = trainable.choose(shapes, run.train.trainable)
+    chosen = trainable.of_run(shapes, run)
     trained, frozen = eqx.partition(shapes, chosen.mask)
     width = jnp.dtype(compute).itemsize
-    optimizer = run.optim.build(1, trained)
-    moments = jax.eval_shape(optimizer.init, trained)
+    moments = jax.eval_shape(trainable.optimizer(run, 1, trained).init, trained)
     copies = 4 + width * (width < 4) + 4 * (run.train.ema is not None)
     state = _bytes(trained) + _bytes(moments) + copies * chosen.trained
     models = [abstract_model(helper.architecture, ()) for helper in run.helpers.values()]
     helpers = [eqx.filter(model, is_shape) for model in models]
     stored = annotate((frozen, helpers), lambda x, about: _stored(x, about, width))
-    state += sum(jax.tree.leaves(stored))
+    state += sum(jax.tree.leaves(stored)) + _carry(run)
     plain = eqx.filter(abstract_model(run.architecture, ()), is_shape)
     tokens, vocab = run.data.length, run.model.vocab
     return Footprint(
@@ -55,6 +54,18 @@ def footprint(run: Run, chip: Chip, compute: str) -> Footprint:
         memory=usable(chip),
         room=ROOM[chip.kind] * usable(chip),
     )
+
+
+def _carry(run: Run) -> int:
+    """Bytes of the sums that a run solves from; beside weights that are trained, few."""
+    if run.objective.has_gradient:
+        return 0
+    batch = {
+        name: jax.ShapeDtypeStruct(column.shape(1), column.dtype)
+        for name, column in run.data.columns.items()
+    }
+    model = abstract_model(run.architecture, run.adapter)
+    return _bytes(eqx.filter_eval_shape(run.objective.start, model, batch).sums)
 
 
 def _vocab(arrays: PyTree, bytes_each: int) -> int:

@@ -13,6 +13,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
 from windlass.objectives import BaseObjective, Carry
+from windlass.program import trainable
 from windlass.program.built import Built, InitialArrays
 from windlass.program.step import (
     Batch,
@@ -40,11 +41,11 @@ class Programs:
         self.batches = built.described.batches
         trained, _ = built.parted(built.abstract)
         self.optimizer: optax.GradientTransformationExtraArgs
-        self.steps, self.optimizer = steps, self.run.optim.build(steps, trained)
+        self.steps, self.optimizer = steps, trainable.optimizer(self.run, steps, trained)
 
     @property
     def scales_loss(self) -> bool:
-        return self.built.described.compute == "float16"
+        return self.built.described.compute == "float16" and self.run.objective.has_gradient
 
     @property
     def starts_from_data(self) -> bool:

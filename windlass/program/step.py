@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import optax
-from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree, UInt32
+from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
 from windlass.layers.dropout import keyed
@@ -104,7 +104,9 @@ def make_training_call(
     """
 
     def call(weights, frozen: Frozen, batch: Batch, key, carry: Carry, step: Int[Array, ""]):
-        whole = keyed(model(weights, frozen.model), key)
+        whole = model(weights, frozen.model)
+        if objective.has_gradient:  # dropout is for what is trained
+            whole = keyed(whole, key)
         settings: dict[str, Any] = dict(helpers=helpers(frozen.helpers), step=step, steps=steps)
         tally, carry = objective(whole, batch, key=key, carry=carry, **settings)
         tally = settled(tally, whole)
@@ -129,9 +131,12 @@ def make_step(
 
     The gradient of a batch is g = Σ ∇ℓ / Σ w, both sums over all its microbatches and devices.
 
-    A step whose loss or gradient is not finite changes nothing but the count of such steps. After
-    more than `skips` of them in a row no step changes anything, so that the loop may find out late.
-    With a loss scale such a step is first taken for an overflow, which only halves the scale.
+    Of an objective without one a step changes the carry alone, and reports no loss.
+
+    A step whose loss or gradient is not finite, or without a gradient the carry, changes nothing
+    but the count of such steps. After more than `skips` of them in a row no step changes anything,
+    so that the loop may find out late. With a loss scale such a step is first taken for an
+    overflow, which only halves the scale.
     `ema` is how much of the average of the weights is kept at each step, and `hashed` the columns
     of a batch that the token hash is over.
     """
@@ -154,14 +159,15 @@ def make_step(
         )
         weight = jnp.maximum(tally.weight, 1e-9)  # a batch may hold nothing to train on
         gradient = jax.tree.map(lambda g: g / weight, gradient)
-        norm = optax.tree.norm(gradient)
+        norm = optax.tree.norm(gradient) if objective.has_gradient else None
         with jax.numpy_dtype_promotion("standard"):
             updates, moments = optimizer.update(
                 gradient, state.moments, state.weights, step=state.step
             )
         weights = eqx.apply_updates(state.weights, updates)
 
-        is_finite = jnp.isfinite(norm) & jnp.isfinite(tally.total)
+        is_sound = _are_finite(carry) if norm is None else jnp.isfinite(norm)
+        is_finite = is_sound & jnp.isfinite(tally.total)
         stopped = state.progress.not_finite > skips
         goes_on = jnp.where(stopped, 0, 1)
         fails = ~is_finite
@@ -194,9 +200,13 @@ def make_step(
             progress=progress,
             loss_scale=loss_scale,
         )
+        metrics = tally.metrics()
+        if norm is None:
+            del metrics["loss"]
+        else:
+            metrics["gradient_norm"] = norm
         scaling = {} if loss_scale is None else loss_scale.metrics()
-        more = {"gradient_norm": norm, "token_hash": progress.token_hash}
-        return new, tally.metrics() | more | scaling
+        return new, metrics | {"token_hash": progress.token_hash} | scaling
 
     return step
 
@@ -238,6 +248,9 @@ def accumulate(
             factor = None if loss_scale is None else loss_scale / jnp.maximum(tally.weight, 1.0)
             return value if factor is None else value * factor, (tally, new, factor)
 
+        if not jax.tree.leaves(weights):  # nothing is trained
+            _, (tally, new, _) = scaled(weights)
+            return tally, new, weights
         gradient, (tally, new, factor) = jax.grad(scaled, has_aux=True)(weights)
         gradient = jax.tree.map(lambda g: g.astype(jnp.float32), gradient)
         if factor is not None:
@@ -282,6 +295,11 @@ def _join(x: Array) -> Array:
     shape = (x.shape[0] * x.shape[1], *x.shape[2:])
     out = layout(("batch", *[""] * (len(shape) - 1)), shape)
     return jnp.reshape(x.swapaxes(0, 1), shape, out_sharding=out)
+
+
+def _are_finite(carry: Carry) -> Bool[Array, ""]:
+    numbers = [x for x in jax.tree.leaves(carry) if jnp.issubdtype(x.dtype, jnp.floating)]
+    return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in numbers]))
 
 
 def _sharding(x):

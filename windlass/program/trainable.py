@@ -1,8 +1,9 @@
-"""The trainable part of a model: chosen once, by patterns, before the run."""
+"""The trainable part of a model: chosen once, by patterns, before the run; and its optimizer."""
 
 from typing import NamedTuple
 
 import jax
+import optax
 from jaxtyping import PyTree
 
 from windlass.adapters import is_adapted, trained
@@ -10,6 +11,7 @@ from windlass.devices.axes import annotate, is_trainable
 from windlass.errors import UserError
 from windlass.layers.names import first_match, named, refuse_idle
 from windlass.layers.residual import Connection
+from windlass.run import Run
 
 
 class TrainableMask(NamedTuple):
@@ -19,6 +21,21 @@ class TrainableMask(NamedTuple):
     trained: int
     total: int
     fixed: int  # of modules that declare them so, and integers: no pattern trains them
+
+
+def of_run(arrays: PyTree, run: Run) -> TrainableMask:
+    """The trainable part of a run: nothing, where its objective has no gradient."""
+    if run.objective.has_gradient:
+        return choose(arrays, run.train.trainable)
+    whole = choose(arrays, None)
+    return whole._replace(mask=jax.tree.map(lambda _: False, whole.mask), trained=0)
+
+
+def optimizer(run: Run, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
+    """The optimizer of the trainable part, which may be abstract; of nothing it has no state."""
+    if run.optim is None:
+        return optax.with_extra_args_support(optax.identity())
+    return run.optim.build(steps, weights)
 
 
 def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:

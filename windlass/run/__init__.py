@@ -148,7 +148,8 @@ class Run:
     data: Data
     objective: Annotated[Any, OBJECTIVES] = field(default_factory=OBJECTIVES.load("next_token"))
     helpers: dict[str, Helper] = field(default_factory=dict)  # those of the objective, written out
-    optim: Annotated[Any, OPTIMIZERS]
+    # what trains weights by their gradient; null: nothing, for an objective that solves for them
+    optim: Annotated[Any, OPTIMIZERS] | None = None
     train: Train
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)

@@ -1,6 +1,7 @@
 """Checks of a recipe that need two of its sections, or the devices it is to run on."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from windlass.config import Problem, listing
 from windlass.data import FORMATS
@@ -8,7 +9,7 @@ from windlass.data.pack import COLUMNS
 from windlass.devices import chips, mesh, precision
 from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.layers.pattern import Pattern
-from windlass.run import OBJECTIVES, Run
+from windlass.run import OBJECTIVES, OPTIMIZERS, Run
 from windlass.run.batches import batches, choice
 from windlass.teacher_cache import IDS, LOG_Z, LOGITS
 
@@ -34,6 +35,7 @@ def problems(
         *_layout(run, devices, split or choice(run, devices, began=began).split, slices, began),
         *_columns(run),
         *_objective(run),
+        *_gradient(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
         *_sample(run),
@@ -87,8 +89,7 @@ def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
 
 def _columns(run: Run) -> list[Problem]:
     """Columns that the objective reads and the data lacks, or the other way round."""
-    objective = type(run.objective).__module__.rpartition(".")[2]
-    format = type(run.data.format).__module__.rpartition(".")[2]
+    objective, format = map(_kind, (run.objective, run.data.format))
     has, reads = run.data.columns, run.objective.reads
     missing = [name for name in reads if name not in has]
     if run.data.has_blocks:
@@ -118,7 +119,7 @@ def _columns(run: Run) -> list[Problem]:
 
 def _objective(run: Run) -> list[Problem]:
     """Problems of the model, or of a helper, that keep the objective from being computed."""
-    kind, family = (type(one).__module__.rpartition(".")[2] for one in (run.objective, run.model))
+    kind, family = map(_kind, (run.objective, run.model))
     wrong = [
         ("objective", f"is {kind}, which does not fit family {family}: {what}")
         for what in run.objective.problems(run.model)
@@ -131,8 +132,31 @@ def _objective(run: Run) -> list[Problem]:
     return wrong
 
 
+def _gradient(run: Run) -> list[Problem]:
+    """Sections that train by a gradient, and are missing or of no use."""
+    kind = _kind(run.objective)
+    if run.objective.has_gradient:
+        what = f"is required: objective {kind} trains by a gradient, with optim.kind "
+        return [] if run.optim else [("optim", f"{what}{listing(OPTIMIZERS.names())}")]
+    train = run.train
+    idle = {
+        "adapter": ", ".join(map(_kind, run.adapter)),
+        "optim": run.optim and run.optim.kinds,
+        "train.ema": train.ema,
+        "train.trainable": train.trainable and " ".join(train.trainable),
+    }
+    why = f"objective {kind} solves for weights and trains none by a gradient"
+    wrong = {key: f"is {value}; {why}: {key}=null" for key, value in idle.items() if value}
+    return list(wrong.items())
+
+
 def _named(columns: list[str]) -> str:
     return f"the column{'s' if len(columns) > 1 else ''} {', '.join(columns)}"
+
+
+def _kind(section: Any) -> str:
+    """Name of a member of an open set."""
+    return type(section).__module__.rpartition(".")[2]
 
 
 def _patience(run: Run) -> list[Problem]:
@@ -153,7 +177,7 @@ def _patience(run: Run) -> list[Problem]:
 def _sample(run: Run) -> list[Problem]:
     if run.train.sample is None or run.model.causal:
         return []
-    family = type(run.model).__module__.rpartition(".")[2]
+    family = _kind(run.model)
     what = f"is {run.train.sample}; generation needs a causal family, and {family} attends in both"
     return [("train.sample", f"{what} directions: leave it out")]
 

@@ -33,8 +33,12 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     why = f" ({described.layout.why})" if described.layout.why else ""
     replicated = [*undivided(built.abstract, described.mesh)]
     yield "mesh", "; ".join([f"{shape}{why}", *replicated])
-    yield "parameters", f"{chosen.trained:,} trainable of {chosen.total:,}{_share(chosen)}"
-    for line in session.run.optim.lines(built.parted(built.abstract)[0]):
+    solved = session.run.objective.solved(built.abstract)
+    learned = f"{solved:,} solved for" if solved else f"{chosen.trained:,} trainable"
+    share = _share(chosen, solved or chosen.trained)
+    yield "parameters", f"{learned} of {chosen.total:,}{share}"
+    optimizer = session.run.optim
+    for line in [] if optimizer is None else optimizer.lines(built.parted(built.abstract)[0]):
         yield "optimiser", line
     yield (
         "batch",
@@ -46,8 +50,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         yield "microbatch", f"auto: {described.divided.why}"
     if session.length.epochs is not None:
         yield "length", str(session.length)
-    moment = getattr(session.run.optim, "moment", "float32")
-    stored = "float32 weights and optimiser"
+    moment = getattr(optimizer, "moment", "float32")
+    stored = "float32 weights and optimiser" if optimizer else "float32 sums"
     if moment != "float32":
         stored = f"float32 weights, first moment in {moment}"
     yield "precision", f"{described.compute} compute, {stored}"
@@ -67,8 +71,8 @@ def _positions(session: Session) -> str:
     return "tokens" if "tokens" in session.prepared.columns else "positions"
 
 
-def _share(chosen: TrainableMask) -> str:
+def _share(chosen: TrainableMask, learned: int) -> str:
     fixed = f", {chosen.fixed:,} fixed" if chosen.fixed else ""
-    if chosen.trained == chosen.total:
+    if learned == chosen.total:
         return ""
-    return f" ({chosen.trained / chosen.total:.4%}){fixed}"
+    return f" ({learned / chosen.total:.4%}){fixed}"

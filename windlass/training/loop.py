@@ -248,7 +248,7 @@ class Loop:
         for done in range(first + 1, self.steps + 1):
             with self.saves_if_refused(state):
                 state, metrics = step(state, frozen, meter.next(batches))
-            meter.step(metrics["loss"])
+            meter.step(metrics["token_hash"])
             self.watch.took(done)
             clock.step(done)
             ends = done == self.steps or self.signals.ends(done)

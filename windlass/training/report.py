@@ -85,9 +85,9 @@ class RunReport:
         if starts and (note := relocation(starts[-1]["chose"], here)) is not None:
             self.terminal.note(note)
         before = runs.steps_of(self.folder)
-        if step and before is not None and before != self.steps:
-            rate = self.session.run.optim.rate
-            self.terminal.note(schedule_change(rate, before, self.steps, step))
+        optimizer = self.session.run.optim
+        if step and before is not None and before != self.steps and optimizer is not None:
+            self.terminal.note(schedule_change(optimizer.rate, before, self.steps, step))
 
     def plan(self) -> None:
         rows, chose = len(self.loader.rows), self.described.facts["chose"]
@@ -120,7 +120,8 @@ class RunReport:
         # Not all as floats: a hash is written as the whole number that it is.
         values = {name: value.item() for name, value in metrics.items()}
         self._check_finite(state)
-        values["learning_rate"] = float(self.session.run.optim.rate(self.steps)(done - 1))
+        if (optimizer := self.session.run.optim) is not None:
+            values["learning_rate"] = float(optimizer.rate(self.steps)(done - 1))
         if (tokens := self.meter.tokens(done)) is not None:
             values["tokens"] = tokens
         values |= self.meter.read() | memory(self.described.devices)
@@ -212,6 +213,16 @@ class RunReport:
         norm = (
             f" (gradient_norm {last['gradient_norm']:.2g} at step {last['step']})" if last else ""
         )
+        what, advice = (
+            "what the objective solves from",
+            "Other keys of objective may keep it in the range of float32; ",
+        )
+        if self.session.run.objective.has_gradient:
+            what, advice = (
+                "loss or gradient",
+                "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may "
+                "help; ",
+            )
         others = int(progress.not_finite) - 1
         more = f", as were the {others} before it" if others else ""
         narrow = (
@@ -219,11 +230,11 @@ class RunReport:
             "bfloat16 or float32 may do. "
         )
         raise UserError(
-            f"loss or gradient is not finite at step {bad}{norm}{more}; "
+            f"{what} is not finite at step {bad}{norm}{more}; "
             f"its rows are {rows}. Nothing was saved after step {saved[-1] if saved else 0}. "
             f"{'' if state.loss_scale is None else narrow}"
-            "A lower optim.learning_rate, a longer warm-up or a smaller optim.clip_norm may help; "
-            "`windlass data` shows the rows; train.nonfinite=skip goes on without such steps"
+            f"{advice}`windlass data` shows the rows; "
+            "train.nonfinite=skip goes on without such steps"
         )
 
 

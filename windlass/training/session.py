@@ -69,7 +69,7 @@ class Session:
             "tokenizer": "none" if vocabulary is None else vocabulary.described,
             "data": f"{self.prepared.fingerprint[:12]} in rows of {self.run.data.length}",
             **{f"data.{name}": _shown(getattr(self.run.data, name)) for name in ROWS},
-            "optim": self.run.optim.kinds,
+            "optim": self.run.optim.kinds if self.run.optim else "none",
             "batch": self.batches.rows,
             "ema": self.run.train.ema or "none",
             "loss scale": "of float16" if self.programs.scales_loss else "none",
