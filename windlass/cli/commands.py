@@ -314,7 +314,7 @@ def runs(
 
 
 app.command(cls=Command)(report.report)
-app.command(cls=Command)(report.compare)
+app.command(cls=Command, context_settings=WITH_KEYS)(report.compare)
 
 
 @app.command(cls=Command)

@@ -74,7 +74,10 @@ class RunReport:
     def begin(self, first: int) -> None:
         """The run trains from here on: what an earlier start wrote after this step is dropped."""
         self.records.truncate(first)
-        self.about.begin(step=first, steps=self.steps, **self.described.facts)
+        trained = self.session.built.trainable
+        parameters = {"trainable": trained.trained, "total": trained.total}
+        facts = {"parameters": parameters, **self.described.facts}
+        self.about.begin(step=first, steps=self.steps, **facts)
         self.watch.open(self.folder / folders.COMPILES, first)
 
     def resumed(self, step: int) -> None:
