@@ -37,6 +37,7 @@ def problems(
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
         *_sample(run),
+        *_longest(run),
     ]
 
 
@@ -156,6 +157,14 @@ def _sample(run: Run) -> list[Problem]:
     family = type(run.model).__module__.rpartition(".")[2]
     what = f"is {run.train.sample}; generation needs a causal family, and {family} attends in both"
     return [("train.sample", f"{what} directions: leave it out")]
+
+
+def _longest(run: Run) -> list[Problem]:
+    longest = getattr(run.model, "longest", None)
+    if longest is None or run.data.length <= longest:
+        return []
+    what = f"is {run.data.length}; the model has {longest} positions: {longest} or less would do"
+    return [("data.length", what)]
 
 
 def widths(run: Run) -> dict[str, int]:
