@@ -15,6 +15,7 @@ WASHOUT, FITTED, HELD_OUT = 200, 2000, 2000  # inputs before, and those of a rec
 LINEAR = 0.03  # amplitude of inputs at which tanh is the identity, but for 3e-4
 RIDGE = 1e-12  # relative to the largest variance of a direction of the states
 LONGEST = 200  # delays that are looked at
+NOTHING = 0.01  # squared correlation of what is forgotten; by chance it is 0.0005
 SETTLED = 200  # steps after which two starts are compared
 SEQUENCES = 32  # that states are told apart of
 CHAOTIC = 1e-3  # ratio of distances above which a start is not forgotten
@@ -23,7 +24,7 @@ CHAOTIC = 1e-3  # ratio of distances above which a start is not forgotten
 class Dynamics(NamedTuple):
     """Measures of a driven system."""
 
-    memory: np.ndarray  # by delay, from 1 on: squared correlation with its reconstruction
+    memory: np.ndarray  # by delay, from 1 on, as far as there is any
     separation: float
     echo: float
 
@@ -40,8 +41,10 @@ class Dynamics(NamedTuple):
 def measure(system: System, width: int, units: int, seed: int = 0) -> Dynamics:
     """All measures of a system, with inputs that follow from a seed."""
     rng = np.random.default_rng(seed)
+    memory = memory_function(system, width, units, rng)
+    longest = max(np.flatnonzero(memory > NOTHING), default=0)
     return Dynamics(
-        memory_function(system, width, units, rng),
+        memory[: longest + 1],
         separation(system, width, rng),
         echo_ratio(system, width, units, rng),
     )
@@ -85,10 +88,10 @@ def separation(system: System, width: int, rng: np.random.Generator) -> float:
 def echo_ratio(system: System, width: int, units: int, rng: np.random.Generator) -> float:
     """Distance of two states after the same inputs, relative to that of their starts.
 
-    The inputs are normal, of variance 1; the starts uniform in [-1, 1]. The state of a system with
-    the echo-state property forgets where it began: the ratio is next to nothing.
+    Inputs and starts are normal, of variance 1. The state of a system with the echo-state property
+    forgets where it began: the ratio is next to nothing.
     """
-    starts = rng.uniform(-1, 1, size=(2, units))
+    starts = rng.normal(size=(2, units))
     inputs = rng.normal(size=(SETTLED, 1, width))
     a, b = system(np.broadcast_to(inputs, (SETTLED, 2, width)), starts)[-1]
     return float(np.linalg.norm(a - b) / np.linalg.norm(starts[0] - starts[1]))

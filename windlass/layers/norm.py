@@ -1,4 +1,4 @@
-"""RMSNorm, y = scale · x / sqrt(mean(x²) + eps), and LayerNorm, which centers x first; in float32."""
+"""RMSNorm, y = scale · x / sqrt(mean(x²) + eps), and LayerNorm, of centered x; in float32."""
 
 from typing import ClassVar
 

@@ -82,7 +82,7 @@ class Reservoir:
             problems.append("radius is null; a recurrence needs one, such as 0.9, or a window")
         elif self.radius < 0:
             problems.append(f"radius is {self.radius}; it must be 0 or more")
-        elif self.radius and self.density * self.size < 1:
+        elif self.radius and 0 < self.density * self.size < 1:
             problems.append(
                 f"density is {self.density}; of {self.size} units most would have no connection: "
                 f"{1 / self.size:.2g} or more would do"
@@ -214,7 +214,7 @@ def states(
 class DelayProducts(eqx.Module):
     """Features of nonlinear vector autoregression (NVAR): no state, no random number.
 
-    Of v = (p_t, ..., p_{t-d+1}), the last projections p = x P, they are 1, v and all v_i v_j, i ≤ j.
+    With v = (p_t, ..., p_{t-d+1}), the last projections p = x P: 1, v and all v_i v_j with i ≤ j.
     """
 
     projection: Linear
@@ -280,8 +280,9 @@ def of_radius(radius: float, density: float) -> Initializer:
     def draw(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
         if not radius:
             return np.zeros(shape)
-        found = 0.0
-        while found < 1e-6:  # without a cycle among its connections every eigenvalue is 0
+        found, usual = 0.0, np.sqrt(density * fan_in)  # by the circular law
+        # Of few connections there may be no cycle: every eigenvalue is 0 then, but for rounding.
+        while found < 0.1 * usual:
             weight = rng.normal(size=shape) * (rng.random(shape) < density)
             found = spectral_radius(weight)
         return weight * (radius / found)

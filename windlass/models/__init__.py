@@ -14,8 +14,8 @@ alone turns hidden states into logits. `auxiliary` is what blocks reported with
 `context.auxiliary`: a total and its weight, by name. A module that extends `AuxiliaryLosses`
 declares which of its reports are part of the loss, under every objective; the others are metrics.
 
-A config whose model ends at some position has `longest`, the length of the longest sequence. A model
-that can be measured without data is `Diagnosed`: its facts are printed when a run starts, and
+A config whose model ends at some position has `longest`, the length of the longest sequence. A
+model that can be measured without data is `Diagnosed`: its facts are printed when a run starts, and
 `windlass evaluate --diagnose` shows the rest.
 """
 

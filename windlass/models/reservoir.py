@@ -278,13 +278,15 @@ def diagnosis(model: PyTree) -> Diagnosis:
     rows, curves = [], {}
     for name, one in each(model):
         found = dynamics.measure(one.simulated, one.inputs.shape[-2], one.about.size)
+        measured = _measured(one)
         rows.append(
             {
                 "part": name,
                 "units": one.about.size,
                 "asked_radius": one.about.radius,
+                "radius": measured["radius"],
                 "asked_density": one.about.density,
-                **_measured(one),
+                "density": measured["density"],
                 "memory_capacity": found.memory_capacity,
                 "separation": found.separation,
                 "echo_ratio": found.echo,

@@ -37,7 +37,6 @@ def problems(
         *([] if wrong else _length(run, kind, device_kinds[0])),
         *_patience(run),
         *_sample(run),
-        *_longest(run),
     ]
 
 
@@ -159,7 +158,8 @@ def _sample(run: Run) -> list[Problem]:
     return [("train.sample", f"{what} directions: leave it out")]
 
 
-def _longest(run: Run) -> list[Problem]:
+def too_long(run: Run) -> list[Problem]:
+    """Problem of sequences that are longer than a model that is to be trained has positions for."""
     longest = getattr(run.model, "longest", None)
     if longest is None or run.data.length <= longest:
         return []
