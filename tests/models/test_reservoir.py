@@ -24,6 +24,7 @@ from tests.models.test_families import (
 from windlass import dynamics
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.cli.commands import run as windlass_of
+from windlass.cli.evaluation import diagnosed
 from windlass.config import read, tree
 from windlass.devices.axes import annotate
 from windlass.errors import UserError
@@ -36,6 +37,7 @@ from windlass.models.reservoir import NVAR
 from windlass.processes.signals import Signals
 from windlass.program.abstract import abstract_model
 from windlass.residuals import Architecture
+from windlass.starting.describe import describe
 from windlass.telemetry.console import ConsoleReport
 from windlass.training.loop import train
 
@@ -51,6 +53,10 @@ VARIANTS = {
     "nvar": dataclasses.replace(PLAIN, reservoirs=(), nvar=NVAR(delays=3, projected=2)),
     "chained": echo_state.Config.tiny(),
 }
+# Of both families one is among the quick tests.
+TIERED = [
+    v if v in ("leaky", "chained") else pytest.param(v, marks=pytest.mark.long) for v in VARIANTS
+]
 RADII = {128: 1.07, 192: 1.02, 384: 1.05}  # of matrices that Xavier initialised again
 
 
@@ -60,9 +66,9 @@ def fixed(model) -> dict[str, jax.Array]:
     return named(annotate(arrays, lambda x, about: x if about.is_fixed else None))
 
 
-def drawn(config, key: int) -> dict[str, jax.Array]:
+def drawn(config) -> dict[str, jax.Array]:
     """What is fixed in a model that was built whole."""
-    return jax.jit(lambda key: fixed(config.init(key)))(jax.random.key(key))
+    return jax.jit(lambda key: fixed(config.init(key)))(jax.random.key(77))
 
 
 def check_radii(model) -> None:
@@ -76,21 +82,28 @@ def check_radii(model) -> None:
 # The whole model
 
 
+BOTH = dataclasses.replace(PLAIN, vocab=257, reservoirs=(LEAKY, WINDOW))
+RECIPE = {
+    "model": {"family": "reservoir", **tree(BOTH)},
+    "data": {"source": {"kind": "stories", "count": 60}, "length": 48},
+    "optim": {"kind": "adamw", "learning_rate": 1e-2, "weight_decay": 0.5},
+    "train": {"steps": 2, "batch": 8, "ema": 0.9, "seed": 9},
+    "device": {"kind": "cpu", "count": 1},
+}
+
+
+@pytest.fixture(scope="module")
+def built():
+    return eqx.filter_jit(BOTH.init)(jax.random.key(0))
+
+
 @pytest.fixture(scope="module")
 def trained(tmp_path_factory) -> tuple[Path, str]:
-    """A run of all kinds of reservoirs, and what it printed."""
-    config = dataclasses.replace(PLAIN, vocab=257, reservoirs=(LEAKY, WINDOW))
-    recipe = {
-        "model": {"family": "reservoir", **tree(config)},
-        "data": {"source": {"kind": "stories", "count": 60}, "length": 48},
-        "optim": {"kind": "adamw", "learning_rate": 1e-2, "weight_decay": 0.5},
-        "train": {"steps": 2, "batch": 8, "ema": 0.9, "seed": 9},
-        "device": {"kind": "cpu", "count": 1},
-    }
+    """A run of both kinds of reservoirs, and what it printed."""
     run = tmp_path_factory.mktemp("reservoir") / "run"
     console = Console(record=True, width=200, file=StringIO())
     with ConsoleReport(console) as report:
-        train(recipe, [f"run.dir={run}"], report=report)
+        train(RECIPE, [f"run.dir={run}"], report=report)
     return run, console.export_text()
 
 
@@ -101,25 +114,37 @@ def stored(trained):
         return source.stored_model()[1]
 
 
-def test_asked_and_measured_radius_and_density_are_printed_when_a_run_starts(trained, stored):
-    lines = [line.rstrip() for line in trained[1].splitlines() if line.startswith("reservoir ")]
-    (_, leaky), (_, window) = each(stored)
-    assert lines == [
-        "reservoir    blocks.0.reservoirs.0: 24 units, spectral radius 0.8000 (asked 0.8), "
-        f"density {(leaky.recurrent != 0).mean():.4f} (asked 0.5)",
-        "reservoir    blocks.0.reservoirs.1: 16 units, "
-        f"density {(window.inputs != 0).mean():.4f} (asked 0.7)",
+def test_radius_and_density_of_every_reservoir_are_as_asked_in_the_whole_model(built):
+    check_radii(built)
+    (_, leaky), (_, window) = each(built)
+    assert list(built.facts()) == [
+        (
+            "reservoir",
+            "blocks.0.reservoirs.0: 24 units, spectral radius 0.8000 (asked 0.8), "
+            f"density {(leaky.recurrent != 0).mean():.4f} (asked 0.5)",
+        ),
+        (
+            "reservoir",
+            "blocks.0.reservoirs.1: 16 units, "
+            f"density {(window.inputs != 0).mean():.4f} (asked 0.7)",
+        ),
     ]
-    assert "parameters   " in trained[1] and " fixed" in trained[1]
 
 
-def test_what_is_fixed_has_the_bits_that_the_seed_of_the_model_gives_after_training(stored):
-    config = dataclasses.replace(PLAIN, vocab=257, reservoirs=(LEAKY, WINDOW))
-    assert measure(fixed(stored)) == measure(drawn(config, 77))
+@pytest.mark.long
+def test_training_prints_what_is_measured_and_leaves_the_bits_that_the_seed_gives(
+    built, trained, stored
+):
+    for title, fact in built.facts():
+        assert f"{title}    {fact}" in trained[1]
+    fixed_count = sum(x.size for x in fixed(built).values())
+    assert f"{fixed_count:,} fixed" in trained[1]
+    assert measure(fixed(stored)) == measure(fixed(built))
     assert len(fixed(stored)) == 3
     check_radii(stored)
 
 
+@pytest.mark.long
 def test_an_export_is_read_back_with_the_same_bits_and_radii(trained, stored, tmp_path):
     folder = windlass.export(trained[0], tmp_path / "it").folder
     about = json.loads((folder / "config.json").read_text())
@@ -158,7 +183,7 @@ def test_the_check_of_radii_fails_where_a_whole_model_is_initialised_again():
 def test_layers_reservoirs_and_seeds_have_matrices_of_their_own():
     two = dataclasses.replace(PLAIN, layers=2, reservoirs=(LEAKY, LEAKY))
 
-    first, other = drawn(two, 0), drawn(dataclasses.replace(two, seed=4), 0)
+    first, other = drawn(two), drawn(dataclasses.replace(two, seed=4))
     matrices = [np.asarray(x) for path, x in (*first.items(), *other.items()) if "recur" in path]
     assert len({layer.tobytes() for both in matrices for layer in both}) == 8
 
@@ -175,7 +200,7 @@ def test_a_plan_computes_no_eigenvalues(monkeypatch):
 # Every variant
 
 
-@pytest.mark.parametrize("variant", VARIANTS)
+@pytest.mark.parametrize("variant", TIERED)
 def test_a_token_moves_the_states_behind_it_as_far_as_the_variant_remembers(variant):
     document, at = np.array([0] * 4 + [1] * 5 + [-1] * 2), np.arange(11)
     same = document[:, None] == document[None, :]
@@ -195,10 +220,7 @@ def test_no_variant_learns_anything_of_independent_tokens(variant):
     assert share >= 0.98
 
 
-@pytest.mark.parametrize(
-    "variant",
-    ["leaky", *(pytest.param(v, marks=pytest.mark.long) for v in VARIANTS if v != "leaky")],
-)
+@pytest.mark.parametrize("variant", TIERED)
 def test_prefill_and_decode_equal_a_whole_pass_and_packed_documents_are_alone(variant):
     model, texts = tiny.made(VARIANTS[variant]), tiny.documents(96, [13] * 4)
     hidden = eqx.filter_jit(lambda batch: model(batch)[0])
@@ -256,44 +278,43 @@ def test_an_echo_state_network_that_cannot_be_is_refused_by_key(field, value, wh
     assert str(refusal.value) == f"1 problem in the recipe:\n  {field}  {what}"
 
 
-def test_sequences_that_are_longer_than_there_are_positions_are_refused(trained):
+def test_sequences_that_are_longer_than_there_are_positions_are_refused():
     with pytest.raises(UserError) as refusal:
-        train(str(trained[0] / "recipe.yaml"), ["data.length=80"])
-    assert "data.length  is 80; the model has 64 positions: 64 or less would do" in str(
-        refusal.value
+        describe(RECIPE, ["data.length=80"])
+    assert str(refusal.value) == (
+        "1 problem in the recipe and the command line:\n"
+        "  data.length  is 80; the model has 64 positions: 64 or less would do"
     )
 
 
 # Diagnosis
 
 
-def test_a_diagnosis_is_a_table_a_plot_and_json(trained, capsys, monkeypatch):
-    monkeypatch.setenv("COLUMNS", "80")
-    run = str(trained[0])
-    assert windlass_of(["evaluate", run, "--diagnose", "--json"], Signals()) == 0
-    found = json.loads(capsys.readouterr().out)
-    leaky, window = found["rows"]
+def test_a_diagnosis_is_a_table_and_a_plot(built):
+    found = built.diagnose()
+    leaky, window = found.rows
     assert leaky["part"] == "blocks.0.reservoirs.0" and leaky["asked_radius"] == 0.8
-    assert abs(leaky["radius"] - 0.8) < 1e-3 and leaky["forgets_its_start"]
+    assert abs(leaky["radius"] - 0.8) < 1e-3 and leaky["forgets_its_start"] is True
     assert (window["radius"], window["echo_ratio"]) == (None, 0.0)
-    curve = found["curves"]["blocks.0.reservoirs.0"]
+    # A window of three inputs remembers the two before the own one.
+    assert [delay for delay, _ in found.curves["blocks.0.reservoirs.1"]] == [1, 2]
+    curve = found.curves["blocks.0.reservoirs.0"]
     assert sum(x for _, x in curve) == pytest.approx(leaky["memory_capacity"])
     assert curve[0][0] == 1 and curve[0][1] == pytest.approx(1, abs=1e-3)
 
-    assert windlass_of(["evaluate", run, "--diagnose"], Signals()) == 0
-    shown = capsys.readouterr().out
+    console = Console(record=True, width=160, file=StringIO())
+    for line in diagnosed(found, 80):
+        console.print(line)
+    shown = console.export_text()
     assert "memory capacity" in shown and f"{leaky['memory_capacity']:.4f}" in shown
     assert "memory: squared correlation of a reconstruction, by delay" in shown
-    assert any("⠀" < letter <= "⣿" for letter in shown)
+    assert any("\u2800" < letter <= "\u28ff" for letter in shown)
 
 
-def test_what_is_measured_on_data_is_no_part_of_a_diagnosis(trained, capsys):
-    words = ["evaluate", str(trained[0]), "--diagnose", "--tasks", "hellaswag"]
-    assert windlass_of(words, Signals()) == 2
-    assert (
-        capsys.readouterr().err.split()
-        == (
-            "--tasks is of what is measured on data, and --diagnose measures a model without; leave "
-            "one of them out"
-        ).split()
-    )
+@pytest.mark.long
+def test_the_diagnosis_of_a_run_is_that_of_its_model(built, trained, capsys):
+    assert windlass_of(["evaluate", str(trained[0]), "--diagnose", "--json"], Signals()) == 0
+    found = json.loads(capsys.readouterr().out)
+    assert found["rows"] == built.diagnose().rows  # what is fixed is the same
+    assert windlass_of(["evaluate", str(trained[0]), "--diagnose"], Signals()) == 0
+    assert f"{found['rows'][0]['memory_capacity']:.4f}" in capsys.readouterr().out
