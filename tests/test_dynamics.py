@@ -17,7 +17,8 @@ def drawn(radius: float, input_scale: float = 1.0) -> list[LeakyReservoir]:
 
 @pytest.mark.parametrize(("radius", "expected"), [(0.5, 13.5), (0.9, 21.4), (1.0, 21.6)])
 def test_the_memory_capacity_of_50_units_grows_with_the_spectral_radius_up_to_1(radius, expected):
-    found = [dynamics.measure(one.simulated, 16, 50).memory_capacity for one in drawn(radius)]
+    every = drawn(radius, input_scale=0.5)
+    found = [dynamics.measure(one.simulated, 16, 50, 0.5).memory_capacity for one in every]
     print(f"radius {radius}: memory capacity {np.mean(found):.1f}")
     assert np.mean(found) == pytest.approx(expected, rel=0.15)
 
@@ -45,7 +46,7 @@ def test_a_delay_line_remembers_as_many_inputs_as_it_has_units():
             states.append(state)
         return np.stack(states)
 
-    found = dynamics.measure(line, 1, 12)
+    found = dynamics.measure(line, 1, 12, 1.0)
     # The first unit has the own input, which is no memory.
     assert found.memory == pytest.approx([1.0] * 11, abs=1e-9)
     assert found.memory_capacity == pytest.approx(11.0)

@@ -12,7 +12,7 @@ import numpy as np
 System = Callable[[np.ndarray, np.ndarray | None], np.ndarray]
 
 WASHOUT, FITTED, HELD_OUT = 200, 2000, 2000  # inputs before, and those of a reconstruction
-LINEAR = 0.03  # amplitude of inputs at which tanh is the identity, but for 3e-4
+LINEAR = 0.03  # amplitude of what is added to a unit, at which tanh is the identity, but for 3e-4
 RIDGE = 1e-12  # relative to the largest variance of a direction of the states
 LONGEST = 200  # delays that are looked at
 NOTHING = 0.01  # squared correlation of what is forgotten; by chance it is 0.0005
@@ -38,10 +38,13 @@ class Dynamics(NamedTuple):
         return self.echo < CHAOTIC
 
 
-def measure(system: System, width: int, units: int, seed: int = 0) -> Dynamics:
-    """All measures of a system, with inputs that follow from a seed."""
+def measure(system: System, width: int, units: int, scale: float, seed: int = 0) -> Dynamics:
+    """All measures of a system, with inputs that follow from a seed.
+
+    `scale` is the standard deviation of what inputs of variance 1 add to a unit.
+    """
     rng = np.random.default_rng(seed)
-    memory = memory_function(system, width, units, rng)
+    memory = memory_function(system, width, units, LINEAR / scale, rng)
     longest = max(np.flatnonzero(memory > NOTHING), default=0)
     return Dynamics(
         memory[: longest + 1],
@@ -55,15 +58,18 @@ def spectral_radius(matrix: np.ndarray) -> float:
     return float(np.abs(np.linalg.eigvals(matrix)).max())
 
 
-def memory_function(system: System, width: int, units: int, rng: np.random.Generator) -> np.ndarray:
+def memory_function(
+    system: System, width: int, units: int, amplitude: float, rng: np.random.Generator
+) -> np.ndarray:
     """Squared correlation of u_{t-k} with its best linear reconstruction from the state at t.
 
-    For k = 1, 2, ... of scalar inputs u, uniform in [-1, 1], along one direction, so small that the
-    system is linear. The sum over k is the memory capacity (Jaeger 2001), at most the number of
-    units. Weights are of a ridge regression, correlations of inputs that it has not seen.
+    For k = 1, 2, ... of scalar inputs u, uniform in [-1, 1], along one direction, of an amplitude so
+    small that the system is linear. The sum over k is the memory capacity (Jaeger 2001), at most
+    the number of units. Weights are of a ridge regression, correlations of inputs that it has not
+    seen.
     """
     u = rng.uniform(-1, 1, WASHOUT + FITTED + HELD_OUT)
-    direction = LINEAR * rng.choice([-1.0, 1.0], size=width)
+    direction = amplitude * rng.choice([-1.0, 1.0], size=width)
     states = system(u[:, None] * direction, None)[WASHOUT:]
     delays = np.arange(1, min(2 * units, LONGEST, WASHOUT) + 1)
     past = np.stack([u[WASHOUT - k : len(u) - k] for k in delays], axis=1)

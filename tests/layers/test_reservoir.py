@@ -15,6 +15,7 @@ from windlass.dynamics import spectral_radius
 from windlass.errors import UserError
 from windlass.layers import reservoir as reservoirs
 from windlass.layers.context import Packed
+from windlass.layers.linear import Linear
 from windlass.layers.reservoir import (
     Activation,
     DelayProducts,
@@ -25,6 +26,7 @@ from windlass.layers.reservoir import (
     reservoir,
     states,
 )
+from windlass.layers.stack import stacked
 
 FUNCTIONS = {
     "tanh": torch.tanh,
@@ -158,6 +160,29 @@ def test_fixed_arrays_have_no_gradient_that_anything_could_train():
     x = jnp.asarray(X)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(states([layer], x, context())[0])))(x)
     assert (np.abs(gradient).sum(-1) > 0)[DOCUMENT >= 0].all()  # what is before it learns
+
+
+def test_a_step_goes_through_time_twice_there_and_back():
+    layer = reservoir(Reservoir(size=5, radius=0.9), 6, key=KEY)
+    make = lambda key, layer: Linear("embed", "units", {"embed": 6, "units": 6}, key=key)  # noqa: E731
+
+    class Block(eqx.Module):
+        linear: Linear
+
+        def __call__(self, x, context):
+            return x + jnp.pad(
+                states([layer], self.linear(x), context)[0], ((0, 0), (0, 0), (0, 1))
+            )
+
+    stack = stacked([lambda key, number: Block(make(key, number))], 3, key=KEY)
+
+    @eqx.filter_grad
+    def gradient(stack):
+        return jnp.sum(stack(jnp.asarray(X), context())[0] ** 2)
+
+    program = jax.jit(lambda stack: gradient(stack)).lower(stack).compile().as_text()
+    assert program.count('"known_trip_count":{"n":"7"}') == 2  # along the sequence
+    assert program.count('"known_trip_count":{"n":"3"}') == 2  # over the layers
 
 
 @pytest.mark.parametrize(

@@ -152,7 +152,7 @@ class Readout(eqx.Module):
         return self.output(self.dropout(hidden, ("batch", "seq", "readout")))
 
 
-class Mixture(eqx.Module):
+class HybridPath(eqx.Module):
     """The second path of a hybrid, and its share of the update: m r + (1 − m) s."""
 
     state_space: StateSpace
@@ -179,7 +179,7 @@ class ReservoirBlock(eqx.Module):
     reservoirs: tuple[AnyReservoir, ...]
     products: DelayProducts | None
     readout: Readout
-    mixture: Mixture | None
+    mixture: HybridPath | None
     gate: Linear
 
     def __init__(self, config: Config, layer: Int[Array, ""], *, key: PRNGKeyArray):
@@ -196,7 +196,7 @@ class ReservoirBlock(eqx.Module):
             self.products = DelayProducts(sizes, config.nvar.delays, key=products)
         self.readout = Readout("features", config, sizes, key=readout)
         if config.variant == "hybrid":
-            self.mixture = Mixture(config, sizes, layer, key=mixture)
+            self.mixture = HybridPath(config, sizes, layer, key=mixture)
         self.gate = Linear("embed", "channels", sizes, bias=True, key=gate)
 
     def __call__(self, x: PyTree, context) -> PyTree:
@@ -277,7 +277,8 @@ def diagnosis(model: PyTree) -> Diagnosis:
     """Measures of every reservoir of a model, and the memory of each by delay."""
     rows, curves = [], {}
     for name, one in each(model):
-        found = dynamics.measure(one.simulated, one.inputs.shape[-2], one.about.size)
+        width, units, scale = one.inputs.shape[-2], one.about.size, one.about.input_scale
+        found = dynamics.measure(one.simulated, width, units, scale)
         measured = _measured(one)
         rows.append(
             {
