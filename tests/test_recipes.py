@@ -186,6 +186,15 @@ def test_the_baseline_of_reservoirs_is_trained_as_what_it_was_written_for():
     assert describe("tinystories-transformer", ["device=cpu", hub]).run.data.source.name
 
 
+def test_the_reservoir_is_trained_as_its_baseline_and_has_as_many_trainable_parameters():
+    names = ("tinystories-transformer", "tinystories-reservoir")
+    ours, other = (load(name).merged("tpu") for name in names)
+    train = {"layers_per_loop": ours["train"]["layers_per_loop"]}
+    assert {**other, "model": None, "train": other["train"] | train} == {**ours, "model": None}
+    sizes = [Built(describe(name, ["device=cpu"])).trainable.trained for name in names]
+    assert sizes == [597_120, 598_208]  # 0.2% apart
+
+
 def real(hub: Path) -> None:
     """Give the hub's model of the recipes the config that it has there, and no weights."""
     folder = hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
