@@ -180,10 +180,11 @@ def test_the_baseline_of_reservoirs_is_trained_as_what_it_was_written_for():
     sampling = train.sampling
     assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 50, 0.9)
     on_tpu = load("tinystories-transformer").merged("tpu")
-    assert on_tpu["train"]["batch"] == 2 * train.batch
+    assert on_tpu["train"]["batch"] == 2 * 64
     assert on_tpu["optim"]["learning_rate"] == pytest.approx(1.2 * optim.learning_rate)
     hub = "data.source={kind: hub, name: roneneldan/TinyStories}"  # as its header says
-    assert describe("tinystories-transformer", ["device=cpu", hub]).run.data.source.name
+    (part,) = describe("tinystories-transformer", ["device=cpu", hub]).run.data.parts
+    assert part.source.name == "roneneldan/TinyStories"
 
 
 def test_the_reservoir_is_trained_as_its_baseline_and_has_as_many_trainable_parameters():
