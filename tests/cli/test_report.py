@@ -1,5 +1,6 @@
 """A run looked back at, and runs side by side."""
 
+import dataclasses
 import json
 import math
 import re
@@ -13,7 +14,7 @@ from tests import trained
 from windlass import api, seal
 from windlass.cli.plot import plot
 from windlass.reports import curves
-from windlass.reports.comparison import at
+from windlass.reports.comparison import RunComparison, at
 from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
 
@@ -167,6 +168,16 @@ def test_losses_that_are_no_numbers_are_reported_and_are_not_the_best(program, c
     found = json.loads(program("report", "lost", "--json", cwd=copies).out)
     assert found["best"] is None and found["curves"]["validation_loss"][0][1] == "NaN"
     assert "validation   nan\n" in program("report", "lost", cwd=copies).out
+
+
+def test_sections_in_a_list_are_compared_key_by_key(copies, monkeypatch):
+    monkeypatch.chdir(copies)
+    one, two = api.compare("one", "one").runs
+    parts = [{"kind": "stories", "weight": 1}, {"kind": "stories", "weight": 2}]
+    mixed = two.settings | {"data": two.settings["data"] | {"mixture": parts}}
+    other = mixed | {"data": mixed["data"] | {"mixture": [parts[0], parts[1] | {"weight": 3}]}}
+    runs = [dataclasses.replace(one, settings=settings) for settings in (mixed, other)]
+    assert RunComparison(runs).settings == {"data.mixture.1.weight": [2, 3]}
 
 
 def test_one_run_is_not_compared(program, copies):
