@@ -179,6 +179,33 @@ def test_the_recipe_that_repairs_trains_small_adapters_and_nothing_else(hub):
     assert isinstance(plan, Plan) and plan.fits == "yes"
 
 
+def test_the_baseline_of_reservoirs_is_trained_as_what_it_was_written_for():
+    run = describe("tinystories-transformer", ["device=cpu"]).run
+    optim, train, data = run.optim, run.train, run.data
+    assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.95, 0.01, 1)
+    assert (optim.schedule.shape, optim.schedule.floor) == ("cosine", 0)
+    assert [optim.schedule.warmup(steps) for steps in (230, 10_000, 52_416)] == [12, 500, 500]
+    assert (train.accumulation, train.batch) == (8, 64) and train.patience and train.evaluate_every
+    assert (data.stride, data.shuffle, data.packing) == (None, True, "documents")
+    sampling = train.sampling
+    assert (sampling.temperature, sampling.top_k, sampling.top_p) == (0.8, 50, 0.9)
+    on_tpu = load("tinystories-transformer").merged("tpu")
+    assert on_tpu["train"]["batch"] == 2 * 64
+    assert on_tpu["optim"]["learning_rate"] == pytest.approx(1.2 * optim.learning_rate)
+    hub = "data.source={kind: hub, name: roneneldan/TinyStories}"  # as its header says
+    (part,) = describe("tinystories-transformer", ["device=cpu", hub]).run.data.parts
+    assert part.source.name == "roneneldan/TinyStories"
+
+
+def test_the_reservoir_is_trained_as_its_baseline_and_has_as_many_trainable_parameters():
+    names = ("tinystories-transformer", "tinystories-reservoir")
+    ours, other = (load(name).merged("tpu") for name in names)
+    train = {"layers_per_loop": ours["train"]["layers_per_loop"]}
+    assert {**other, "model": None, "train": other["train"] | train} == {**ours, "model": None}
+    sizes = [Built(describe(name, ["device=cpu"])).trainable.trained for name in names]
+    assert sizes == [597_120, 598_208]  # 0.2% apart
+
+
 def real(hub: Path) -> None:
     """Give the hub's model of the recipes the config that it has there, and no weights."""
     folder = hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT

@@ -19,7 +19,7 @@ from tests import trained
 from windlass import seal
 from windlass.cli.commands import app
 from windlass.config import listing, read, shipped
-from windlass.evaluation.sampling import Sampling
+from windlass.config.sampling import Sampling
 from windlass.starting.describe import describe
 
 COMMANDS = [

@@ -27,3 +27,22 @@ def test_one_split_is_one_column():
         "cross entropy    0.5000",
         "test split       evaluated once so far",
     ]
+
+
+def test_a_family_without_measures_of_its_own_has_no_diagnosis(program, place):
+    done = program("evaluate", "tiny", "--diagnose", cwd=place)
+    assert (done.code, " ".join(done.err.split())) == (
+        2,
+        "--diagnose is of models that can be measured without data, and family qwen3 declares no "
+        "such measure; windlass evaluate without it measures the loss",
+    )
+
+
+def test_what_is_measured_on_data_is_no_part_of_a_diagnosis(program):
+    for words in (["--tasks", "hellaswag"], ["--beside", "other"], ["--split", "test"]):
+        done = program("evaluate", "mine", "--diagnose", *words)
+        assert (done.code, " ".join(done.err.split())) == (
+            2,
+            f"{words[0]} is of what is measured on data, and --diagnose measures a model without; "
+            "leave one of them out",
+        )

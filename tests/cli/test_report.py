@@ -1,6 +1,8 @@
 """A run looked back at, and runs side by side."""
 
+import dataclasses
 import json
+import math
 import re
 import shutil
 from pathlib import Path
@@ -12,7 +14,7 @@ from tests import trained
 from windlass import api, seal
 from windlass.cli.plot import plot
 from windlass.reports import curves
-from windlass.reports.comparison import at
+from windlass.reports.comparison import RunComparison, at
 from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
 
@@ -51,6 +53,8 @@ def copies(place, tmp_path_factory) -> Path:
     recipe = other / "recipe.yaml"
     recipe.write_text(recipe.read_text().replace("remat: saved", "remat: full"))
     (other / "files.json").unlink()
+    samples = "--- step 2\nOnce upon\n--- step 4\nOnce <b>upon</b>\n a time\n"
+    (other / "samples.txt").write_text(samples)
     return folder
 
 
@@ -109,6 +113,7 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
         ("planned", "optimiser", "50.0 ms"),
         ("measured", "step time", "100 ms"),
     ]
+    assert "<dd>at step 4: Once &lt;b&gt;upon&lt;/b&gt; a time</dd>" in page
     bars = re.findall(r'<rect class="part ([\w-]+)"', page)
     assert len(bars) == len(told)
     assert [name for name in bars if not re.search(rf"\.{name}[ ,].*background", page)] == []
@@ -117,7 +122,7 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
 def test_runs_are_put_side_by_side_with_what_differs(program, copies):
     code, out, err = program("compare", "one", "two", cwd=copies)
     assert (code, err) == (0, "") and not re.search(r" $", out, re.MULTILINE)
-    lines = [re.split(r"\s{2,}", line.strip()) for line in out.splitlines()]
+    lines = [*map(_cells, out.splitlines())]
     rows = {name: values for name, *values in lines}
     assert lines[0] == ["one", "two"]
     assert rows["device"] == ["1 × cpu", "8 × TPU v6 lite"]
@@ -129,6 +134,11 @@ def test_runs_are_put_side_by_side_with_what_differs(program, copies):
     # Two hours of eight chips at 2.70 USD, and 8 × 2.70 USD / 3600 s for a thousand tokens.
     assert rows["chip-hours"] == ["?", "16"] and rows["on demand"] == ["?", "$43.20"]
     assert rows["per million tokens"] == ["?", "$6.00"]
+    assert rows["trainable parameters"] == ["28,224"] * 2
+    assert float(rows["perplexity, best"][0]) == pytest.approx(
+        math.exp(float(rows["validation, best"][0])), rel=1e-3
+    )
+    assert out.endswith("\n\nsample of two, at step 4\n  Once <b>upon</b>\n   a time\n")
 
 
 def test_report_and_compare_are_there_for_programs_too(program, copies):
@@ -141,6 +151,11 @@ def test_report_and_compare_are_there_for_programs_too(program, copies):
     assert both["settings"] == {"train.remat": ["saved", "full"]}
     assert both["loss_at"]["4"][0] == found["loss"]
     assert [one["run"] for one in both["runs"]] == ["runs/one", "runs/two"]
+    one, two = both["runs"]
+    assert one["sample"] is None
+    assert two["sample"] == {"step": 4, "text": "Once <b>upon</b>\n a time"}
+    assert one["parameters"] == {"trainable": 28_224, "total": 28_224}
+    assert one["perplexity"] == pytest.approx(math.exp(one["best"]["loss"]))
 
 
 def test_losses_that_are_no_numbers_are_reported_and_are_not_the_best(program, copies):
@@ -155,9 +170,72 @@ def test_losses_that_are_no_numbers_are_reported_and_are_not_the_best(program, c
     assert "validation   nan\n" in program("report", "lost", cwd=copies).out
 
 
+def test_sections_in_a_list_are_compared_key_by_key(copies, monkeypatch):
+    monkeypatch.chdir(copies)
+    one, two = api.compare("one", "one").runs
+    parts = [{"kind": "stories", "weight": 1}, {"kind": "stories", "weight": 2}]
+    mixed = two.settings | {"data": two.settings["data"] | {"mixture": parts}}
+    other = mixed | {"data": mixed["data"] | {"mixture": [parts[0], parts[1] | {"weight": 3}]}}
+    runs = [dataclasses.replace(one, settings=settings) for settings in (mixed, other)]
+    assert RunComparison(runs).settings == {"data.mixture.1.weight": [2, 3]}
+
+
 def test_one_run_is_not_compared(program, copies):
     said = "which runs? windlass compare RUN RUN puts two or more side by side\n"
     assert program("compare", "one", cwd=copies) == (2, "", said)
+
+
+@pytest.mark.long
+def test_recipes_are_trained_to_their_end_and_then_compared(program, place, tmp_path):
+    recipe = (place / "tiny.yaml").read_text()
+    (tmp_path / "tiny.yaml").write_text(recipe)
+    (tmp_path / "other.yaml").write_text(f"{recipe}\ntrain.seed: 1\n")
+    shutil.copy(place / trained.CORPUS, tmp_path)
+    keys = ["train.steps=2", "train.sample=One"]
+    code, out, _ = program("compare", "--train", "tiny.yaml", "other.yaml", *keys, cwd=tmp_path)
+    runs = sorted(path.name for path in (tmp_path / "runs").iterdir())
+    assert code == 0 and len(runs) == 2
+    table = out[out.rindex("\nrun\n") :]
+    rows = {name: values for name, *values in map(_cells, table.splitlines())}
+    assert rows["state"] == ["finished, step 2"] * 2 and rows["train.seed"] == ["0", "1"]
+    assert [f"sample of {run}, at step 2\n  One" in table for run in runs] == [True, True]
+
+
+def test_what_is_trained_already_is_only_compared(program, place, tmp_path):
+    folder = Path(shutil.copytree(place, tmp_path / "copy"))
+    run = trained.only_run(folder)
+    other = shutil.copytree(run, run.with_name("other"))
+    done = program("compare", "--train", "tiny.yaml", "other", "--json", cwd=folder)
+    assert done.code == 0 and "this run is finished: step 4 of 4" in done.err
+    assert [one["run"] for one in json.loads(done.out)["runs"]] == [
+        *(str(path.relative_to(folder)) for path in (run, other)),
+    ]
+
+
+def test_a_recipe_that_is_refused_keeps_all_from_being_trained(program, place, tmp_path):
+    (tmp_path / "tiny.yaml").write_text((place / "tiny.yaml").read_text())
+    (tmp_path / "wrong.yaml").write_text("train: {steps: 1}\n")
+    code, out, err = program("compare", "--train", "tiny.yaml", "wrong.yaml", cwd=tmp_path)
+    assert (code, out) == (2, "") and "problems in wrong.yaml" in err
+    assert not (tmp_path / "runs").exists()
+
+
+def test_keys_without_recipes_to_train_and_several_hosts_are_refused(
+    program, copies, monkeypatch, tmp_path
+):
+    said = "train.steps=2 is a key of a recipe; --train trains recipes with it\n"
+    assert program("compare", "one", "two", "train.steps=2", cwd=copies) == (2, "", said)
+    for name, value in dict(RANK=0, WORLD_SIZE=2, MASTER_ADDR="a", MASTER_PORT=1).items():
+        monkeypatch.setenv(name, str(value))
+    said = (
+        "--train trains on one host, and this is process 0 of 2; windlass train on every host "
+        "trains each recipe, and windlass compare RUN RUN compares them\n"
+    )
+    assert program("compare", "--train", "one", "two", cwd=copies) == (2, "", said)
+
+
+def _cells(line: str) -> list[str]:
+    return re.split(r"\s{2,}", line.strip())
 
 
 def test_a_run_without_a_plan_is_reported_all_the_same(copies, monkeypatch):

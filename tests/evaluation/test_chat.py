@@ -9,12 +9,12 @@ import jax
 import pytest
 
 from tests import published, tiny
+from windlass.config.sampling import Sampling
 from windlass.data import vocabulary as vocabularies
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, encoded, ends
 from windlass.evaluation.generate import Generator
-from windlass.evaluation.sampling import Sampling
 
 SAMPLING = Sampling(tokens=12, seed=1)
 SAID = [

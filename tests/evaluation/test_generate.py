@@ -10,10 +10,11 @@ import pytest
 from tokenizers import Tokenizer as Library
 from tokenizers import decoders, models, pre_tokenizers
 
+from windlass.config.sampling import Sampling
 from windlass.data.vocabulary import Vocabulary, byte
 from windlass.devices.axes import placements
 from windlass.evaluation.generate import Generator, until
-from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
+from windlass.evaluation.sampling import Settings, adjust, draw
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.models import qwen3
@@ -298,6 +299,7 @@ SAMPLINGS = [
     Sampling(temperature=1.0, top_k=1000),
     Sampling(temperature=1.0, top_p=0.01),
     Sampling(temperature=1.0, top_p=0.6),
+    Sampling(temperature=0.8, top_k=50, top_p=0.9),
     Sampling(temperature=1.3, top_k=30, top_p=0.8, repetition_penalty=1.2),
 ]
 
@@ -335,6 +337,22 @@ def test_logits_are_adjusted_as_transformers_does(sampling):
     steps += [process.TopPLogitsWarper(sampling.top_p)] if sampling.top_p else []
     theirs = process.LogitsProcessorList(steps)(torch.tensor(prompt), torch.tensor(logits))
     np.testing.assert_allclose(ours(logits, prompt, sampling), theirs.numpy(), rtol=1e-6)
+
+
+def test_top_p_keeps_the_token_that_crosses_the_threshold_in_each_row_by_its_own_shares():
+    shares = np.array([[0.05, 0.5, 0.15, 0.3], [0.02, 0.03, 0.91, 0.04], [0.22, 0.26, 0.24, 0.28]])
+    logits = jnp.log(jnp.asarray(shares, jnp.float32))
+    settings = Settings.of(Sampling(temperature=1.0, top_p=0.7))
+    kept = np.asarray(adjust(logits, None, settings)) > -np.inf
+    for row, its in zip(shares, kept, strict=True):
+        order, total, expected = np.argsort(-row), 0.0, set()
+        for token in order:
+            expected.add(int(token))
+            total += row[token]
+            if total >= 0.7:
+                break
+        assert {*np.flatnonzero(its).tolist()} == expected
+    assert kept.sum(axis=1).tolist() == [2, 1, 3]
 
 
 def test_greedy_takes_the_most_likely_token_after_the_penalty():

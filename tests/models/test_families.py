@@ -19,6 +19,7 @@ from tests import tiny
 from windlass.config import section
 from windlass.devices.axes import cast
 from windlass.hub.names import to_tensors
+from windlass.layers.dropout import keyed
 from windlass.layers.kv_cache import KVCache
 
 # No dead fields
@@ -40,7 +41,9 @@ def training_loss(config) -> str:
     model = tiny.abstract(config)
     shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
     batch = tiny.rows(config.vocab)
-    loss = jax.jit(lambda arrays: tiny.whole_loss(eqx.combine(arrays, static), batch))
+    # With the keys of dropout, as a step sets them.
+    whole = lambda arrays: keyed(eqx.combine(arrays, static), jax.random.key(0))  # noqa: E731
+    loss = jax.jit(lambda arrays: tiny.whole_loss(whole(arrays), batch))
     return loss.lower(shapes).as_text()
 
 

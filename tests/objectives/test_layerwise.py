@@ -155,7 +155,7 @@ def test_a_teacher_of_another_shape_and_a_model_without_adapters_are_refused(
     student, teacher, batch
 ):
     with pytest.raises(UserError, match=r"no map here is adapted: an adapter such as lookup"):
-        loss(teacher, teacher, batch)
+        objective().start(teacher, batch)
     other = tiny.made(dataclasses.replace(CONFIG, mlp=64))
     with pytest.raises(UserError, match=r"has \(2, 32, 64\) for blocks.mlp.gate of \(2, 32, 48\)"):
         loss(student, other, batch)

@@ -4,12 +4,14 @@ import math
 
 import pytest
 
+import windlass
 from windlass.analysis.work import AttentionCall, Collective, Matmul
 from windlass.devices.chips import Chip
 from windlass.errors import UserError
 from windlass.layers.pattern import Pattern
 from windlass.planning import efficiency, targets, traced
 from windlass.planning.efficiency import attention_seconds, matmul_seconds, rates
+from windlass.planning.plan import Plan
 from windlass.planning.time import by_table, collective_seconds
 from windlass.planning.topology import Reach
 
@@ -119,7 +121,14 @@ def test_a_step_takes_on_an_h200_what_it_was_measured_to():
     assert abs(found.seconds * 1e3 / 247.5 - 1) < found.error  # the median of three runs
     assert found.bound == "compute"
     assert math.isclose(sum(found.parts.values()), found.seconds)
-    assert list(found.parts) == ["matmuls", "attention", "head", "elementwise", "optimiser"]
+    assert list(found.parts) == [
+        "matmuls",
+        "attention",
+        "head",
+        "elementwise",
+        "loops",
+        "optimiser",
+    ]
 
 
 def test_a_chip_without_a_peak_has_no_time():
@@ -148,13 +157,28 @@ def test_a_loop_over_time_takes_a_latency_a_round(on):
         for length in (1024, 2048)
     )
     table = efficiency.find(target.chip)
-    # Of each layer, forward and backward.
-    rounds = 2 * 4 * 1024
-    matmuls = 3 * 4 * 1024
-    least = rounds * table.loop_round + matmuls * table.start
-    assert long.seconds - short.seconds > least
+    assert long.loops is not None and short.loops is not None
+    rounds, matmuls = long.loops.rounds - short.loops.rounds, 3 * 4 * 1024
+    assert rounds >= 2 * 4 * 1024  # of each layer, forward and backward
+    assert long.parts["loops"] - short.parts["loops"] == pytest.approx(rounds * table.loop_round)
+    assert long.seconds - short.seconds > rounds * table.loop_round + matmuls * table.start
     assert long.bound == {"h200": "latency", "v5e-1": "memory"}[on]
-    assert long.parts["elementwise"] - short.parts["elementwise"] >= rounds * table.loop_round
+
+
+def test_the_latency_of_a_loop_has_its_source_beside_it_where_it_bounds_the_step():
+    plan = windlass.plan(recurrent(1024), on="h200")
+    assert isinstance(plan, Plan) and plan.time is not None
+    each = plan.as_dict()["time"]["loops"]
+    table = efficiency.find(targets.find("h200").chip)
+    assert (each["latency_seconds"], each["source"]) == (
+        table.loop_round,
+        "GRUs measured on an H200",
+    )
+    assert plan.time.parts["loops"] == pytest.approx(each["rounds"] * table.loop_round)
+    rounds = f"{each['rounds']:,.0f} rounds of loops a step"
+    assert f"{rounds}, at 5.00 µs each: GRUs measured on an H200" in plan.notes
+    on_tpus = efficiency.find(targets.find("v5e-1").chip)
+    assert on_tpus.loop_source == "assumed: no loop was measured on a TPU"
 
 
 @pytest.mark.parametrize(

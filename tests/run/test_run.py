@@ -209,6 +209,7 @@ def test_where_and_how_fast_a_run_goes_does_not_make_it_another_run():
         "train.remat=full",
         "train.microbatch=auto",
         "train.evaluate_every=3",
+        "train.sampling.temperature=0.1",
         "telemetry.every=3",
         "checkpoint.every=3",
         "data.cache=elsewhere",

@@ -9,6 +9,7 @@ import pytest
 import windlass
 from tests.training.campaign import RECIPE, weights
 from tests.training.test_loop import Told, refused
+from tests.training.test_samples import forget_sampling, samples
 from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
 from windlass.checkpoint.store import folder_of, steps_in
@@ -62,6 +63,7 @@ def test_a_run_without_a_new_best_for_so_many_evaluations_ends_saved_and_says_so
 @pytest.mark.long
 def test_the_same_command_says_that_the_run_is_finished_and_how_to_go_on(stopped, here):
     run = Path(shutil.copytree(stopped[0], here / "run"))
+    forget_sampling(run)  # as of a run of before that key
     best, last = steps_in(folder_of(run))
     again = Told(f"run.dir={run}", *KEYS, "train.patience=2")
     assert again.trained.is_finished and again.trained.step == last
@@ -119,6 +121,15 @@ def test_the_last_the_best_and_the_averaged_weights_are_those_that_were_measured
         for name in expected
     }
     assert texts["last"] != texts["best"]
+
+
+@pytest.mark.long
+def test_samples_are_drawn_at_each_evaluation_by_temperature_top_k_and_top_p(stopped):
+    run, told = stopped
+    drawn = samples(run)
+    assert [*drawn] == [*range(1, told.trained.step + 1)]
+    (text,) = windlass.generate(run, "Once", temperature=0.8, top_k=50, top_p=0.9)
+    assert drawn[told.trained.step] == f"Once{text}\n"
 
 
 @pytest.mark.long

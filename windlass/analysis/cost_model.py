@@ -31,7 +31,7 @@ class _Reader:
         self.collectives: list[Collective] = []
         self.traffic: dict[str, Amount] = {}
         self.operations: dict[str, Amount] = {}
-        self.rounds: dict[str, Amount] = {}
+        self.rounds: Amount = 0.0
 
     def work(self, split: dict[str, int]) -> Work:
         trivial = {axis for axis, ways in split.items() if ways == 1}
@@ -57,7 +57,7 @@ class _Reader:
         """Add the work of a program that runs `times` over: the step, or the body of a loop."""
         if part == "elementwise" and self.has_vocab_axis(program):
             part = "head"
-        self.rounds[part] = self.rounds.get(part, 0.0) + (times if is_round else 0.0)
+        self.rounds += times if is_round else 0.0
         region = Region(program, inputs, part, times=times, vocab=self.vocab, inner=self.region)
         outputs = region.outputs
         nodes = live(region.nodes, outputs)

@@ -76,7 +76,7 @@ class Work(NamedTuple):
     collectives: list[Collective]
     traffic: dict[str, Amount]  # bytes that everything else reads and writes, by part
     operations: dict[str, Amount]  # of vector units, by part
-    rounds: dict[str, Amount]  # of loops, by part, one after the other
+    rounds: Amount  # of loops, one after the other
 
     @property
     def flops(self) -> Amount:

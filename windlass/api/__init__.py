@@ -1,6 +1,6 @@
 """Python API: each command as one call."""
 
-from windlass.api.evaluation import evaluate, subject, tasks
+from windlass.api.evaluation import diagnose, evaluate, subject, tasks
 from windlass.api.generation import chat, each, generate, stream
 from windlass.api.launching import launch, launches
 from windlass.api.planning import best, calibrate, plan, plans, prices
@@ -24,6 +24,7 @@ __all__ = [
     "compare",
     "data",
     "delete",
+    "diagnose",
     "each",
     "evaluate",
     "export",

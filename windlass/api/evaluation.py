@@ -20,6 +20,7 @@ from windlass.evaluation import published_model
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.verdict import verdict
+from windlass.models import Diagnosed, Diagnosis
 from windlass.objectives import Carry
 from windlass.program.built import Built
 from windlass.program.programs import solves
@@ -137,6 +138,26 @@ def _beside(
         step, weights, frozen = other.used()
         whole = Frozen(frozen, frozen_models.take(built, ours)[0])
         return {"step": step, **evaluator(weights, whole, Carry(), jax.numpy.int32(step))}
+
+
+def diagnose(
+    run: str | Path | None,
+    overrides: Overrides = (),
+    *,
+    weights: str = "last",
+    step: int | None = None,
+    **keys: Any,
+) -> Diagnosis:
+    """Measures of a model that need no data, where its family has such."""
+    opened = open_model(run, words(overrides, keys), weights=weights, step=step)
+    if not isinstance(opened.abstract, Diagnosed):
+        family = type(opened.run.model).__module__.rpartition(".")[2]
+        raise UserError(
+            f"--diagnose is of models that can be measured without data, and family {family} "
+            "declares no such measure; windlass evaluate without it measures the loss"
+        )
+    with opened.scope():
+        return opened.model().diagnose()
 
 
 def subject(run: str | Path | None) -> tuple[str, str]:

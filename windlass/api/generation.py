@@ -6,12 +6,12 @@ from typing import Any
 
 from windlass.api.keywords import sections
 from windlass.config import Overrides, read, words
+from windlass.config.sampling import Sampling
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.evaluation.generate import Generator, Prompt
 from windlass.evaluation.published_model import open_model
-from windlass.evaluation.sampling import Sampling
 
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
 

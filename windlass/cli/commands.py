@@ -1,6 +1,7 @@
 """The commands."""
 
 import errno
+import json
 import os
 import sys
 from pathlib import Path
@@ -35,6 +36,7 @@ from windlass.cli.options import (
     trimmed,
     waiting,
 )
+from windlass.cli.report import WIDEST
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
 from windlass.errors import PeerLost, UserError
@@ -195,6 +197,11 @@ def evaluate(
         str | None,
         typer.Option(metavar="DIR", help="with --tasks: a folder of your own task YAML files"),
     ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option("--diagnose", help="measures of fixed random layers instead, without data"),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
 ) -> None:
     """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
 
@@ -208,8 +215,18 @@ def evaluate(
     windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
     windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
     windlass evaluate mine --beside runs/other-5e6f7a8b,Qwen/Qwen2.5-0.5B-Instruct
+    windlass evaluate mine --diagnose
     """
     task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    if diagnose:
+        measures = {"data": data, "beside": beside, "tasks": tasks, **task_options}
+        measures |= {} if split == "validation" else {"split": split}
+        for option in (name for name, value in measures.items() if value is not None):
+            raise UserError(
+                f"--{option.replace('_', '-')} is of what is measured on data, and --diagnose "
+                "measures a model without; leave one of them out"
+            )
+        return _diagnose(ctx, run, options(CheckpointOptions, weights=weights, step=step), as_json)
     if tasks is not None:
         return _tasks(
             ctx, run, tasks, options(TaskOptions, weights=weights, step=step, **task_options)
@@ -227,6 +244,9 @@ def evaluate(
         with waiting("evaluating"):
             metrics = call(subject_name, ctx.args, data=data, beside=others, **vars(measured))
     facts = {kind: subject_name, "split": measured.split, "weights": measured.weights}
+    if as_json:
+        print(json.dumps(facts | metrics, indent=2))
+        return
     for name, value in [*facts.items(), *lines(metrics)]:
         say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
     if others:
@@ -314,7 +334,7 @@ def runs(
 
 
 app.command(cls=Command)(report.report)
-app.command(cls=Command)(report.compare)
+app.command(cls=Command, context_settings=WITH_KEYS)(report.compare)
 
 
 @app.command(cls=Command)
@@ -326,8 +346,6 @@ def schema(ctx: typer.Context) -> None:
 
     windlass schema > recipe.schema.json
     """
-    import json
-
     with ctx.obj.phase("reading the sections"):
         from windlass.api import schema as call
 
@@ -387,6 +405,23 @@ def _tasks(ctx: typer.Context, run: str | None, tasks: str, chosen: TaskOptions)
     for name, values in scores.items():
         line = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
         say(Text.assemble((f"{name:<{width}}", "bold"), line))
+
+
+def _diagnose(
+    ctx: typer.Context, run: str | None, chosen: CheckpointOptions, as_json: bool
+) -> None:
+    with ctx.obj.phase("diagnosing"):
+        from windlass.api import diagnose as call
+        from windlass.cli.evaluation import diagnosed
+
+        with waiting("diagnosing"):
+            found = call(run, ctx.args, **vars(chosen))
+    if as_json:
+        print(json.dumps(found._asdict(), indent=2))
+        return
+    with trimmed() as console:
+        for line in diagnosed(found, min(Terminal().width, WIDEST)):
+            console.print(line)
 
 
 def _refuse(what: str) -> int:

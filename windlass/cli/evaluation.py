@@ -1,17 +1,22 @@
-"""An evaluation, in lines."""
+"""An evaluation, in lines; a diagnosis, as a table and a plot."""
 
 from collections.abc import Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from windlass.cli.plot import plot
 from windlass.units import number
+
+if TYPE_CHECKING:
+    from windlass.models import Diagnosis
 
 WIDTH = 17  # of the left column
 BESIDE = "validation_"  # metrics of the other split
 SHORT = 24  # letters of a name above a column, its last
+STYLES = ("cyan", "yellow", "green", "magenta", "blue", "red")  # of curves, in turn
 
 
 def table(name: str, metrics: dict[str, Any]) -> Table:
@@ -52,3 +57,25 @@ def lines(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
     if "looks" in after:
         times = "once" if after["looks"] == 1 else f"{after['looks']} times"
         yield "test split", f"evaluated {times} so far"
+
+
+def diagnosed(found: "Diagnosis", width: int) -> Iterator[Table | Text]:
+    """Measures of each part, a row each, and their curves in one plot."""
+    styles = {name: STYLES[i % len(STYLES)] for i, name in enumerate(found.curves)}
+    shown = Table(box=box.SIMPLE_HEAD)
+    for name in found.rows[0]:
+        shown.add_column(name.replace("_", " "), justify="right")
+    for row in found.rows:
+        first, *others = row.values()
+        shown.add_row(Text(first, styles.get(first, "")), *map(_cell, others))
+    yield shown
+    curves = [(curve, styles[name]) for name, curve in found.curves.items()]
+    if lines := plot(curves, width=width - 12, base=0.0):
+        yield Text(f"\n{found.title}", "bold")
+        yield from lines
+
+
+def _cell(value: Any) -> str:
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return "" if value is None else number(value)

@@ -1,7 +1,10 @@
 """The commands that report on a run, and compare runs."""
 
 import json
+import os
 from collections.abc import Iterator, Sequence
+from pathlib import Path
+from textwrap import indent
 from typing import Annotated, Any
 
 import typer
@@ -9,7 +12,9 @@ from rich.table import Table
 from rich.text import Text
 
 from windlass.cli import completion
-from windlass.cli.options import RunName, trimmed
+from windlass.cli.options import RunName, say, trimmed
+from windlass.errors import UserError
+from windlass.processes.clusters import find
 from windlass.terminal import Terminal
 
 WIDEST = 100  # columns of a plot
@@ -51,20 +56,36 @@ def compare(
             metavar="RUN RUN [RUN ...]", help="two runs or more", autocompletion=completion.runs
         ),
     ] = None,
+    train: Annotated[
+        bool,
+        typer.Option("--train", help="first train each RUN that is a recipe, to its end"),
+    ] = False,
     as_json: Json = False,
-) -> None:
-    """Compare runs: speed, memory, cost, loss after equal steps, and settings that differ.
+) -> int | None:
+    """Compare runs: size, speed, memory, cost, losses, samples, and settings that differ.
+
+    With --train a RUN may be a recipe too, which is trained to its end first, one after the other;
+    the same command again resumes what was interrupted. Keys are then those of every recipe.
 
     windlass compare runs/mine-1a2b3c4d runs/mine-5e6f7a8b
     windlass compare mine-1a2b3c4d mine-5e6f7a8b other --json
+    windlass compare --train quickstart mine.yaml train.steps=300
     """
+    runs: Sequence[str | Path] = names or ()
+    if not train and ctx.args:
+        raise UserError(f"{ctx.args[0]} is a key of a recipe; --train trains recipes with it")
+    if train and names and len(names) > 1:
+        trained = _trained(names, ctx, Terminal(stderr=True) if as_json else None)
+        if isinstance(trained, int):
+            return trained
+        runs = trained
     with ctx.obj.phase("looking at the runs"):
         from windlass.api import compare as call
 
-        comparison = call(*names or ())
+        comparison = call(*runs)
     if as_json:
         print(json.dumps(comparison.as_dict(), indent=2, allow_nan=False))
-        return
+        return None
     from windlass.reports.columns import rows
 
     table = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
@@ -77,6 +98,43 @@ def compare(
             table.add_row(Text(f"  {name}"), *map(Text, values))
     with trimmed() as console:
         console.print(table)
+    for one in comparison.runs:
+        if one.sample is not None:
+            say(Text(f"\nsample of {one.name}, at step {one.sample.step}", "bold"))
+            say(Text(indent(one.sample.text, "  ")))
+    return None
+
+
+def _trained(
+    names: Sequence[str], ctx: typer.Context, console: Terminal | None
+) -> list[Path] | int:
+    """The runs of recipes, each trained to its end; or the exit code after a signal.
+
+    A run's folder is taken as it is.
+    """
+    if (hosts := find(None, os.environ)) is not None:
+        raise UserError(
+            f"--train trains on one host, and this is {hosts}; windlass train on every host trains "
+            "each recipe, and windlass compare RUN RUN compares them"
+        )
+    from windlass.api import train
+    from windlass.run_folder.runs import of_folder
+    from windlass.starting.describe import describe
+    from windlass.telemetry.console import ConsoleReport
+
+    places = {name: of_folder(name) for name in names}
+    with ctx.obj.phase("reading the recipes"):
+        for name, place in places.items():
+            if place is None:  # refused, if at all, before the first is trained
+                describe(name, ctx.args)
+    for name, place in places.items():
+        if place is None:
+            with ConsoleReport(console) as report:
+                trained = train(name, ctx.args, signals=ctx.obj, report=report)
+            if trained.stopped_by is not None:
+                return 128 + trained.stopped_by
+            places[name] = trained.folder
+    return [place for place in places.values() if place is not None]
 
 
 def _shown(run: Any, width: int) -> Iterator[Text | Table]:

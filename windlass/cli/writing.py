@@ -172,7 +172,7 @@ def _write_lines(examples: list[dict[str, Any]], texts: Iterable[str], out: str 
 
 def sampling(ctx: typer.Context) -> dict[str, Any]:
     """The options of sampling, by the names that they have in the signatures above."""
-    from windlass.evaluation.sampling import Sampling
+    from windlass.config.sampling import Sampling
 
     names = Sampling.__dataclass_fields__.keys() & ctx.params.keys()
     given = {name: ctx.params[name] for name in names if ctx.params[name] is not None}

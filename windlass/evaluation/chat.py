@@ -7,10 +7,10 @@ from typing import Any, get_args
 import numpy as np
 
 from windlass.config import listing
+from windlass.config.sampling import Sampling
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator as Writer
-from windlass.evaluation.sampling import Sampling
 from windlass.hub.chat_template import Thinking, Unrendered, chat_prompt
 
 Messages = list[dict[str, Any]]

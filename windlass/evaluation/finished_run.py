@@ -173,7 +173,7 @@ class FinishedRun:
         """The checkpoint, and the same model with its arrays in the dtypes they were written in."""
         frozen = frozen or solves(self.run.objective)
         loaded = self.load(frozen=frozen, as_stored=True)
-        return loaded, eqx.combine(*self._solved(loaded), self.built.static)
+        return loaded, self.built.whole(*self._solved(loaded))
 
     def _solved(self, loaded: Loaded) -> tuple[PyTree, PyTree]:
         return self.programs.finish(loaded.weights, loaded.frozen.model, loaded.carry)

@@ -8,9 +8,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from windlass.config.sampling import Sampling
 from windlass.data.vocabulary import Vocabulary
 from windlass.devices.axes import shard
-from windlass.evaluation.sampling import Sampling, Settings, adjust, draw
+from windlass.evaluation.sampling import Settings, adjust, draw
 from windlass.layers.kv_cache import KVCache
 from windlass.models import Model
 from windlass.telemetry.compiles import Program

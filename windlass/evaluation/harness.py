@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from windlass.config.reading import closest
+from windlass.config.sampling import Sampling
 from windlass.errors import UserError
 from windlass.evaluation.generate import Generator
 from windlass.evaluation.likelihood import Scorer
-from windlass.evaluation.sampling import Sampling
 
 TOKENS = 256  # max new tokens, where a task does not say how many
 

@@ -12,9 +12,12 @@ decode and packing are written once for every family. A context has
 
 import copy
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
+import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, ArrayLike, PyTree
 
 from windlass.layers import recurrence
@@ -86,12 +89,19 @@ class Packed:
         """Run `cell(state, x) -> (state, y)` along each document, from `start` at its beginning."""
         start = recurrence.per_row(start, x)
 
-        def step(state, now):
+        # Of each step its state is saved, and the rest made again where the backward pass needs it:
+        # a loop there and one back, which take as long as their steps, however small these are.
+        @partial(jax.checkpoint, prevent_cse=False)
+        def remade(state, now):
             x, position = now
             with inside(None):  # what is reported in a loop cannot leave it
                 return cell(recurrence.where(position == 0, start, state), x)
 
-        return recurrence.along_time(step, start, (x, self.position))[1]
+        def step(state, now):
+            return remade(checkpoint_name(state, recurrence.STATE), now)
+
+        y = recurrence.along_time(step, start, (x, self.position))[1]
+        return checkpoint_name(y, recurrence.STATE)
 
 
 def enter(batch: dict[str, Array], cache: KVCache | None) -> Packed | DecodeContext:

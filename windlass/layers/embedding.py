@@ -1,4 +1,4 @@
-"""The token embedding: a row of the table for each token id."""
+"""Embeddings: a row of a table for each token id, or for each position."""
 
 from typing import ClassVar
 
@@ -31,3 +31,24 @@ class Embedding(Placed):
         rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
         # The scale in the precision of the weights, as the models that have one were trained.
         return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
+
+
+class LearnedPositions(Placed):
+    """Learned positions: a vector for each; beyond the last one that is repeated."""
+
+    weight: Float[Array, "positions embed"]
+    matrices: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def __init__(self, sizes: dict[str, int], *, key: PRNGKeyArray):
+        self.weight = small(key, (sizes["positions"], sizes["embed"]), 1)
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"weight": ("positions", "embed")}
+
+    def __call__(self, position: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+        weight = gathered(self.weight, self.axes["weight"])
+        out = layout("batch seq embed", (*position.shape, weight.shape[-1]))
+        # Through float32, as in the embedding of tokens: every row of a batch adds to the first.
+        rows = weight.astype(jnp.float32).at[position].get(mode="clip", out_sharding=out)
+        return rows.astype(weight.dtype)

@@ -1,4 +1,4 @@
-"""RMSNorm: y = scale · x / sqrt(mean(x²) + eps), in float32."""
+"""RMSNorm, y = scale · x / sqrt(mean(x²) + eps), and LayerNorm, of centered x; in float32."""
 
 from typing import ClassVar
 
@@ -46,6 +46,30 @@ class OffsetRMSNorm(Placed):
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         return (_normed(x, self.eps) * (1 + gathered(self.offset, (self.over,)))).astype(x.dtype)
+
+
+class LayerNorm(Placed):
+    """y = scale · (x − mean(x)) / sqrt(var(x) + eps) + bias."""
+
+    scale: Float[Array, "*layers size"]
+    bias: Float[Array, "*layers size"]
+    over: str = eqx.field(static=True)
+    eps: float = eqx.field(static=True)
+    matrices: ClassVar[tuple[str, ...]] = ()
+
+    def __init__(self, over: str, sizes: dict[str, int], *, eps: float):
+        self.over, self.eps = over, eps
+        self.scale, self.bias = jnp.ones(sizes[over]), jnp.zeros(sizes[over])
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"scale": (self.over,), "bias": (self.over,)}
+
+    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
+        x32 = x.astype(jnp.float32)
+        centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
+        scale, bias = (gathered(one, (self.over,)) for one in (self.scale, self.bias))
+        return (_normed(centered, self.eps) * scale + bias).astype(x.dtype)
 
 
 Norm = RMSNorm | OffsetRMSNorm

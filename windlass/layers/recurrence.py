@@ -13,6 +13,8 @@ from jaxtyping import Array, Bool, Int, PyTree
 
 from windlass.devices.axes import shard
 
+STATE = "state"  # the name of states for rematerialization
+
 
 def linear(earlier: tuple[Array, Array], later: tuple[Array, Array]) -> tuple[Array, Array]:
     """h_t = a_t h_{t-1} + b_t of elements (a, b), to be scanned: the second of a prefix is h."""

@@ -13,9 +13,13 @@ The model is called as `model(batch, cache=None) -> (hidden, auxiliary, cache)`,
 alone turns hidden states into logits. `auxiliary` is what blocks reported with
 `context.auxiliary`: a total and its weight, by name. A module that extends `AuxiliaryLosses`
 declares which of its reports are part of the loss, under every objective; the others are metrics.
+
+A config whose model ends at some position has `longest`, the length of the longest sequence. A
+model that can be measured without data is `Diagnosed`: its facts are printed when a run starts, and
+`windlass evaluate --diagnose` shows the rest.
 """
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -50,6 +54,25 @@ class Config(Protocol):
 
     @classmethod
     def tiny(cls) -> "Config": ...
+
+
+class Diagnosis(NamedTuple):
+    """Measures of the parts of a model: a table, and a curve of each over whole numbers."""
+
+    rows: Sequence[Mapping[str, Any]]  # one for each part, by the same names; None: has no such
+    curves: Mapping[str, Sequence[tuple[int, float]]]
+    title: str  # of the curves
+
+
+@runtime_checkable
+class Diagnosed(Protocol):
+    """A model that can be measured without data, from its arrays alone."""
+
+    def facts(self) -> Iterable[tuple[str, str]]:
+        """Titles and lines that a run prints once its arrays are there."""
+        ...
+
+    def diagnose(self) -> Diagnosis: ...
 
 
 class HuggingFace(NamedTuple):

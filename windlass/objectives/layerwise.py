@@ -8,14 +8,14 @@ import jax.numpy as jnp
 from jax.tree_util import keystr
 from jaxtyping import Array, Float
 
-from windlass.adapters import Adapted, merged
+from windlass.adapters import Adapted, is_adapted, merged
 from windlass.config import section
 from windlass.config.start import Start
 from windlass.errors import UserError
 from windlass.layers.auxiliary import reporting
 from windlass.layers.linear import Linear, LinearMap
 from windlass.layers.names import name
-from windlass.objectives import BaseObjective, Tally
+from windlass.objectives import BaseObjective, Carry, Tally
 
 LOCAL = "local"  # name under which a map reports its loss
 NORMALIZED, RELATIVE = 0.8, 0.2  # shares of the two errors
@@ -54,9 +54,17 @@ class Objective(BaseObjective):
     def helpers(self) -> dict[str, Start]:
         return {"teacher": self.teacher}
 
+    def start(self, model, batch):
+        if not is_adapted(model):
+            raise UserError(
+                "objective is layerwise, which compares adapted linear maps with those of a "
+                "frozen model, and no map here is adapted: an adapter such as lookup makes some"
+            )
+        return Carry()
+
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         _, auxiliary, _ = self._compared(model, helpers["teacher"])(batch)
-        total, count = auxiliary.pop(LOCAL)
+        total, count = auxiliary.pop(LOCAL, (jnp.float32(0), jnp.float32(0)))
         weight = jnp.sum(batch["weight"])
         return Tally(weight * total / jnp.maximum(count, 1.0), weight, {}, {}, auxiliary), carry
 
@@ -76,13 +84,7 @@ class Objective(BaseObjective):
                 )
             return Compared(node, frozen[one], self.inputs, self.positions)
 
-        found = jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
-        if jax.tree.structure(found) == jax.tree.structure(model):
-            raise UserError(
-                "objective is layerwise, which compares adapted linear maps with those of a "
-                "frozen model, and no map here is adapted: an adapter such as lookup makes some"
-            )
-        return found
+        return jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
 
 
 class Compared(LinearMap):

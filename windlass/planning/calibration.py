@@ -20,6 +20,7 @@ from windlass.run_folder import plan_file
 GROUPS = {
     "compute": ("matmuls", "attention", "head"),
     "memory": ("elementwise", "optimiser"),
+    "latency": ("loops",),
     "communication": ("communication",),
 }
 LEAST = 3  # runs of a chip, or what is fitted is their noise

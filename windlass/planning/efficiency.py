@@ -20,6 +20,7 @@ class Efficiency:
     overlap: Amount  # of the time of matmuls, behind which all-gathers can be hidden
     start: Amount  # seconds from the launch of a kernel to its full speed
     loop_round: Amount  # seconds that a round of a loop takes besides its matmuls and its traffic
+    loop_source: str  # of that latency
     vector: Amount  # operations a second of vector units
     attention: "Flash"
     units: int | None = None  # of a GPU, that each compute a tile of a matmul
@@ -51,6 +52,7 @@ _GPU = Efficiency(
     overlap=0.9,
     start=3e-6,
     loop_round=5e-6,
+    loop_source="GRUs measured on an H200",
     vector=30e12,
     attention=Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380),
     units=132,
@@ -69,6 +71,7 @@ _TPU = Efficiency(
     overlap=0.9,
     start=2e-6,
     loop_round=1e-6,
+    loop_source="assumed: no loop was measured on a TPU",
     vector=7.2e12,
     attention=Flash(forward=0.9, backward=0.9 * 5 / 7, narrow=0.5, operations=(5, 23)),
     source="Google's and Apple's microbenchmarks of TPUs",

@@ -128,6 +128,7 @@ class Plan:
                 "tokens_per_second": self.tokens_per_second,
                 "mfu": self.mfu,
                 "efficiency": time.source,
+                "loops": time.loops and time.loops._asdict(),
                 "factors": time.fitted and time.fitted.factors,
             },
             "length": {
@@ -207,6 +208,7 @@ def planned(
     if isinstance(report, compiler.NoCompiler):
         notes.append(f"not compiled: {report.why}")
     notes += [time.fitted.note] if time and time.fitted else []
+    notes += [time.loops.note] if time and time.loops and time.bound == "latency" else []
     notes += cost.notes if cost else [f"no speed estimate for {chip.name}s"]
     check = CompilerCheck(report, estimate.total) if isinstance(report, CompilerReport) else None
     tried = None

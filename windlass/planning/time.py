@@ -2,6 +2,7 @@
 
 from typing import NamedTuple
 
+from windlass import units
 from windlass.analysis.flops import step_flops
 from windlass.analysis.fusion import Amount
 from windlass.analysis.work import Collective, Work
@@ -21,9 +22,25 @@ from windlass.program.built import Built
 from windlass.program.described import Described
 from windlass.program.programs import Programs
 
-PARTS = ("matmuls", "attention", "head", "elementwise", "optimiser", "communication", "host")
+PARTS = (
+    *("matmuls", "attention", "head", "elementwise", "loops", "optimiser"),
+    *("communication", "host"),
+)
 SLOWEST = 3e9  # bytes/s between devices where nothing is published: what the slowest network has
 DISPATCH = 1e-3  # seconds a host takes to start a step; the device waits for no less
+
+
+class Loops(NamedTuple):
+    """Rounds of the loops of a step, over layers and over time, and the latency of each."""
+
+    rounds: Amount  # one after the other
+    latency_seconds: Amount  # a round, besides its matmuls and its traffic
+    source: str  # of that latency
+
+    @property
+    def note(self) -> str:
+        each = units.seconds(self.latency_seconds)
+        return f"{round(self.rounds):,} rounds of loops a step, at {each} each: {self.source}"
 
 
 class Time(NamedTuple):
@@ -34,6 +51,7 @@ class Time(NamedTuple):
     bound: str  # compute, memory, latency (of loops), communication or host
     flops: Amount  # that the model needs for the step, on all devices together
     source: str = ""  # of the table of the chip
+    loops: Loops | None = None  # whose latency is the part of that name
     fitted: Fitted | None = None  # the calibration by the user's own runs, where there is one
 
     @property
@@ -76,9 +94,8 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
         vector = work.operations.get(part, 0.0) / rates.efficiency.vector
         parts[part] += max(memory, vector)
         bounds["memory" if memory > vector else "compute"] += max(memory, vector)
-    for part, rounds in work.rounds.items():
-        parts[part] += rounds * rates.efficiency.loop_round
-        bounds["latency"] += rounds * rates.efficiency.loop_round
+    each = rates.efficiency.loop_round
+    parts["loops"] = bounds["latency"] = work.rounds * each
     computed = parts["matmuls"] + parts["attention"] + parts["head"]
     parts["communication"] = exposed(traced, work.collectives, computed, rates.efficiency)
     bounds["communication"] = parts["communication"]
@@ -86,7 +103,8 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     spent = {name: seconds for name, seconds in parts.items() if seconds}
     bound = max(bounds, key=bounds.__getitem__)
     flops, table = model_flops(traced.described), rates.efficiency
-    return Time(spent, table.error, bound, flops, table.source)
+    loops = Loops(work.rounds, each, table.loop_source)
+    return Time(spent, table.error, bound, flops, table.source, loops)
 
 
 def exposed(

@@ -124,7 +124,11 @@ class Built:
 
     def model(self, weights: PyTree, frozen: PyTree) -> Any:
         """The model as it computes."""
-        return cast(eqx.combine(weights, frozen, self.static), self.described.compute)
+        return cast(self.whole(weights, frozen), self.described.compute)
+
+    def whole(self, weights: PyTree, frozen: PyTree) -> Any:
+        """The model with its arrays as they are stored."""
+        return eqx.combine(weights, frozen, self.static)
 
     @property
     def identity(self) -> dict[str, str | int | float]:

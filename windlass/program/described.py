@@ -130,7 +130,8 @@ def read_for(
         run = run if is_trained else batches.without_batch(run)
         layout = _laid_out(run, chosen, chip, slices, began)
         layouts[:] = [(layout, began)]
-        return checks.problems(run, chosen.kind, kinds, layout.split, slices, began)
+        found = checks.problems(run, chosen.kind, kinds, layout.split, slices, began)
+        return [*found, *(checks.too_long(run) if is_trained else [])]
 
     run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
     cache = keep()

@@ -22,9 +22,13 @@ def facts(run: Account) -> Iterator[tuple[str, str]]:
         yield "device", device(run)
         yield "mesh", " × ".join(f"{name} {size}" for name, size in chose["mesh"].items())
         yield "batch", batch(run)
+    if (of := run.parameters) is not None:
+        yield "parameters", f"{of['trainable']:,} trainable of {of['total']:,}"
     if standing.validation_loss is not None:
         best = run.best and f", at best {number(run.best[1])} at step {run.best[0]}"
         yield "validation", f"{number(standing.validation_loss)}{best or ''}"
+    if run.perplexity is not None:
+        yield "perplexity", f"{number(run.perplexity)}, at best"
     if standing.loss is not None:
         yield "loss", number(standing.loss)
     if run.speed["step_ms"]:
@@ -36,6 +40,8 @@ def facts(run: Account) -> Iterator[tuple[str, str]]:
         )
     if run.cost is not None:
         yield "cost", ", ".join(_costs(run.cost))
+    if run.sample is not None:
+        yield "sample", f"at step {run.sample.step}: {' '.join(run.sample.text.split())}"
 
 
 def _costs(cost: RunCost) -> Iterator[str]:
@@ -93,6 +99,7 @@ def rows(comparison: RunComparison) -> list[tuple[str, Rows]]:
     ]
     losses += each("validation, last", lambda run: run.standing.validation_loss, number)
     losses += each("validation, best", lambda run: run.best and run.best[1], number)
+    losses += each("perplexity, best", lambda run: run.perplexity, number)
     plan: Rows = [
         *each("memory off by", lambda run: run.errors.get("memory"), "{:+.1%}".format),
         *each("time off by", lambda run: run.errors.get("time"), "{:+.1%}".format),
@@ -101,6 +108,7 @@ def rows(comparison: RunComparison) -> list[tuple[str, Rows]]:
         *each("recipe", lambda run: run.standing.recipe, str),
         *each("state", lambda run: f"{run.standing.state}, step {run.standing.step}", str),
         *each("device", lambda run: device(run) if run.start else None, str),
+        *each("trainable parameters", _trainable, "{:,}".format),
     ]
     settings: Rows = [
         (key, ["absent" if x is None else str(x) for x in values])
@@ -122,6 +130,10 @@ def rows(comparison: RunComparison) -> list[tuple[str, Rows]]:
     }
     groups |= {"settings": settings}
     return [(title, group) for title, group in groups.items() if group]
+
+
+def _trainable(run: Account) -> int | None:
+    return None if run.parameters is None else run.parameters["trainable"]
 
 
 def device(run: Account) -> str:

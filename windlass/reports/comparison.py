@@ -69,7 +69,16 @@ def at(curve: Curve, step: Number) -> Number | None:
 
 def _set(recipe: dict[str, Any]) -> dict[str, Any]:
     """The keys of a recipe; where it is stored is no setting."""
-    return flat({name: keys for name, keys in recipe.items() if name != "run"})
+    return flat(_numbered({name: keys for name, keys in recipe.items() if name != "run"}))
+
+
+def _numbered(value: Any) -> Any:
+    """Lists of sections as sections by number, so that each of their keys is compared."""
+    if isinstance(value, list) and all(isinstance(one, dict) for one in value) and value:
+        value = {str(number): one for number, one in enumerate(value)}
+    if isinstance(value, dict):
+        return {key: _numbered(one) for key, one in value.items()}
+    return value
 
 
 def _plain(losses: dict[int, list[Number | None]]) -> dict[str, list[Any]]:

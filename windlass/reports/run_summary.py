@@ -12,12 +12,16 @@ from typing import Any, NamedTuple
 from windlass.devices import chips
 from windlass.planning.prices import Prices, of_one_provider
 from windlass.run_folder import folder as folders
-from windlass.run_folder import plan_file, runs
+from windlass.run_folder import plan_file, runs, samples
 from windlass.run_folder.runs import Standing
+from windlass.run_folder.samples import Sample
 from windlass.telemetry import about, metrics
 
-# Metrics that are plotted over the steps.
-CURVES = ("loss", "validation_loss", "learning_rate", "tokens_per_second")
+# Metrics that are kept as curves over the steps.
+CURVES = (
+    *("loss", "validation_loss", "validation_perplexity"),
+    *("learning_rate", "tokens_per_second"),
+)
 
 Number = int | float
 Curve = list[tuple[int, Number]]
@@ -48,6 +52,7 @@ class Account:
     wall_seconds: Number
     plan: dict[str, Any]  # planned and measured, as `plan.json` has them
     cost: RunCost | None  # None: what it ran on is not for rent, as far as is known
+    sample: Sample | None  # the newest text that it generated; None: it generates none
 
     @property
     def name(self) -> str:
@@ -73,10 +78,20 @@ class Account:
         return plan_file.measured_bytes(self.plan)
 
     @property
+    def parameters(self) -> dict[str, int] | None:
+        """Trainable parameters and all of them; None of a run that did not note them."""
+        return self.start.get("parameters")
+
+    @property
     def best(self) -> tuple[int, Number] | None:
         """The step of the lowest validation loss, and that loss."""
-        finite = [point for point in self.curves["validation_loss"] if math.isfinite(point[1])]
-        return min(finite, key=lambda point: point[1], default=None)
+        return _lowest(self.curves["validation_loss"])
+
+    @property
+    def perplexity(self) -> Number | None:
+        """The lowest validation perplexity; None where tokens are not what is measured."""
+        lowest = _lowest(self.curves["validation_perplexity"])
+        return lowest and lowest[1]
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; units are in the names."""
@@ -93,6 +108,9 @@ class Account:
             "best": None
             if self.best is None
             else dict(zip(("step", "loss"), self.best, strict=True)),
+            "perplexity": self.perplexity,
+            "parameters": self.parameters,
+            "sample": self.sample and self.sample._asdict(),
             "chose": chose,
             "training_seconds": self.training_seconds,
             "wall_seconds": self.wall_seconds,
@@ -126,11 +144,17 @@ def account(folder: Path, prices: Prices) -> Account:
         wall_seconds=wall,
         plan=plan,
         cost=_cost(starts[-1], plan, wall, speed, prices) if starts else None,
+        sample=samples.last(folder / folders.SAMPLES),
     )
 
 
 def _curve(records: Iterable[dict[str, Any]], name: str) -> Curve:
     return [(record["step"], record[name]) for record in records if name in record]
+
+
+def _lowest(curve: Curve) -> tuple[int, Number] | None:
+    finite = [point for point in curve if math.isfinite(point[1])]
+    return min(finite, key=lambda point: point[1], default=None)
 
 
 def _speed(timed: Sequence[dict[str, Any]], plan: dict[str, Any]) -> dict[str, Number | None]:

@@ -5,6 +5,7 @@ from typing import Annotated, Any, ClassVar, Literal
 
 from windlass.checkpoint import Checkpoint
 from windlass.config import Every, Open, Several, section
+from windlass.config.sampling import Sampling
 from windlass.config.start import Start
 from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
@@ -20,6 +21,14 @@ ADAPTERS = Open("windlass.adapters", tag="kind", attribute="Adapter", usual="lor
 OPTIMIZERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
 FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Start)
+
+
+@section
+class SampleSampling(Sampling):
+    """Sampling of the next token of `train.sample`, and where its text stops."""
+
+    top_k: int | None = 50  # sample from the k likeliest tokens; null: all
+    top_p: float | None = 0.9  # nucleus sampling: keep this probability mass; null: all
 
 
 @section
@@ -54,6 +63,7 @@ class Train:
     # (1 + t) / (10 + t). null: no average
     ema: float | None = None
     sample: str | None = None  # a prompt to generate from at each evaluation
+    sampling: SampleSampling = field(default_factory=SampleSampling)  # of the text of sample
     strict: bool = False  # a recompilation after the first step ends the run
 
     def __post_init__(self):

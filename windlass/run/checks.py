@@ -182,6 +182,15 @@ def _sample(run: Run) -> list[Problem]:
     return [("train.sample", f"{what} directions: leave it out")]
 
 
+def too_long(run: Run) -> list[Problem]:
+    """Problem of sequences that are longer than a model that is to be trained has positions for."""
+    longest = getattr(run.model, "longest", None)
+    if longest is None or run.data.length <= longest:
+        return []
+    what = f"is {run.data.length}; the model has {longest} positions: {longest} or less would do"
+    return [("data.length", what)]
+
+
 def widths(run: Run) -> dict[str, int]:
     """The sizes of a run's matrices, by the keys that decide them."""
     sizes = run.model.sizes

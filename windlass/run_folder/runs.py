@@ -70,10 +70,9 @@ def find(run: str | Path | None) -> Path:
     """The folder of a run: given as it is, or as the recipe that has one run in `runs`."""
     if run is None:
         raise UserError(f"which run? {_available('')}")
+    if (place := of_folder(run)) is not None:
+        return place
     folder = Path(run).expanduser()
-    for place in (folder, RUNS / folder):
-        if is_run(place):
-            return place
     name = folder.stem if folder.suffix in (".yaml", ".yml") else str(run)
     of_recipe = [place for place in within(RUNS) if place.name.rpartition("-")[0] == name]
     if len(of_recipe) == 1:
@@ -82,6 +81,12 @@ def find(run: str | Path | None) -> Path:
         raise UserError(f"{run} has {len(of_recipe)} runs: {listing(map(_standing, of_recipe))}")
     why = f"it has no {folders.RECIPE}" if folder.is_dir() else "there is no such folder"
     raise UserError(f"{run} is not a run: {why}; {_available(str(run))}")
+
+
+def of_folder(run: str | Path) -> Path | None:
+    """The folder of a run that is named by its folder, here or in `runs`; None: by its recipe."""
+    folder = Path(run).expanduser()
+    return next((place for place in (folder, RUNS / folder) if is_run(place)), None)
 
 
 def is_run(folder: Path) -> bool:

@@ -197,6 +197,8 @@ class Loop:
     def train_from(self, first: int, state: State, frozen: Frozen) -> Trained:
         # Not before the checkpoint was found to be of this run: a refusal changes nothing.
         self.store_inputs()
+        with self.signals.phase("measuring the model"), self.terminal.doing("measuring the model"):
+            self.report.model(self.session.built.whole(state.weights, frozen.model))
         self.report.begin(first)
         if self.writer is not None:
             self.writer.truncate(first)

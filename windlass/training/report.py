@@ -11,6 +11,7 @@ from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.data.load import Loader
 from windlass.errors import UserError
+from windlass.models import Diagnosed
 from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.program.length import schedule_change
@@ -71,10 +72,18 @@ class RunReport:
     def banner(self) -> None:
         self.terminal.banner(banner(self.session, self.loader, self.folder))
 
+    def model(self, model: Any) -> None:
+        """Facts of the model that trains, with its arrays, where it has any to tell."""
+        if isinstance(model, Diagnosed) and processes.is_first():
+            self.terminal.banner(model.facts())
+
     def begin(self, first: int) -> None:
         """The run trains from here on: what an earlier start wrote after this step is dropped."""
         self.records.truncate(first)
-        self.about.begin(step=first, steps=self.steps, **self.described.facts)
+        trained = self.session.built.trainable
+        parameters = {"trainable": trained.trained, "total": trained.total}
+        facts = {"parameters": parameters, **self.described.facts}
+        self.about.begin(step=first, steps=self.steps, **facts)
         self.watch.open(self.folder / folders.COMPILES, first)
 
     def resumed(self, step: int) -> None:
