@@ -51,11 +51,11 @@ class Reservoir:
     """A fixed random layer: a leaky recurrence, or with a window a map of the last inputs."""
 
     size: int  # units
-    # spectral radius of a recurrence, the largest |eigenvalue|; 0: none; null with a window
+    # spectral radius, the largest absolute eigenvalue; 0: no recurrence; null with a window
     radius: float | None = None
     leak: float = 1.0  # leak rate of a recurrence: 1 keeps nothing of the last state but by W
     density: float = 1.0  # share of the recurrent weights, or of those of a window, that are not 0
-    activation: Activation = "tanh"
+    activation: Activation = "tanh"  # of every unit
     # standard deviation of what inputs of variance 1 add before the activation
     input_scale: float = 1.0
     window: int | None = None  # inputs that are read, the own one included; null: a recurrence
