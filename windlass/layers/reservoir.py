@@ -203,7 +203,8 @@ def states(
     recurrences: Iterator[Array] = iter(())
     if leaky:
         driven = jnp.concatenate([one.driven(x) for one in leaky], axis=-1)
-        whole = context.recur(cell, jnp.zeros(int(ends[-1]), jnp.float32), driven)
+        start = jnp.zeros(int(ends[-1]), jnp.float32)
+        whole = context.recur(cell, start, driven, remat=True)
         recurrences = iter(jnp.split(whole, ends[:-1], axis=-1))
     return [
         next(recurrences) if isinstance(one, LeakyReservoir) else one(x, context)
