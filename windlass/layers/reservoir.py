@@ -281,7 +281,8 @@ def of_radius(radius: float, density: float) -> Initializer:
     def draw(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
         if not radius:
             return np.zeros(shape)
-        found, usual = 0.0, np.sqrt(density * fan_in)  # by the circular law
+        weight, found = np.zeros(shape), 0.0
+        usual = np.sqrt(density * fan_in)  # by the circular law
         # Of few connections there may be no cycle: every eigenvalue is 0 then, but for rounding.
         while found < 0.1 * usual:
             weight = rng.normal(size=shape) * (rng.random(shape) < density)
