@@ -63,8 +63,8 @@ def memory_function(
 ) -> np.ndarray:
     """Squared correlation of u_{t-k} with its best linear reconstruction from the state at t.
 
-    For k = 1, 2, ... of scalar inputs u, uniform in [-1, 1], along one direction, of an amplitude so
-    small that the system is linear. The sum over k is the memory capacity (Jaeger 2001), at most
+    For k = 1, 2, ... of scalar inputs u, uniform in [-1, 1], along one direction, of an amplitude
+    so small that the system is linear. The sum over k is the memory capacity (Jaeger 2001), at most
     the number of units. Weights are of a ridge regression, correlations of inputs that it has not
     seen.
     """

@@ -170,9 +170,8 @@ def test_a_step_goes_through_time_twice_there_and_back():
         linear: Linear
 
         def __call__(self, x, context):
-            return x + jnp.pad(
-                states([layer], self.linear(x), context)[0], ((0, 0), (0, 0), (0, 1))
-            )
+            (found,) = states([layer], self.linear(x), context)
+            return x + jnp.sum(found, axis=-1, keepdims=True)
 
     stack = stacked([lambda key, number: Block(make(key, number))], 3, key=KEY)
 
@@ -180,7 +179,7 @@ def test_a_step_goes_through_time_twice_there_and_back():
     def gradient(stack):
         return jnp.sum(stack(jnp.asarray(X), context())[0] ** 2)
 
-    program = jax.jit(lambda stack: gradient(stack)).lower(stack).compile().as_text()
+    program = jax.jit(lambda stack: gradient(stack)).lower(stack).compile().as_text() or ""
     assert program.count('"known_trip_count":{"n":"7"}') == 2  # along the sequence
     assert program.count('"known_trip_count":{"n":"3"}') == 2  # over the layers
 

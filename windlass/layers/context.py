@@ -5,14 +5,13 @@ decode and packing are written once for every family. A context has
 
 - `attend(q, k, v, causal, window, stride, scale)`, attention over the own document;
 - `cells(x, stride)`, inputs at the ends of cells, for keys and values of attention with a stride;
-- `recur(cell, start, x)`, a recurrence of any form, a step after another;
+- `recur(cell, start, x, remat)`, a recurrence of any form, a step after another;
 - `scan(combine, elements)`, an associative recurrence, such as a diagonal state space;
 - `before(x, n)`, the last n inputs, for short convolutions and delays.
 """
 
 import copy
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
@@ -85,22 +84,28 @@ class Packed:
         pair = (jnp.asarray(total, jnp.float32), jnp.asarray(weight, jnp.float32))
         self.reported = added(self.reported, {name: pair})
 
-    def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
-        """Run `cell(state, x) -> (state, y)` along each document, from `start` at its beginning."""
+    def recur(self, cell: Callable, start: PyTree, x: Array, *, remat: bool = False) -> Array:
+        """Run `cell(state, x) -> (state, y)` along each document, from `start` at its beginning.
+
+        With `remat` only states and outputs are saved, and the rest of a cell is made again where
+        the backward pass needs it: one loop there and one back, for a cell that is cheap beside
+        the latency of a round.
+        """
         start = recurrence.per_row(start, x)
 
-        # Of each step its state is saved, and the rest made again where the backward pass needs it:
-        # a loop there and one back, which take as long as their steps, however small these are.
-        @partial(jax.checkpoint, prevent_cse=False)
-        def remade(state, now):
+        def step(state, now):
             x, position = now
             with inside(None):  # what is reported in a loop cannot leave it
                 return cell(recurrence.where(position == 0, start, state), x)
 
-        def step(state, now):
+        if not remat:
+            return recurrence.along_time(step, start, (x, self.position))[1]
+        remade = jax.checkpoint(step, prevent_cse=False)
+
+        def named(state, now):
             return remade(checkpoint_name(state, recurrence.STATE), now)
 
-        y = recurrence.along_time(step, start, (x, self.position))[1]
+        y = recurrence.along_time(named, start, (x, self.position))[1]
         return checkpoint_name(y, recurrence.STATE)
 
 

@@ -104,7 +104,7 @@ class CachedLayer:
     def auxiliary(self, name: str, total: ArrayLike, weight: ArrayLike) -> None:
         """Nothing is reported in generation."""
 
-    def recur(self, cell: Callable, start: PyTree, x: Array) -> Array:
+    def recur(self, cell: Callable, start: PyTree, x: Array, *, remat: bool = False) -> Array:
         """Recurrence, as in training: the state is cached."""
         (state,) = self._cached(recurrence.per_row(start, x))
 

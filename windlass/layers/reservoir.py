@@ -51,11 +51,11 @@ class Reservoir:
     """A fixed random layer: a leaky recurrence, or with a window a map of the last inputs."""
 
     size: int  # units
-    # spectral radius of a recurrence, the largest |eigenvalue|; 0: none; null with a window
+    # spectral radius, the largest absolute eigenvalue; 0: no recurrence; null with a window
     radius: float | None = None
     leak: float = 1.0  # leak rate of a recurrence: 1 keeps nothing of the last state but by W
     density: float = 1.0  # share of the recurrent weights, or of those of a window, that are not 0
-    activation: Activation = "tanh"
+    activation: Activation = "tanh"  # of every unit
     # standard deviation of what inputs of variance 1 add before the activation
     input_scale: float = 1.0
     window: int | None = None  # inputs that are read, the own one included; null: a recurrence
@@ -203,7 +203,8 @@ def states(
     recurrences: Iterator[Array] = iter(())
     if leaky:
         driven = jnp.concatenate([one.driven(x) for one in leaky], axis=-1)
-        whole = context.recur(cell, jnp.zeros(int(ends[-1]), jnp.float32), driven)
+        start = jnp.zeros(int(ends[-1]), jnp.float32)
+        whole = context.recur(cell, start, driven, remat=True)
         recurrences = iter(jnp.split(whole, ends[:-1], axis=-1))
     return [
         next(recurrences) if isinstance(one, LeakyReservoir) else one(x, context)
@@ -280,7 +281,8 @@ def of_radius(radius: float, density: float) -> Initializer:
     def draw(rng: np.random.Generator, shape: tuple[int, ...], fan_in: int) -> np.ndarray:
         if not radius:
             return np.zeros(shape)
-        found, usual = 0.0, np.sqrt(density * fan_in)  # by the circular law
+        weight, found = np.zeros(shape), 0.0
+        usual = np.sqrt(density * fan_in)  # by the circular law
         # Of few connections there may be no cycle: every eigenvalue is 0 then, but for rounding.
         while found < 0.1 * usual:
             weight = rng.normal(size=shape) * (rng.random(shape) < density)

@@ -60,7 +60,7 @@ class Diagnosis(NamedTuple):
     """Measures of the parts of a model: a table, and a curve of each over whole numbers."""
 
     rows: Sequence[Mapping[str, Any]]  # one for each part, by the same names; None: has no such
-    curves: Mapping[str, Sequence[tuple[int, float]]]
+    curves: Mapping[str, list[tuple[int, int | float]]]
     title: str  # of the curves
 
 

@@ -14,6 +14,7 @@ from typing import Literal
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
@@ -112,13 +113,13 @@ class Config:
 
     @classmethod
     def tiny(cls) -> "Config":
-        leaky = dict(size=24, radius=0.8, leak=0.7, density=0.5, input_scale=0.5)
-        window = dict(size=16, window=3, decay=0.8, density=0.7, activation="relu")
+        leaky = Reservoir(size=24, radius=0.8, leak=0.7, density=0.5, input_scale=0.5)
+        window = Reservoir(size=16, window=3, decay=0.8, density=0.7, activation="relu")
         return cls(
             vocab=96,
             embed=32,
             layers=2,
-            reservoirs=(Reservoir(**leaky), Reservoir(**window)),
+            reservoirs=(leaky, window),
             readout=20,
             variant="hybrid",
             nvar=NVAR(delays=2, projected=3),
@@ -300,7 +301,7 @@ def diagnosis(model: PyTree) -> Diagnosis:
 
 def _measured(one: AnyReservoir) -> dict[str, float | None]:
     is_leaky = isinstance(one, LeakyReservoir)
-    weight = one.recurrent if is_leaky else one.inputs
+    weight = np.asarray(one.recurrent if is_leaky else one.inputs)
     radius = dynamics.spectral_radius(weight) if is_leaky else None
     return {"radius": radius, "density": float((weight != 0).mean())}
 
