@@ -4,6 +4,7 @@ import dataclasses
 import importlib
 import pkgutil
 from dataclasses import MISSING
+from functools import partial
 from typing import Any
 
 import equinox as eqx
@@ -14,6 +15,7 @@ import pytest
 
 from tests import tiny
 from windlass import formats, models, objectives, optim, residuals, sources
+from windlass.adapters.lora import Adapter
 from windlass.columns import sized
 from windlass.config import read, tree
 from windlass.config.sections import default, fields
@@ -71,7 +73,8 @@ def test_an_objective_hands_on_what_the_model_reports(module):
     batch |= {"candidates": jnp.ones((8, 12, 4), jnp.uint8)}
     taught = sized(columns_of(3, 1, "float16"), 12).items()
     batch |= {name: jnp.asarray(column.padded(8)) for name, column in taught}
-    model = tiny.abstract(tiny.config("router"))
+    adapted = partial(Adapter(rank=2).adapt, names={}, key=jax.random.key(0))
+    model = eqx.filter_eval_shape(adapted, tiny.abstract(tiny.config("router")))
 
     def tally(model):
         given = dict(helpers=dict.fromkeys(objective.helpers, model), step=jnp.int32(0), steps=1)
