@@ -182,6 +182,7 @@ def test_the_recipe_that_repairs_trains_small_adapters_and_nothing_else(hub):
 def test_the_baseline_of_reservoirs_is_trained_as_what_it_was_written_for():
     run = describe("tinystories-transformer", ["device=cpu"]).run
     optim, train, data = run.optim, run.train, run.data
+    assert optim is not None
     assert (optim.beta1, optim.beta2, optim.weight_decay, optim.clip_norm) == (0.9, 0.95, 0.01, 1)
     assert (optim.schedule.shape, optim.schedule.floor) == ("cosine", 0)
     assert [optim.schedule.warmup(steps) for steps in (230, 10_000, 52_416)] == [12, 500, 500]

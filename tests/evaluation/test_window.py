@@ -9,6 +9,8 @@ import pytest
 
 from tests import trained
 from windlass import api
+from windlass.data import Tokenized
+from windlass.data.pack import Sequences
 from windlass.evaluation.finished_run import open_run
 from windlass.run_folder import folder as folders
 
@@ -35,7 +37,9 @@ def test_a_token_counts_once_with_what_its_window_has_before_it(tmp_path_factory
     found = api.evaluate(run, KEYS)
 
     prepared = api.data(run / folders.RECIPE, KEYS)
+    assert isinstance(prepared, Tokenized)
     corpus, rows = prepared.corpora[0], prepared.split("validation")
+    assert isinstance(rows, Sequences)
     held = sorted({piece.document for number in range(len(rows)) for piece in rows.pieces(number)})
     parts = []
     for document in held:

@@ -96,6 +96,9 @@ class Compared(LinearMap):
     positions: int = eqx.field(static=True)
     matrices: ClassVar[tuple[str, ...]] = ()
 
+    def __init__(self, own: Adapted, teacher: LinearMap, inputs: str, positions: int):
+        self.own, self.teacher, self.inputs, self.positions = own, teacher, inputs, positions
+
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {}
