@@ -336,8 +336,11 @@ def test_what_is_merged_on_top_of_a_grid_leaves_it(tmp_path, learned):
 
 
 @pytest.mark.long
-def test_a_file_that_was_spoilt_is_found(quantized, tmp_path):
-    made = Export(quantized, tmp_path / "it", Options(form="gguf"), Console())
+def test_a_file_that_was_spoilt_is_found(learned, tmp_path):
+    model = section("llama", layers=1, head_dim=8)
+    grid = {"kind": "grid", "format": "q4_0"}
+    run = stored.run(tmp_path / "run", learned, model=model, adapter=grid)
+    made = Export(run, tmp_path / "it", Options(form="gguf"), Console())
     made()
     file = tmp_path / "it" / "it.gguf"
     data = bytearray(file.read_bytes())
