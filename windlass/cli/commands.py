@@ -5,7 +5,7 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import typer
 from rich.text import Text
@@ -14,6 +14,7 @@ from windlass.cli import (
     completion,
     export,
     launch,
+    measuring,
     plan,
     prices,
     report,
@@ -24,19 +25,15 @@ from windlass.cli import (
 from windlass.cli.options import (
     A_RECIPE,
     WITH_KEYS,
-    CheckpointOptions,
-    ModelName,
     RecipeName,
     RunName,
-    Step,
-    WhichWeights,
+    Split,
     agrees,
     options,
     say,
     trimmed,
     waiting,
 )
-from windlass.cli.report import WIDEST
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
 from windlass.errors import PeerLost, UserError
@@ -160,100 +157,7 @@ def data(
         show(prepared, prepared.split(shown.split), console, shown.rows)
 
 
-@app.command(cls=Command, context_settings=WITH_KEYS)
-def evaluate(
-    ctx: typer.Context,
-    run: ModelName = None,
-    data: Annotated[
-        str | None,
-        typer.Option(
-            metavar="DATA",
-            help="of a model: a run or recipe whose data to take, a file, a folder, or OWNER/NAME",
-        ),
-    ] = None,
-    split: Annotated[
-        str, typer.Option(metavar="NAME", help="validation, test or train")
-    ] = "validation",
-    weights: WhichWeights = "last",
-    step: Step = None,
-    beside: Annotated[
-        str | None,
-        typer.Option(
-            metavar="NAMES",
-            help="other runs or models, as a,b, measured on the same data by the same objective",
-        ),
-    ] = None,
-    tasks: Annotated[
-        str | None,
-        typer.Option(metavar="NAMES", help="lm-evaluation-harness tasks instead, as a,b"),
-    ] = None,
-    limit: Annotated[
-        str | None, typer.Option(metavar="N", help="with --tasks: examples per task")
-    ] = None,
-    shots: Annotated[
-        str | None, typer.Option(metavar="N", help="with --tasks: few-shot examples")
-    ] = None,
-    tasks_from: Annotated[
-        str | None,
-        typer.Option(metavar="DIR", help="with --tasks: a folder of your own task YAML files"),
-    ] = None,
-    diagnose: Annotated[
-        bool,
-        typer.Option("--diagnose", help="measures of fixed random layers instead, without data"),
-    ] = False,
-    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
-) -> None:
-    """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
-
-    With --split test, validation is measured too, with a verdict on both. The run counts how often
-    its test split was evaluated: what was selected on it is no longer tested by it. A model that is
-    no run, such as the one that a run started from, is measured on the data that --data names.
-
-    windlass evaluate quickstart
-    windlass evaluate runs/mine-1a2b3c4d --split test --weights best
-    windlass evaluate mine data.source.path=others.jsonl device=cpu
-    windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
-    windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
-    windlass evaluate mine --beside runs/other-5e6f7a8b,Qwen/Qwen2.5-0.5B-Instruct
-    windlass evaluate mine --diagnose
-    """
-    task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
-    if diagnose:
-        measures = {"data": data, "beside": beside, "tasks": tasks, **task_options}
-        measures |= {} if split == "validation" else {"split": split}
-        for option in (name for name, value in measures.items() if value is not None):
-            raise UserError(
-                f"--{option.replace('_', '-')} is of what is measured on data, and --diagnose "
-                "measures a model without; leave one of them out"
-            )
-        return _diagnose(ctx, run, options(CheckpointOptions, weights=weights, step=step), as_json)
-    if tasks is not None:
-        return _tasks(
-            ctx, run, tasks, options(TaskOptions, weights=weights, step=step, **task_options)
-        )
-    for option in (name for name, value in task_options.items() if value is not None):
-        raise UserError(f"--{option.replace('_', '-')} is for --tasks, which is not given")
-    measured = options(Measured, split=split, weights=weights, step=step)
-    with ctx.obj.phase("evaluating"):
-        from windlass.api import evaluate as call
-        from windlass.api import subject
-        from windlass.cli.evaluation import WIDTH, lines, table
-
-        kind, subject_name = subject(run)
-        others = [] if beside is None else [one.strip() for one in beside.split(",")]
-        with waiting("evaluating"):
-            metrics = call(subject_name, ctx.args, data=data, beside=others, **vars(measured))
-    facts = {kind: subject_name, "split": measured.split, "weights": measured.weights}
-    if as_json:
-        print(json.dumps(facts | metrics, indent=2))
-        return
-    for name, value in [*facts.items(), *lines(metrics)]:
-        say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
-    if others:
-        with trimmed() as console:
-            console.print(table(subject_name, metrics))
-
-
+app.command(cls=Command, context_settings=WITH_KEYS)(measuring.evaluate)
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.generate)
 app.command(cls=Command, context_settings=WITH_KEYS)(writing.chat)
 app.command(cls=Command)(export.export)
@@ -354,8 +258,6 @@ def schema(ctx: typer.Context) -> None:
 
 app.command(cls=Command)(prices.prices)
 
-Split = Literal["train", "validation", "test"]
-
 
 @section
 class Shown:
@@ -367,61 +269,6 @@ class Shown:
     def __post_init__(self):
         if self.rows < 0:
             raise ValueError(f"rows is {self.rows}; it must be 0 or more")
-
-
-@section
-class Measured(CheckpointOptions):
-    """The options of `evaluate`."""
-
-    split: Split
-
-
-@section
-class TaskOptions(CheckpointOptions):
-    """The options of `evaluate --tasks`."""
-
-    limit: int | None
-    shots: int | None
-    tasks_from: str | None
-
-
-def _tasks(ctx: typer.Context, run: str | None, tasks: str, chosen: TaskOptions) -> None:
-    with ctx.obj.phase("evaluating"):
-        from windlass.api import tasks as call
-        from windlass.units import number
-
-        with waiting("evaluating"):
-            scores = call(
-                run,
-                [name.strip() for name in tasks.split(",")],
-                ctx.args,
-                limit=chosen.limit,
-                shots=chosen.shots,
-                folder=chosen.tasks_from,
-                weights=chosen.weights,
-                step=chosen.step,
-            )
-    width = max(len(name) for name in scores) + 2
-    for name, values in scores.items():
-        line = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
-        say(Text.assemble((f"{name:<{width}}", "bold"), line))
-
-
-def _diagnose(
-    ctx: typer.Context, run: str | None, chosen: CheckpointOptions, as_json: bool
-) -> None:
-    with ctx.obj.phase("diagnosing"):
-        from windlass.api import diagnose as call
-        from windlass.cli.evaluation import diagnosed
-
-        with waiting("diagnosing"):
-            found = call(run, ctx.args, **vars(chosen))
-    if as_json:
-        print(json.dumps(found._asdict(), indent=2))
-        return
-    with trimmed() as console:
-        for line in diagnosed(found, min(Terminal().width, WIDEST)):
-            console.print(line)
 
 
 def _refuse(what: str) -> int:

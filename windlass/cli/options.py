@@ -45,6 +45,7 @@ ModelName = Annotated[
         autocompletion=completion.runs,
     ),
 ]
+Split = Literal["train", "validation", "test"]
 Step = Annotated[str | None, typer.Option(metavar="N", help="checkpoint step; default: the newest")]
 WhichWeights = Annotated[
     str,

@@ -1,0 +1,180 @@
+"""The command that measures a run or a model: on held-out data, by tasks, or without any data."""
+
+import json
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from windlass.cli.options import (
+    CheckpointOptions,
+    ModelName,
+    Split,
+    Step,
+    WhichWeights,
+    options,
+    say,
+    trimmed,
+    waiting,
+)
+from windlass.cli.report import WIDEST
+from windlass.config import section
+from windlass.errors import UserError
+from windlass.terminal import Terminal
+
+
+@section
+class Measured(CheckpointOptions):
+    """The options of `evaluate`."""
+
+    split: Split
+
+
+@section
+class TaskOptions(CheckpointOptions):
+    """The options of `evaluate --tasks`."""
+
+    limit: int | None
+    shots: int | None
+    tasks_from: str | None
+
+
+def evaluate(
+    ctx: typer.Context,
+    run: ModelName = None,
+    data: Annotated[
+        str | None,
+        typer.Option(
+            metavar="DATA",
+            help="of a model: a run or recipe whose data to take, a file, a folder, or OWNER/NAME",
+        ),
+    ] = None,
+    split: Annotated[
+        str, typer.Option(metavar="NAME", help="validation, test or train")
+    ] = "validation",
+    weights: WhichWeights = "last",
+    step: Step = None,
+    beside: Annotated[
+        str | None,
+        typer.Option(
+            metavar="NAMES",
+            help="other runs or models, as a,b, measured on the same data by the same objective",
+        ),
+    ] = None,
+    tasks: Annotated[
+        str | None,
+        typer.Option(metavar="NAMES", help="lm-evaluation-harness tasks instead, as a,b"),
+    ] = None,
+    limit: Annotated[
+        str | None, typer.Option(metavar="N", help="with --tasks: examples per task")
+    ] = None,
+    shots: Annotated[
+        str | None, typer.Option(metavar="N", help="with --tasks: few-shot examples")
+    ] = None,
+    tasks_from: Annotated[
+        str | None,
+        typer.Option(metavar="DIR", help="with --tasks: a folder of your own task YAML files"),
+    ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option("--diagnose", help="measures of fixed random layers instead, without data"),
+    ] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="print JSON")] = False,
+) -> None:
+    """Measure loss and perplexity of a run on held-out data, or its scores on public benchmarks.
+
+    With --split test, validation is measured too, with a verdict on both. The run counts how often
+    its test split was evaluated: what was selected on it is no longer tested by it. A model that is
+    no run, such as the one that a run started from, is measured on the data that --data names.
+
+    windlass evaluate quickstart
+    windlass evaluate runs/mine-1a2b3c4d --split test --weights best
+    windlass evaluate mine data.source.path=others.jsonl device=cpu
+    windlass evaluate mine --tasks hellaswag,arc_easy --limit 200
+    windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
+    windlass evaluate mine --beside runs/other-5e6f7a8b,Qwen/Qwen2.5-0.5B-Instruct
+    windlass evaluate mine --diagnose
+    """
+    task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    if diagnose:
+        measures = {"data": data, "beside": beside, "tasks": tasks, **task_options}
+        measures |= {} if split == "validation" else {"split": split}
+        for option in (name for name, value in measures.items() if value is not None):
+            raise UserError(
+                f"--{option.replace('_', '-')} is of what is measured on data, and --diagnose "
+                "measures a model without; leave one of them out"
+            )
+        return _diagnose(ctx, run, options(CheckpointOptions, weights=weights, step=step), as_json)
+    if tasks is not None:
+        return _tasks(
+            ctx,
+            run,
+            tasks,
+            options(TaskOptions, weights=weights, step=step, **task_options),
+            as_json,
+        )
+    for option in (name for name, value in task_options.items() if value is not None):
+        raise UserError(f"--{option.replace('_', '-')} is for --tasks, which is not given")
+    measured = options(Measured, split=split, weights=weights, step=step)
+    with ctx.obj.phase("evaluating"):
+        from windlass.api import evaluate as call
+        from windlass.api import subject
+        from windlass.cli.evaluation import WIDTH, lines, table
+
+        kind, subject_name = subject(run)
+        others = [] if beside is None else [one.strip() for one in beside.split(",")]
+        with waiting("evaluating"):
+            metrics = call(subject_name, ctx.args, data=data, beside=others, **vars(measured))
+    facts = {kind: subject_name, "split": measured.split, "weights": measured.weights}
+    if as_json:
+        print(json.dumps(facts | metrics, indent=2))
+        return
+    for name, value in [*facts.items(), *lines(metrics)]:
+        say(Text.assemble((f"{name:<{WIDTH}}", "bold"), value))
+    if others:
+        with trimmed() as console:
+            console.print(table(subject_name, metrics))
+
+
+def _tasks(
+    ctx: typer.Context, run: str | None, tasks: str, chosen: TaskOptions, as_json: bool
+) -> None:
+    with ctx.obj.phase("evaluating"):
+        from windlass.api import tasks as call
+        from windlass.units import number
+
+        with waiting("evaluating"):
+            scores = call(
+                run,
+                [name.strip() for name in tasks.split(",")],
+                ctx.args,
+                limit=chosen.limit,
+                shots=chosen.shots,
+                folder=chosen.tasks_from,
+                weights=chosen.weights,
+                step=chosen.step,
+            )
+    if as_json:
+        print(json.dumps(scores, indent=2))
+        return
+    width = max(len(name) for name in scores) + 2
+    for name, values in scores.items():
+        line = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
+        say(Text.assemble((f"{name:<{width}}", "bold"), line))
+
+
+def _diagnose(
+    ctx: typer.Context, run: str | None, chosen: CheckpointOptions, as_json: bool
+) -> None:
+    with ctx.obj.phase("diagnosing"):
+        from windlass.api import diagnose as call
+        from windlass.cli.evaluation import diagnosed
+
+        with waiting("diagnosing"):
+            found = call(run, ctx.args, **vars(chosen))
+    if as_json:
+        print(json.dumps(found._asdict(), indent=2))
+        return
+    with trimmed() as console:
+        for line in diagnosed(found, min(Terminal().width, WIDEST)):
+            console.print(line)
