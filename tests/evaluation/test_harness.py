@@ -137,12 +137,16 @@ def test_a_task_measures_the_same_as_with_transformers(ours, theirs, folder: Pat
 
 
 def test_a_run_is_asked_by_its_name_with_what_it_was_trained_on(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory
+    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture
 ):
     run = trained.only_run(trained.workplace(tmp_path_factory))
     found = windlass.tasks(run, "tiny_choice", folder=folder, limit=4, shots=0)
     assert list(found) == ["tiny_choice"]
     assert found["tiny_choice"]["acc"] in (0, 0.25, 0.5, 0.75, 1)
+    capsys.readouterr()
+    words = ["evaluate", str(run), "--tasks", "tiny_choice", "--tasks-from", str(folder)]
+    assert commands.run([*words, "--limit", "4", "--shots", "0", "--json"], Signals()) == 0
+    assert json.loads(capsys.readouterr().out) == found
 
 
 def test_options_of_tasks_are_refused_without_them():
