@@ -8,11 +8,12 @@ benchmarks/plan_accuracy.json; prints the tables and writes them to benchmarks/p
     TPU_SKIP_MDS_QUERY=1 python benchmarks/plan_accuracy.py --compile v5e-8,v6e-1
 
 finds out anew what the TPU compiler says of the cases of these slices, on an x86-64 host with
-libtpu and no TPU, and `--measure` what a step takes on the GPU that is here.
+libtpu and no TPU, and `--measure all` what a step takes on the GPU that is here.
 
     TPU_SKIP_MDS_QUERY=1 python benchmarks/plan_accuracy.py --compile new --jobs 8 --limit 480
 
-compiles the cases of which nothing is known yet, and stops after so many seconds with what it has.
+compiles the cases of which nothing is known yet, and stops after so many seconds with what it has;
+`--measure new` runs those of the GPU.
 """
 
 import argparse
@@ -41,7 +42,9 @@ WARM, ROUNDS, STEPS = 3, 3, 6
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--compile", metavar="SLICES", help="ask libtpu: v5e-8,v6e-1 or new")
-    asked.add_argument("--measure", action="store_true", help="run the cases of the GPU here")
+    asked.add_argument(
+        "--measure", choices=["all", "new"], help="run the cases of the GPU here, or those unknown"
+    )
     asked.add_argument("--jobs", type=int, default=1, help="compilations at a time")
     asked.add_argument("--limit", type=float, help="seconds after which compilations are stopped")
     asked.add_argument("--one", help=argparse.SUPPRESS)
@@ -50,8 +53,7 @@ def main() -> None:
         of, number = given.one.split(":")
         print(json.dumps(_measured(GPU[int(number)]) if of == "GPU" else _compiled(int(number))))
     elif given.compile:
-        wanted = given.compile.split(",")
-        known = _known()
+        wanted, known = given.compile.split(","), _known()
         chosen = [
             i
             for i, one in enumerate(TPU)
@@ -60,7 +62,9 @@ def main() -> None:
         environ = {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
         _find("TPU", chosen, given.jobs, environ, given.limit)
     elif given.measure:
-        _find("GPU", list(range(len(GPU))), 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+        known = {} if given.measure == "all" else _known()
+        chosen = [i for i, one in enumerate(GPU) if one.name not in known]
+        _find("GPU", chosen, 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     else:
         os.environ["JAX_PLATFORMS"] = "cpu"
         compare()

@@ -100,14 +100,12 @@ class Case(NamedTuple):
     def _shipped(self, name: str) -> dict[str, Any]:
         recipe = load(name).merged(targets.find(self.on).chip.kind)
         train = recipe["train"] | {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)}
-        teacher = {key: x for key, x in recipe["data"]["teacher"].items() if key != "model"}
-        data = recipe["data"] | {"length": self.length, "teacher": teacher}
-        return recipe | {
-            "model": MODELS[self.model],
-            "tokenizer": {"kind": "byte"},
-            "data": data,
-            "train": train,
-        }
+        data = recipe["data"] | {"length": self.length}
+        if "teacher" in data:
+            data["teacher"] = {key: x for key, x in data["teacher"].items() if key != "model"}
+        model = recipe["model"] if self.model == name else MODELS[self.model]
+        others = {"tokenizer": {"kind": "byte"}, "data": data, "train": train}
+        return recipe | {"model": model} | others
 
 
 def case(model: str, on: str, rows: int, **how: Any) -> Case:
@@ -119,6 +117,7 @@ HALF, SMALL, MIDDLE, THREE, EIGHT = (
     *("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen2.5-3B", "Llama-3.1-8B"),
 )
 FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
+STORIES = "tinystories-reservoir", "tinystories-transformer"  # models and all, as they ship
 TPU = [
     case(HALF, "v6e-1", 8),
     case(HALF, "v6e-1", 16),
@@ -202,6 +201,7 @@ TPU = [
     case(SMALL, "v6e-1", 32, length=128, of="qwen3-qat"),
     case(SMALL, "v5e-4", 128, accumulation=8, of="recovery-lora"),
     case(SMALL, "v6e-1", 8, remat="saved", of="distil-small"),
+    *(case(of, on, 128, length=128, of=of) for of in STORIES for on in ("v6e-1", "v5e-4")),
 ]
 GPU = [
     case(HALF, "h200", 32),
@@ -228,6 +228,7 @@ GPU = [
     case(MIDDLE, "h200", 64, remat="none"),
     case(EIGHT, "h200", 2),
     case(THREE, "h200", 96),
+    *(case(of, "h200", 64, length=128, of=of) for of in STORIES),
 ]
 # The run of legal-cot-sft, beside which others of the list only compute the same otherwise.
 SAME = [case(HALF, on, 64, rank=32, dropout=0.05) for on in ("v5e-8", "h200")]

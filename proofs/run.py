@@ -18,7 +18,8 @@ from pathlib import Path
 HERE = Path(__file__).parent
 ALL = (
     *("quickstart", "finetune", "meshes", "hosts", "processes", "huggingface", "kill", "load"),
-    *("bytes", "hostile", "limits", "launch", "plan", "distil", "reservoir", "long_tests"),
+    *("bytes", "hostile", "limits", "launch", "plan", "distil", "reservoir"),
+    *("characters", "long_tests"),
 )
 
 # Before JAX is imported: the meshes need devices, which a CPU only has if told so.

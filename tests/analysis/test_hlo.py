@@ -90,12 +90,13 @@ RECKONED = """HloModule m
 ENTRY %main (a: f32[8]) -> f32[8] {
   %a = f32[8]{0} parameter(0)
   %w = f32[8]{0} while(%a), condition=%condition, body=%body, backend_config={"known_trip_count":{"n":"5"}}
+  %n = f32[8]{0} sort(%w), backend_config={"window_config":{"estimated_cycles":"18446744073709551615"}}
   ROOT %c = f32[8]{0} copy(%w), backend_config={"window_config":{"estimated_cycles":"30"}}
 }
 """  # noqa: E501
 
 
-def test_cycles_count_as_often_as_loops_run_and_once_for_a_fusion():
+def test_cycles_count_as_often_as_loops_run_once_for_a_fusion_and_where_there_is_an_estimate():
     assert Text(RECKONED).cycles == 5 * 100 + 30
 
 
