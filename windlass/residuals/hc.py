@@ -7,7 +7,8 @@ The paper is https://arxiv.org/abs/2409.19606. With x̃_j = RMSNorm(x_j) of stre
     res_ij = α₃ tanh(φ_res,i x̃_j) + b_res,ij
     x     ← res x + postᵀ F(pre x)
 
-It starts as x + F(x) in every stream: φ = 0, b_res = I, b_post = 1, and layer l reads stream l mod n.
+It starts as x + F(x) in every stream: φ = 0, b_res = I, b_post = 1, b_pre 1 for stream l mod n in
+layer l.
 Nothing bounds the product of mixing matrices over layers (`residual_gain_forward`).
 """
 

@@ -153,7 +153,7 @@ class Residual(HyperStreams):
 
 
 class SigmoidConnection(HyperConnection):
-    """Reading weights from 0 to 1 and writing weights from 0 to 2, as mHC and mHC-lite have them."""
+    """Reading weights from 0 to 1, writing weights from 0 to 2, of mHC and mHC-lite alike."""
 
     phi: Float[Array, "*layers coefficients streams embed"]
     alpha: Float[Array, "*layers parts"]
@@ -183,9 +183,8 @@ class SigmoidConnection(HyperConnection):
         # Division by the norm after the product: the streams are read as they are.
         products = checkpoint_name(products, "residual") * inverse_rms(*x)
         biases = jnp.concatenate([self.pre, self.post, self.res.reshape(-1)])
-        alpha = jnp.repeat(
-            self.alpha, jnp.array([n, n, self.res.size]), total_repeat_length=len(biases)
-        )
+        counts = (n, n, self.res.size)
+        alpha = [self.alpha[part] for part, count in enumerate(counts) for _ in range(count)]
         logits = tuple(a * p + b for a, p, b in zip(alpha, products, biases, strict=True))
         return Coefficients(
             pre=tuple(map(jax.nn.sigmoid, logits[:n])),
