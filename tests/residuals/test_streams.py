@@ -50,7 +50,14 @@ def loss_program(model) -> str:
     return str(jax.make_jaxpr(gradient)(weights))
 
 
-@pytest.mark.parametrize("kind", [MHC, HC, Lite], ids=["mhc", "hc", "mhc_lite"])
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(MHC, id="mhc"),
+        pytest.param(HC, id="hc", marks=pytest.mark.long),
+        pytest.param(Lite, id="mhc_lite", marks=pytest.mark.long),
+    ],
+)
 def test_one_stream_is_the_plain_residual_to_the_bit(unlike, kind):
     if refuses(unlike):
         return
@@ -68,9 +75,9 @@ def test_four_streams_begin_as_a_plain_residual_in_every_family(unlike, kind):
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("family", ["qwen3", "llama", "gemma"])
-def test_four_streams_of_mhc_begin_as_a_plain_residual(family):
-    begins_as_plain(family, MHC())
+@pytest.mark.parametrize("decoder", ["qwen3", "llama", "gemma"])
+def test_four_streams_of_mhc_begin_as_a_plain_residual(decoder):
+    begins_as_plain(decoder, MHC())
 
 
 def begins_as_plain(family: str, residual) -> None:

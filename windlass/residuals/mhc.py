@@ -43,7 +43,7 @@ FIRST = 0.7  # share of a layer's own stream in what it reads at first
 EPS = 1e-6  # of the norm
 
 
-class State(NamedTuple):
+class StreamState(NamedTuple):
     """Residual streams, and the product of all mixing matrices so far, for its gain.
 
     An array for each stream: an axis of n in front of the width would be padded on TPUs, and any
@@ -81,26 +81,26 @@ class HyperStreams(BaseResidual):
     ) -> Connection:
         return Plain() if self.streams == 1 else self.hyper_connection(layer, sizes["embed"])
 
-    def widen(self, x: Hidden) -> Hidden | State:
+    def widen(self, x: Hidden) -> Hidden | StreamState:
         if self.streams == 1:
             return x
         zero, every = jnp.zeros_like(x[..., 0], jnp.float32), range(self.streams)
         identity = tuple(tuple(zero + float(i == j) for j in every) for i in every)
-        return State((x,) * self.streams, identity)
+        return StreamState((x,) * self.streams, identity)
 
-    def narrow(self, x: Hidden | State) -> Hidden:
-        if not isinstance(x, State):
+    def narrow(self, x: Hidden | StreamState) -> Hidden:
+        if not isinstance(x, StreamState):
             return x
         sums = total(one.astype(jnp.float32) for one in x.streams)
         return (sums / len(x.streams)).astype(x.streams[0].dtype)
 
-    def report(self, x: Hidden | State) -> Report:
+    def report(self, x: Hidden | StreamState) -> Report:
         """Composite gain over all layers, as the mean over tokens.
 
         It bounds the factor by which a stream grows on its way there, and a gradient on its way
         back.
         """
-        if not isinstance(x, State):
+        if not isinstance(x, StreamState):
             return {}
         ways = {"forward": x.product, "backward": transposed(x.product)}
         gains = {way: doubly_stochastic.gain(product) for way, product in ways.items()}
@@ -127,14 +127,14 @@ class HyperConnection(Connection, Placed):
     @abstractmethod
     def coefficients(self, x: tuple[Hidden, ...]) -> Coefficients: ...
 
-    def __call__(self, x: State, branch: Branch, context) -> State:
+    def __call__(self, x: StreamState, branch: Branch, context) -> StreamState:
         # A barrier, as a compiler may else compute them anew for every channel that they weigh.
         pre, post, res = jax.lax.optimization_barrier(self.coefficients(x.streams))
         y = checkpoint_name(branch(_read(x.streams, pre)), "residual")
         mixing = jax.lax.stop_gradient(res)
         _report(mixing, context)
         product = doubly_stochastic.matmul(mixing, x.product)
-        return State(_written(x.streams, y, post, res), product)
+        return StreamState(_written(x.streams, y, post, res), product)
 
 
 @section
