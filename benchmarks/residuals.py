@@ -21,6 +21,7 @@ import sysconfig
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -36,7 +37,7 @@ AVERAGED = 50  # steps, of which the mean is a loss
 WARM = 5  # steps before the clock starts
 
 
-def corpus() -> np.ndarray:
+def corpus(most: int) -> np.ndarray:
     """Bytes of all Python files here, in the order of a hash of their names."""
     folders = {sysconfig.get_paths()["stdlib"], *site.getsitepackages()}
     files = {file for folder in folders for file in Path(folder).rglob("*.py")}
@@ -45,7 +46,7 @@ def corpus() -> np.ndarray:
     for file in order:
         parts.append(np.frombuffer(file.read_bytes() + b"\0", np.uint8))
         size += len(parts[-1])
-        if size > MOST_BYTES:
+        if size > most:
             break
     return np.concatenate(parts)
 
@@ -80,7 +81,7 @@ def trainer(kind: str, sizes: dict, rows: int, length: int) -> tuple[Callable, i
 
     dtype = "float32" if jax.default_backend() == "cpu" else "bfloat16"
     jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1]))
-    config = llama.Config(**sizes, theta=1e4, tied=True)
+    config: Any = llama.Config(**sizes, theta=1e4, tied=True)
     architecture = Architecture(config, RESIDUALS.load(kind)())
     model = eqx.filter_jit(architecture.init)(jax.random.key(0))
     weights, static = eqx.partition(arrange(model, remat="saved", unroll=1), eqx.is_array)
@@ -179,7 +180,7 @@ def main() -> None:
     sizes, rows, length = (SMALL, 4, 64) if asked.small else (SIZES, 32, 1024)
     import jax
 
-    text = corpus()
+    text = corpus(1_000_000 if asked.small else MOST_BYTES)
     setting = {
         "device": jax.devices()[0].device_kind,
         "seconds": asked.seconds,
