@@ -1,4 +1,4 @@
-"""A reservoir and a transformer of its size learn the characters of a book, in five CPU minutes each.
+"""A reservoir and a transformer as large learn the characters of a book, each in five CPU minutes.
 
 The book is Ambrose Bierce's "The Devil's Dictionary", which Debian has as the package dict-devil;
 each model sees 32 characters at most, the first of them none before it.

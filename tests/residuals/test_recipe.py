@@ -8,7 +8,7 @@ from windlass.program.footprint import footprint
 from windlass.run.identity import digest
 from windlass.starting.describe import describe
 
-HYPER = {"residual": {"kind": "hyper", "streams": 4}}
+STREAMS = {"residual": {"kind": "hc", "streams": 4}}
 
 
 def built(*keys: str, **sections) -> Built:
@@ -16,7 +16,7 @@ def built(*keys: str, **sections) -> Built:
 
 
 def test_lora_on_every_linear_map_adapts_none_of_a_residual_which_is_trained_itself():
-    both = built(**HYPER, adapter={"kind": "lora", "targets": ["*"]})
+    both = built(**STREAMS, adapter={"kind": "lora", "targets": ["*"]})
     is_trained = dict(named(both.trainable.mask))
     connections = {name: trained for name, trained in is_trained.items() if "_residual" in name}
     assert len(connections) == 2 * 5 and all(connections.values())
@@ -28,18 +28,18 @@ def test_lora_on_every_linear_map_adapts_none_of_a_residual_which_is_trained_its
 
 
 def test_a_residual_is_of_the_identity_and_of_the_folder_and_the_plain_one_as_if_unsaid():
-    unsaid, plain, wide = built(), built("residual=plain"), built(**HYPER)
-    assert wide.identity == unsaid.identity | {"residual": "hyper (streams 4)"}
+    unsaid, plain, wide = built(), built("residual=plain"), built(**STREAMS)
+    assert wide.identity == unsaid.identity | {"residual": "hc (streams 4)"}
     assert plain.identity == unsaid.identity
     assert digest(plain.run) == digest(unsaid.run) != digest(wide.run)
-    assert built("residual.streams=2", **HYPER).identity["residual"] == "hyper (streams 2)"
+    assert built("residual.streams=2", **STREAMS).identity["residual"] == "hc (streams 2)"
 
 
 def test_the_footprint_counts_every_stream_and_the_weights_between_them():
     chip = chips.find("TPU v5 lite")
     assert chip is not None
-    one, four = (footprint(each.run, chip, "bfloat16") for each in (built(), built(**HYPER)))
-    extra = [x.size for name, x in named(built(**HYPER).abstract) if "_residual" in name]
+    one, four = (footprint(each.run, chip, "bfloat16") for each in (built(), built(**STREAMS)))
+    extra = [x.size for name, x in named(built(**STREAMS).abstract) if "_residual" in name]
     assert four.state - one.state >= 12 * sum(extra)  # the weights and two moments in float32
     run = built().run
     saved = 3 * 2 * run.model.layers * run.model.embed * run.data.length  # of two branches a layer

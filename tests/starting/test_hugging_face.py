@@ -108,9 +108,9 @@ def test_a_run_starts_from_a_folder_and_never_needs_it_again(corpus):
 @pytest.mark.long
 def test_a_residual_starts_afresh_on_a_model_that_has_none(corpus):
     held = publish(Path("source"))
-    wide = recipe(path="source") | {"residual": {"kind": "hyper", "streams": 2}}
+    wide = recipe(path="source") | {"residual": {"kind": "mhc", "streams": 2}}
     told = Told("run.dir=mine", "train.steps=1", "optim.learning_rate=1e-30", recipe=wide)
-    of_branch = 2 * 2 + 2 + 2 + 32 + 32 * (2 + 2) * 2  # mix, read, write, norm and what moves them
+    of_branch = 2 * 2 + 2 + 2 + 3 + 8 * 2 * 32  # res, pre, post, alpha and phi
     assert f"new          {2 * 2 * of_branch:,} parameters of the residual\n" in told.text
     first = archive.manifest(folder_of(told.trained.folder) / "0")["arrays"]
     there = measure(jax.tree.map(jax.numpy.asarray, held))

@@ -7,6 +7,8 @@ import equinox as eqx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
+from windlass.layers.auxiliary import Report
+
 Hidden = Float[Array, "batch seq embed"]
 Branch = Callable[[Hidden], Hidden]
 
@@ -41,6 +43,10 @@ class Streams:
     def narrow(self, x: PyTree) -> Hidden:
         """The hidden states of those that leave the last block."""
         return x
+
+    def report(self, x: PyTree) -> Report:
+        """Metrics of the streams that leave the last block, such as a gain over all layers."""
+        return {}
 
 
 ONE_STREAM = Streams()

@@ -79,7 +79,8 @@ class Stack(eqx.Module):
             x, out = one(kind)(x, _take(weights[kind], rounds), cache_odd[kind])
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
-        return self.streams.narrow(x), left, self._reported(out_rounds, out_odd)
+        reported = added(self._reported(out_rounds, out_odd), self.streams.report(x))
+        return self.streams.narrow(x), left, reported
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """Reports of all layers: those of the rounds by kind, and those after the last round."""

@@ -1,5 +1,7 @@
 """Streams of a residual: plain at first, kept between blocks, apart from adapters and families."""
 
+from functools import partial
+
 import equinox as eqx
 import jax
 import jax.numpy as jnp
@@ -19,7 +21,12 @@ from windlass.layers.stack import Stack, arrange
 from windlass.residuals import Architecture
 from windlass.run import RESIDUALS
 
-Hyper, Plain = RESIDUALS.load("hyper"), RESIDUALS.load("plain")
+MHC, HC, Lite = (RESIDUALS.load(kind) for kind in ("mhc", "hc", "mhc_lite"))
+Plain = RESIDUALS.load("plain")
+KINDS = [pytest.param(HC, id="hc")] + [
+    pytest.param(kind, id=name, marks=pytest.mark.long)
+    for name, kind in (("mhc", partial(MHC, iterations=5)), ("mhc_lite", Lite))
+]
 BATCH, TABLE = tiny.rows(96), models.names(tiny.config("qwen3"))
 
 
@@ -33,7 +40,7 @@ def refuses(family: str) -> bool:
     if any(map(is_one, jax.tree.leaves(tiny.abstract(tiny.config(family)), is_leaf=is_one))):
         return False
     with pytest.raises(UserError, match="no residual connection that it could replace"):
-        made(family, Hyper())
+        made(family, HC())
     return True
 
 
@@ -43,10 +50,18 @@ def loss_program(model) -> str:
     return str(jax.make_jaxpr(gradient)(weights))
 
 
-def test_one_stream_is_the_plain_residual_to_the_bit(unlike):
+@pytest.mark.parametrize(
+    "kind",
+    [
+        pytest.param(MHC, id="mhc"),
+        pytest.param(HC, id="hc", marks=pytest.mark.long),
+        pytest.param(Lite, id="mhc_lite", marks=pytest.mark.long),
+    ],
+)
+def test_one_stream_is_the_plain_residual_to_the_bit(unlike, kind):
     if refuses(unlike):
         return
-    plain, one = made(unlike, Plain()), made(unlike, Hyper(streams=1))
+    plain, one = made(unlike, Plain()), made(unlike, kind(streams=1))
     assert tiny.apart(jax.tree.leaves(one), jax.tree.leaves(plain)) == 0
     assert loss_program(one) == loss_program(plain)
     built = tiny.config(unlike).init(jax.random.key(0))
@@ -54,14 +69,28 @@ def test_one_stream_is_the_plain_residual_to_the_bit(unlike):
     assert plain.blocks.streams is ONE_STREAM
 
 
-def test_four_streams_begin_as_a_plain_residual_in_every_family(unlike):
-    if refuses(unlike):
+@pytest.mark.parametrize("kind", KINDS)
+def test_four_streams_begin_as_a_plain_residual_in_every_family(unlike, kind):
+    begins_as_plain(unlike, kind())
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("decoder", ["qwen3", "llama", "gemma"])
+def test_four_streams_of_mhc_begin_as_a_plain_residual(decoder):
+    begins_as_plain(decoder, MHC())
+
+
+def begins_as_plain(family: str, residual) -> None:
+    if refuses(family):
         return
-    config = tiny.config(unlike)
+    config = tiny.config(family)
     plain = config.init(jax.random.key(0))
-    wide = Hyper().connect(plain, config.sizes, key=jax.random.key(1))
+    wide = residual.connect(plain, config.sizes, key=jax.random.key(1))
     found, expected = (eqx.filter_jit(lambda m: m(BATCH)[0])(model) for model in (wide, plain))
-    np.testing.assert_allclose(found, expected, atol=2e-6)
+    np.testing.assert_allclose(found, expected, atol=1e-5)
+
+
+STREAMS = MHC(iterations=5)
 
 
 def trained(seed: int = 3):
@@ -71,12 +100,12 @@ def trained(seed: int = 3):
     def moved(x):
         return x + 0.3 * rng.normal(size=x.shape).astype(x.dtype) if eqx.is_array(x) else x
 
-    return jax.tree.map(moved, made("qwen3", Hyper()))
+    return jax.tree.map(moved, made("qwen3", STREAMS))
 
 
 def by_hand(model, batch, *, joined: bool):
     """The streams through the layers one by one; `joined` makes them one after each block."""
-    streams = Hyper()
+    streams = STREAMS
     x = streams.widen(model.embedding(batch["tokens"]))
     for layer in range(3):
         block = jax.tree.map(lambda w, i=layer: w[i], model.blocks.kinds[0])
@@ -103,13 +132,13 @@ def test_gradients_reach_the_weights_of_every_connection_and_layer():
 
 
 def test_a_branch_of_each_layer_has_weights_of_its_own_that_know_their_layer():
-    block = made("gemma", Hyper()).blocks.kinds  # of two kinds in turn
-    assert [np.asarray(kind.mlp_residual.read).argmax(-1).tolist() for kind in block] == [
+    block = made("gemma", MHC()).blocks.kinds  # of two kinds in turn
+    assert [np.asarray(kind.mlp_residual.pre).argmax(-1).tolist() for kind in block] == [
         [0, 2],
         [1, 3],
     ]
-    names = [name for name, _ in named(eqx.filter(made("gru", Hyper()), eqx.is_array))]
-    assert "blocks.recurrence_residual.mix" in names
+    names = [name for name, _ in named(eqx.filter(made("gru", HC()), eqx.is_array))]
+    assert "blocks.recurrence_residual.res" in names
 
 
 @pytest.mark.long
@@ -127,7 +156,9 @@ def test_how_layers_are_run_changes_nothing_and_each_reports_its_gain():
         for remat, unroll in (("saved", 1), ("full", 3))
     ]
     assert tiny.apart(*found) < 1e-5
-    assert sorted(found[0][1]) == ["gain_0", "gain_1", "gain_2"]
+    names = {f"residual_{metric}" for metric in ("row_error", "column_error", "entropy")}
+    each = {f"{name}_{layer}" for name in names for layer in range(3)}
+    assert found[0][1].keys() == names | each | {"residual_gain_forward", "residual_gain_backward"}
 
 
 @pytest.mark.long
@@ -147,7 +178,7 @@ def test_generation_carries_the_streams_too():
 
 def test_an_adapter_of_all_linear_maps_leaves_those_of_a_residual_alone():
     def adapted(*targets: str):
-        adapter, base = Adapter(rank=2, targets=targets), made("qwen3", Hyper())
+        adapter, base = Adapter(rank=2, targets=targets), made("qwen3", HC())
         return adapter.adapt(base, names=TABLE, key=jax.random.key(1))
 
     for target in ("*", "all-linear"):
@@ -167,21 +198,21 @@ def test_a_checkpoint_of_one_stream_fills_all_but_the_residual_and_one_of_ours_t
     assert len(taken) == len(jax.tree.leaves(eqx.filter(theirs, eqx.is_array))) < len(paths)
 
     tensors = to_tensors(ours, TABLE)
-    assert "blocks.0.mlp_residual.mix" in tensors
+    assert "blocks.0.mlp_residual.res" in tensors
     again = placed(shapes, TABLE, tensors, "here")
     assert tiny.apart(list(again.values()), jax.tree.leaves(eqx.filter(ours, eqx.is_array))) == 0
-    del tensors["blocks.1.mlp_residual.mix"]
+    del tensors["blocks.1.mlp_residual.res"]
     with pytest.raises(UserError) as refused:
         placed(shapes, TABLE, tensors, "the weights here")
-    missing = "blocks.1.mlp_residual.mix  is missing"
+    missing = "blocks.1.mlp_residual.res  is missing"
     assert str(refused.value) == f"1 problem in the weights here:\n  {missing}"
 
 
 def test_a_model_without_a_residual_connection_is_refused():
     stack = Stack((tiny.model("gru").norm,), 1)
     with pytest.raises(UserError) as refused:
-        Hyper().connect(stack, {}, key=jax.random.key(0))
+        MHC().connect(stack, {}, key=jax.random.key(0))
     assert str(refused.value) == (
-        "residual.kind is hyper; the blocks of this model have no residual connection that it "
+        "residual.kind is mhc; the blocks of this model have no residual connection that it "
         "could replace: residual=plain leaves them as they are"
     )
