@@ -86,6 +86,7 @@ def test_a_run_that_was_stopped_is_used_with_what_it_has_solved_for_so_far(tmp_p
     whole, half = tmp_path / "whole", tmp_path / "half"
     told = trained(whole, written)
     assert "parameters   4,112 solved for of 8,592 (47.8585%), 64 fixed" in told.text
+    assert api.report(whole).parameters == {"trainable": 4112, "total": 8592}
     trained(half, written, stops=2)
     at = measured(whole)
     assert list(at) == [2, 4] and at[2] != at[4]

@@ -80,8 +80,9 @@ class RunReport:
     def begin(self, first: int) -> None:
         """The run trains from here on: what an earlier start wrote after this step is dropped."""
         self.records.truncate(first)
-        trained = self.session.built.trainable
-        parameters = {"trainable": trained.trained, "total": trained.total}
+        built = self.session.built
+        learned = self.session.run.objective.solved(built.abstract) or built.trainable.trained
+        parameters = {"trainable": learned, "total": built.trainable.total}
         facts = {"parameters": parameters, **self.described.facts}
         self.about.begin(step=first, steps=self.steps, **facts)
         self.watch.open(self.folder / folders.COMPILES, first)
