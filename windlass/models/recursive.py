@@ -211,7 +211,7 @@ class Latents(NamedTuple):
     low: States
 
 
-class Thought(NamedTuple):
+class PassOutput(NamedTuple):
     """Results of a pass."""
 
     hidden: Hidden  # of the answer, for the head
@@ -330,7 +330,9 @@ class RecursiveModel(eqx.Module):
         hidden = self._unpadded(high, batch)
         return hidden, added(auxiliary, further), context.finish((left, more))
 
-    def think(self, batch: dict[str, Array], state: Latents, *, refines: bool = False) -> Thought:
+    def think(
+        self, batch: dict[str, Array], state: Latents, *, refines: bool = False
+    ) -> PassOutput:
         """One pass, from the states that the last one left, or `fresh` ones.
 
         With `refines` the answer is read after the further calls of `refinement`.
@@ -343,7 +345,7 @@ class RecursiveModel(eqx.Module):
             high, _, further = self._refined(high, context)
             auxiliary = added(auxiliary, further)
         q = self.halt(self._read(high, whole["document"]).astype(jnp.float32))
-        return Thought(self._unpadded(high, batch), q, _stopped(state), auxiliary)
+        return PassOutput(self._unpadded(high, batch), q, _stopped(state), auxiliary)
 
     def fresh(self, batch: dict[str, Array]) -> Latents:
         """The states of rows that nothing was thought about."""
@@ -413,7 +415,7 @@ class RecursiveModel(eqx.Module):
     def _read(
         self, high: States, document: Int[Array, "batch positions"]
     ) -> Float[Array, "batch embed"]:
-        """What q reads: the first position, or of a causal model the last, which has seen most."""
+        """Input of q: the first position, or of a causal model the last, which has seen most."""
         if not self.about.causal:
             return high[:, 0]
         at = jnp.arange(document.shape[1], dtype=jnp.int32)
