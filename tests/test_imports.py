@@ -10,7 +10,7 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors version units files seal terminal chance dynamics columns teacher_cache config "
+    "errors version units files seal terminal chance dynamics columns puzzles teacher_cache config "
     "processes devices layers quantization models adapters residuals hub sources formats data "
     "objectives optim checkpoint "
     "telemetry run run_folder program starting evaluation analysis planning training reports "

@@ -86,7 +86,7 @@ def _joined(data: Data, splits: Sequence[Mapping[str, Split]]) -> dict[str, Spli
 
 def _split_names(data: Data) -> list[str]:
     """Names of the splits that a recipe has."""
-    return [name for name in SPLITS if name == "train" or getattr(data, name)]
+    return [name for name in SPLITS if name == "train" or data.holds_out(name)]
 
 
 def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:

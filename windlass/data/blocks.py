@@ -14,7 +14,8 @@ from windlass.sources import Blocks
 class BlockRows:
     """The rows of a split of a source of blocks.
 
-    Which they are follows from the shares that are held out; a row is its number in the source.
+    Which they are follows from the shares that are held out, of rows or of groups of them, unless
+    the source holds out some itself; a row is its number in the source.
     """
 
     def __init__(self, source: Blocks, name: str, validation: float, test: float, seed: int):
@@ -32,7 +33,13 @@ class BlockRows:
     @cached_property
     def numbers(self) -> np.ndarray:
         """The number that each row has in the source."""
-        return split(len(self.source), **self.shares)[self.name]
+        if self.name in self.source.held_out:
+            return self.source.held_out_numbers(self.name)
+        groups = self.source.groups
+        if groups is None:
+            return split(len(self.source), **self.shares)[self.name]
+        chosen = split(int(groups.max()) + 1, **self.shares)[self.name]
+        return np.flatnonzero(np.isin(groups, chosen))
 
     @property
     def length(self) -> int:

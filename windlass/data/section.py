@@ -93,6 +93,11 @@ class Data:
             )
         return columns
 
+    def holds_out(self, split: str) -> bool:
+        """Presence of a split beside training: a share of all rows, or a source's own rows."""
+        own = self.has_blocks and any(split in part.source.held_out for part in self.parts)
+        return own or bool(getattr(self, split))
+
     @property
     def hashed(self) -> tuple[str, ...]:
         """The columns that the token hash of a run is over."""
@@ -153,6 +158,9 @@ class Data:
                 name = part.key.removeprefix("data.")
                 what = f"{name} has {part.source.yields}, and another part has blocks"
                 yield f"{what}; a mixture is of one or the other"
+            elif both := [name for name in part.source.held_out if getattr(self, name)]:
+                what = f"is {getattr(self, both[0])}, and {part.key} has {both[0]} rows of its own"
+                yield f"{both[0]} {what}; leave one of them out"
         for name, (one, _) in fields(Data).items():
             if name in OF_DOCUMENTS and getattr(self, name) != default(one):
                 value = tree(getattr(self, name))

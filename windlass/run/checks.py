@@ -166,7 +166,7 @@ def _patience(run: Run) -> list[Problem]:
         key
         for key, value in (
             ("train.evaluate_every", run.train.evaluate_every),
-            ("data.validation", run.data.validation),
+            ("data.validation", run.data.holds_out("validation")),
         )
         if not value
     ]

@@ -167,6 +167,23 @@ class Blocks(Numbered):
         """
         raise NotImplementedError
 
+    @property
+    def held_out(self) -> tuple[str, ...]:
+        """Splits that the source has rows of its own for, in place of a share of all: usual, none.
+
+        `len` does not count them.
+        """
+        return ()
+
+    def held_out_numbers(self, split: str) -> np.ndarray:
+        """Numbers of the rows of one of these splits."""
+        raise NotImplementedError
+
+    @property
+    def groups(self) -> np.ndarray | None:
+        """Group number of each row; rows of a group are in one split. None: each is on its own."""
+        return None
+
     def check_vocabulary(self, described: str) -> None:
         """Refuse a vocabulary that the tokens are not of, where that is known."""
 

@@ -172,7 +172,7 @@ class Loop:
             folder, say=terminal.warning, keep=run.checkpoint.keep, best=run.train.watched
         )
         self.evaluator: Evaluator | None = None
-        if run.data.validation:
+        if run.data.holds_out("validation"):
             self.evaluator = Evaluator(session, "validation")
         self.writer = Writer(session, folder) if run.train.sample else None
 
