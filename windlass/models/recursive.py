@@ -367,7 +367,7 @@ class RecursiveModel(eqx.Module):
     def facts(self) -> Iterator[tuple[str, str]]:
         """Sizes of the core and its tables, and how generation goes."""
         tables = (self.embedding, self.prefix, self.positions, self.head, self.reasoning)
-        held, whole = _size(tables), _size(self)
+        held, whole = _size(tables), _size(self) - _size(self.start)
         yield "core", f"{whole - held:,} parameters, beside {held:,} of tables and heads"
         config = self.about
         each = f"{config.h_cycles * (config.l_cycles + 1)} network calls × {config.passes} passes"
