@@ -244,7 +244,7 @@ def test_q_begins_at_minus_five_for_every_row_and_initial_states_are_fixed():
 
 # Generation
 
-TEXT = Config(**SMALL | dict(vocab=96), heads=2)
+TEXT = dataclasses.replace(Config(**SMALL, heads=2), vocab=96)
 
 
 @pytest.mark.parametrize("most", [recursive.CACHED_CALLS, 0])
