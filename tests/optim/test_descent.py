@@ -1,7 +1,6 @@
 """What all optimisers have in common: one clip, decay, groups and the schedule."""
 
 import dataclasses
-import importlib
 
 import equinox as eqx
 import jax
@@ -14,10 +13,9 @@ from tests import tiny
 from windlass.config import read
 from windlass.errors import UserError
 from windlass.layers.names import named
-from windlass.optim import Descent, Group, Schedule, muon
+from windlass.optim import Descent, Group, Schedule, adamw, muon, sign
 from windlass.optim.adamw import Optimizer
 
-sign = importlib.import_module("windlass.optim.sign")  # a stranger
 CONSTANT = Schedule(shape="constant")
 EMBEDDING = Group(match="embedding.*", learning_rate=0.01, weight_decay=0.0)
 
@@ -127,7 +125,7 @@ def test_a_group_of_another_kind_has_the_updates_and_the_state_of_that_kind_alon
     gradient = jax.tree.map(lambda x: jnp.cos(7 * x), weights)
     plain = Optimizer(learning_rate=0.1, weight_decay=0.3, clip_norm=0.5)
     groups = (
-        Group(match="embedding.*", kind=sign.Rule(), learning_rate=0.02),
+        Group(match="embedding.*", kind=sign.Rule(), learning_rate=0.02, clipped=True),
         Group(match="blocks.mlp.*", kind=muon.Rule(momentum=0.9), weight_decay=0.0),
     )
     mixed = dataclasses.replace(plain, groups=groups)
@@ -154,6 +152,66 @@ def test_a_group_of_another_kind_has_the_updates_and_the_state_of_that_kind_alon
     rest = sum(sizes.values()) - sum(mlp.values()) - config.vocab * config.embed
     held = sum(x.size for x in jax.tree.leaves(state) if x.ndim)
     assert held == 2 * rest + maps + 2 * (sum(mlp.values()) - maps)
+
+
+def test_a_group_may_be_outside_of_the_clip_as_sign_descent_is():
+    weights = {"table": jnp.ones((4, 2)), "head": jnp.ones((3, 2))}
+    gradient = {"table": jnp.full((4, 2), 1e3), "head": jnp.ones((3, 2))}
+
+    def moment(clip: float, *groups: Group) -> dict:
+        optimizer = Optimizer(learning_rate=0.1, beta1=0.9, clip_norm=clip, groups=groups)
+        return optax.tree.get(updated(optimizer, gradient, weights)[1][1].rest, "mu")
+
+    outside = Group(match="table", kind=sign.Rule())
+    np.testing.assert_allclose(moment(100.0, outside)["head"], 0.1, rtol=1e-6)
+    np.testing.assert_allclose(moment(6**0.5 / 2, outside)["head"], 0.05, rtol=1e-6)
+    inside = dataclasses.replace(outside, clipped=True)
+    assert moment(100.0, inside)["head"].max() < 0.01
+    plain = Group(match="table", clipped=False)
+    _, state = updated(Optimizer(learning_rate=0.1, groups=(plain,)), gradient, weights)
+    seen = optax.tree.get(state, "mu")
+    np.testing.assert_allclose(seen["table"], 100.0, rtol=1e-6)
+    np.testing.assert_allclose(optax.tree.norm(seen["head"]), 0.1, rtol=1e-6)
+
+
+def test_a_recipe_puts_muon_on_blocks_and_adamw_with_its_own_settings_on_the_rest():
+    words = {
+        **dict(kind="muon", learning_rate=0.02, weight_decay=0.005, clip_norm=None),
+        "groups": [
+            {
+                "match": "embedding.*",
+                "kind": {"kind": "adamw", "beta1": 0.8, "beta2": 0.9},
+                **dict(learning_rate=1e-4, weight_decay=1.0),
+            },
+            {
+                "match": "norm.*",
+                "kind": "adamw",
+                "learning_rate": 1e-4,
+                "schedule": {"warmup_steps": 50, "shape": "constant"},
+            },
+        ],
+    }
+    optimizer = read(muon.Optimizer, {k: x for k, x in words.items() if k != "kind"})
+    weights = eqx.filter(tiny.model("llama"), eqx.is_array)
+    gradient = jax.tree.map(lambda x: jnp.cos(7 * x), weights)
+    adam = adamw.Optimizer(
+        **dict(learning_rate=1e-4, weight_decay=1.0, beta1=0.8, beta2=0.9, clip_norm=None)
+    )
+    alone = muon.Optimizer(learning_rate=0.02, weight_decay=0.005, clip_norm=None)
+    late = adamw.Optimizer(
+        **dict(learning_rate=0.5e-4, weight_decay=0.005, clip_norm=None, schedule=CONSTANT)
+    )
+    by = {"embedding": adam, "norm": late, "": alone}
+    expected = {p: dict(named(updated(o, gradient, weights, 25)[0])) for p, o in by.items()}
+    for name, update in named(updated(optimizer, gradient, weights, 25)[0]):
+        owner = next(one for one in by if name.startswith(one))
+        np.testing.assert_allclose(update, expected[owner][name], rtol=1e-6, err_msg=name)
+
+
+def test_the_schedule_unless_another_is_named_is_a_cosine_to_zero_without_warmup():
+    rate = Optimizer(learning_rate=0.5).rate(8000)
+    found = [float(rate(step)) for step in (0, 2000, 4000, 8000)]
+    assert found == pytest.approx([0.5, 0.25 * (1 + 2**-0.5), 0.25, 0.0], abs=1e-7)
 
 
 def test_groups_of_other_kinds_are_told_by_them():
@@ -231,8 +289,8 @@ def test_every_problem_of_the_groups_of_a_recipe_comes_in_one_message():
         "  groups.1.weight_decay   is -1.0; it must be 0 or more\n"
         "  groups.2.learning_rte   unknown; did you mean learning_rate?\n"
         "  groups.2.match          is required: text\n"
-        '  groups.3.kind.kind      is "lionn"; did you mean lion? there are adafactor, adamw, '
-        "lion, muon and sign\n"
+        '  groups.3.kind.kind      is "lionn"; did you mean lion? there are adafactor, '
+        "adam_atan2, adamw, lion, muon and sign\n"
         "  groups.4.kind.beta1     is 2.0; it is a share, below 1\n"
         "  groups.5.kind.momentum  unknown; did you mean moment?"
     )

@@ -13,7 +13,7 @@ from windlass.devices.axes import ArrayFacts, placements
 from windlass.layers.embedding import Embedding
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
-from windlass.optim import Descent, Schedule, adafactor, adamw, lion, muon
+from windlass.optim import Descent, Schedule, adafactor, adam_atan2, adamw, lion, muon, sign
 
 SIZES = dict(vocab=11, embed=6, heads=2, head_dim=4)
 RATE, DECAY, STEPS = 0.02, 0.3, 4
@@ -125,6 +125,60 @@ def test_lion_is_that_of_the_paper():
             now[name] = now[name] - RATE * (sign + decay * now[name])
             moment[name] = 0.9 * moment[name] + 0.1 * g
     agree(ours(lion.Optimizer(**KEYS, beta1=0.7, beta2=0.9)), now, 1e-4)
+
+
+def test_adam_atan2_is_its_equation_in_pytorch():
+    torch = pytest.importorskip("torch")
+    now = {name: torch.tensor(x) for name, x in plain(weights()).items()}
+    mean, square = ({name: torch.zeros_like(x) for name, x in now.items()} for _ in range(2))
+    for step, gradient in enumerate(gradients(), start=1):
+        for name, g in ((name, torch.tensor(x)) for name, x in plain(gradient).items()):
+            mean[name] = 0.8 * mean[name] + 0.2 * g
+            square[name] = 0.9 * square[name] + 0.1 * g**2
+            root = torch.sqrt(square[name] / (1 - 0.9**step))
+            decay = 0.0 if "norm" in name else DECAY
+            turned = 1.27 * torch.atan2(mean[name] / (1 - 0.8**step), root)
+            now[name] = now[name] * (1 - RATE * decay) - RATE * turned
+    found = ours(adam_atan2.Optimizer(**KEYS, beta1=0.8, beta2=0.9))
+    for name, x in now.items():
+        np.testing.assert_allclose(found[name], x.numpy(), atol=1e-6, rtol=0, err_msg=name)
+
+
+def test_adam_atan2_does_not_know_the_scale_of_gradients():
+    tree = {"weight": jnp.asarray([1.0, -2.0, 0.0])}
+    rule = adam_atan2.Rule().direction()
+    with jax.numpy_dtype_promotion("standard"):
+        usual, tiny_ones = (
+            rule.update(jax.tree.map(lambda x, s=s: s * x, tree), rule.init(tree))[0]["weight"]
+            for s in (1.0, 1e-15)
+        )
+    np.testing.assert_allclose(usual, [1.27 * np.pi / 4, -1.27 * np.pi / 4, 0], rtol=1e-6)
+    np.testing.assert_allclose(tiny_ones, usual, rtol=1e-5)
+
+
+def test_sparse_sign_descent_is_its_equation_in_pytorch_on_the_rows_of_a_batch():
+    torch = pytest.importorskip("torch")
+    rng = np.random.default_rng(2)
+    now = Embedding({"vocab": 7, "embed": 3}, key=jax.random.key(0))
+    table = np.asarray(now.weight)
+    built = sign.Optimizer(**KEYS).build(100, now)
+    state, expected = built.init(now), torch.tensor(table)
+    update = jax.jit(built.update)
+    for step in range(STEPS):
+        read = torch.tensor(rng.integers(5, size=4))  # some twice; the last two never
+        each = torch.tensor(rng.normal(size=(4, 3)).astype(np.float32))
+        rows, place = torch.unique(read, return_inverse=True)
+        merged = torch.zeros(len(rows), 3).index_add_(0, place, each)
+        expected[rows] = expected[rows] * (1 - RATE * DECAY) - RATE * torch.sign(merged)
+        dense = jnp.asarray(torch.zeros(7, 3).index_add_(0, read, each).numpy())
+        with jax.numpy_dtype_promotion("standard"):
+            gradient = jax.tree.map(lambda _, g=dense: g, now)
+            updates, state = update(gradient, state, now, step=step)
+        now = jax.tree.map(jnp.add, now, updates)
+    found = np.asarray(now.weight)
+    np.testing.assert_allclose(found, expected.numpy(), atol=1e-6, rtol=0)
+    np.testing.assert_array_equal(found[5:], table[5:])
+    assert not jax.tree.leaves(state)
 
 
 def is_between_states(name: str) -> bool:

@@ -173,7 +173,7 @@ def test_what_trains_by_a_gradient_is_refused_where_there_is_none(key, tmp_path)
 def test_an_optimizer_is_required_where_there_is_a_gradient(tmp_path):
     assert refused(tmp_path / "run", readout("next_token")).endswith(
         "  optim  is required: objective next_token trains by a gradient, with optim.kind "
-        "adafactor, adamw, lion, muon or sign"
+        "adafactor, adam_atan2, adamw, lion, muon or sign"
     )
 
 

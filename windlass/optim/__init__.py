@@ -83,6 +83,7 @@ class Rule:
 
     shares: ClassVar[tuple[str, ...]] = ()  # fields from 0 to below 1
     sizes: ClassVar[tuple[str, ...]] = ()  # fields above 0
+    clipped: ClassVar[bool] = True  # as a group: whether its gradient counts in the global norm
 
     def __post_init__(self):
         if refused := self.refused():
@@ -98,6 +99,10 @@ class Rule:
 
     def direction(self) -> optax.GradientTransformation:
         raise NotImplementedError
+
+    def decayed(self, weight: Array, direction: Array) -> Array:
+        """The part of a weight that decays, given its direction: usual, all of it."""
+        return weight
 
     def rates(self, weights: PyTree, peak: float) -> list[tuple[str, float]]:
         """Title and learning rate of each weight, were it in no group."""
@@ -115,9 +120,13 @@ class Group:
     learning_rate: float | None = None  # peak; null: that of the rest
     weight_decay: float | None = None  # not of norms and biases; null: that of the rest
     kind: Annotated[Any, RULES] | None = None  # another optimizer; null: that of the rest
+    schedule: Schedule | None = None  # null: that of the rest
+    # whether its gradient counts in clip_norm and is clipped; null: unless its kind never is
+    clipped: bool | None = None
 
     def __post_init__(self):
-        if self.learning_rate is None and self.weight_decay is None and self.kind is None:
+        own = (self.learning_rate, self.weight_decay, self.kind, self.schedule, self.clipped)
+        if own == (None,) * len(own):
             what = "learning_rate, weight_decay or kind would"
             raise ValueError(f"says nothing of {self.match}: {what}")
         refused = [*_not_above_0(self, "learning_rate"), *_below_0(self, "weight_decay")]
@@ -160,7 +169,7 @@ class Descent(Rule):
         return lambda step: self.learning_rate * share(step)
 
     def build(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
-        clip = [] if self.clip_norm is None else [optax.clip_by_global_norm(self.clip_norm)]
+        clip = [] if self.clip_norm is None else [self._clip(self.clip_norm, weights)]
         return optax.chain(*clip, self._directions(weights), self._descend(steps, weights))
 
     def lines(self, weights: PyTree) -> list[str]:
@@ -174,6 +183,22 @@ class Descent(Rule):
             for (title, peak, decay), size in sizes.items()
             if len(sizes) > 1
         ]
+
+    def _clip(self, norm: float, weights: PyTree) -> optax.GradientTransformation:
+        """The clip by the global norm of all weights but those of groups outside of it."""
+        clip = optax.clip_by_global_norm(norm)
+        groups = [
+            group and _first(group.clipped, not group.kind or group.kind.clipped)
+            for group in self._groups(weights)
+        ]
+        is_clipped = [one is not False for one in groups]
+        if all(is_clipped):
+            return clip
+        return optax.masked(clip, jax.tree.unflatten(jax.tree.structure(weights), is_clipped))
+
+    def _groups(self, weights: PyTree) -> list[Group | None]:
+        """Each weight's group; None: it is in none."""
+        return [None if i is None else self.groups[i] for i in self._chosen(weights)]
 
     def _chosen(self, weights: PyTree) -> list[int | None]:
         """The number of each weight's group; None: it is in none."""
@@ -237,20 +262,28 @@ class Descent(Rule):
         return optax.GradientTransformation(start, update)
 
     def _descend(self, steps: int, weights: PyTree) -> optax.GradientTransformationExtraArgs:
-        """Decay, and the step down: each weight at its own rate, on the one schedule."""
-        share, structure = self.schedule.over(steps), jax.tree.structure(weights)
+        """Decay, and the step down: each weight at its own rate, on the schedule of its group."""
+        structure, groups = jax.tree.structure(weights), self._groups(weights)
         _, peaks, decays = self._settings(weights)
         is_decayed = jax.tree.leaves(matrices(weights))
         decays = [decay * is_one for decay, is_one in zip(decays, is_decayed, strict=True)]
-        own = structure.unflatten(peaks), structure.unflatten(decays)
+        schedules = [_first(group and group.schedule, self.schedule) for group in groups]
+        rules = [_first(group and group.kind, self) for group in groups]
+        shares = {schedule: schedule.over(steps) for schedule in schedules}
 
         def update(updates, state, params=None, **extra):
-            now = share(extra["step"])
+            now = {schedule: share(extra["step"]) for schedule, share in shares.items()}
 
-            def down(d, weight, peak, decay):
-                return -now * peak * (d + decay * weight if decay else d)
+            def down(d, weight, peak, decay, schedule, rule):
+                whole = d + decay * rule.decayed(weight, d) if decay else d
+                return -now[schedule] * peak * whole
 
-            return jax.tree.map(down, updates, params, *own), state
+            leaves = zip(
+                *(jax.tree.leaves(x) for x in (updates, params)),
+                *(peaks, decays, schedules, rules),
+                strict=True,
+            )
+            return structure.unflatten([down(*one) for one in leaves]), state
 
         return optax.GradientTransformationExtraArgs(optax.init_empty_state, update)
 
