@@ -27,7 +27,7 @@ SMALL: dict[str, Any] = dict(vocab=11, embed=16, mlp=24, layers=2, h_cycles=2, l
 PREFIX = Prefix(positions=2, identifiers=3, width=24)
 TRM = Config(**SMALL, heads=2, bidirectional=True, prefix=PREFIX)
 MLP_TRM = Config(
-    **SMALL | dict(layers=1), mixing=PositionMixing(length=9, mlp=20), theta=None, prefix=PREFIX
+MLP_TRM = dataclasses.replace(TRM, layers=1, heads=None, mixing=MIXING, theta=None)
 )
 HRM = Config(**SMALL, networks=2, gradient="last_step", heads=2, bidirectional=True, prefix=PREFIX)
 ATHENA = Config(
@@ -235,7 +235,7 @@ def test_q_begins_at_minus_five_for_every_row_and_initial_states_are_fixed():
     model, batch = eqx.filter_jit(config.init)(jax.random.key(0)), puzzles()
     q = eqx.filter_jit(lambda model: model.think(batch, model.fresh(batch)).q)(model)
     assert np.array_equal(q, np.full((4, 2), -5.0))
-    assert not model.prefix.weight.any()
+    assert model.prefix is not None and not model.prefix.weight.any()
     for state in model.fresh(batch):
         assert np.array_equal(state, np.broadcast_to(state[0, 0], state.shape))
         assert float(jnp.std(state)) == pytest.approx(1, abs=0.3)
