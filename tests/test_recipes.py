@@ -18,6 +18,7 @@ from tests.hub.published import QWEN2_5_0_5B, QWEN3_0_6B
 from windlass.adapters import bits_per_weight
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
+from windlass.layers.names import named
 from windlass.planning.plan import Plan
 from windlass.program.built import Built
 from windlass.starting.describe import describe
@@ -40,6 +41,11 @@ SMALL = [
     "data.validation=0.05",
     "device=cpu",
     "device.count=1",
+]
+# Of puzzles, which have a length and a vocabulary of their own.
+PUZZLES = [
+    *("train.steps=2", "train.batch=8", "data.source.count=100", "data.validation=0.2"),
+    *("model.embed=32", "model.mlp=48", "model.passes=2", "device=cpu", "device.count=1"),
 ]
 
 
@@ -100,7 +106,12 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
     keys, data = SMALL, load(name).merged(None)["data"]
     if on_hub(name):
         keys = [*BY_HUB, *(WHOLE if data.get("format") == "pairs" else SHORT)]
-    recipe = name if on_hub(name) else reduced(name)
+    has_tokenizer = "tokenizer" in load(name).merged(None)
+    recipe = reduced(name) if has_tokenizer and not on_hub(name) else name
+    if "minimum" in load(name).merged(None).get("objective", {}):
+        keys = [*keys, "objective.minimum=1"]
+    if not on_hub(name) and not has_tokenizer:
+        keys = PUZZLES
     if "teacher" in data:
         keys = [*SMALL, f"data.teacher.path={tmp_path}/cache", "train.accumulation=2"]
         if not teacher_of(name):
@@ -205,6 +216,23 @@ def test_the_reservoir_is_trained_as_its_baseline_and_has_as_many_trainable_para
     assert {**other, "model": None, "train": other["train"] | train} == {**ours, "model": None}
     sizes = [Built(describe(name, ["device=cpu"])).trainable.trained for name in names]
     assert sizes == [597_120, 598_208]  # 0.2% apart
+
+
+@pytest.mark.parametrize(
+    ("name", "trained", "core"),
+    [
+        ("athena-small", 10_486_786, 9_438_210),
+        ("athena-large", 465_965_570, 318_509_570),
+        ("trm-sudoku", 5_029_378, 5_017_602),
+        ("hrm-sudoku", 27_275_778, 27_264_002),
+    ],
+)
+def test_the_recursive_recipes_have_the_parameters_that_they_say(name, trained, core):
+    built = Built(describe(name, ["device=cpu"]))
+    assert built.trainable.trained == trained
+    tables = ("embedding.", "head.", "prefix.")
+    sizes = [x.size for one, x in named(built.abstract) if one.startswith(tables)]
+    assert trained - sum(sizes) == core
 
 
 def real(hub: Path) -> None:

@@ -14,7 +14,7 @@ from windlass.layers.rotary import Rotary
 
 
 class Attention(eqx.Module):
-    """Softmax attention over the positions of the own document, with RoPE."""
+    """Softmax attention over the positions of the own document, with RoPE or without."""
 
     query: Linear
     key: Linear
@@ -22,7 +22,7 @@ class Attention(eqx.Module):
     output: Linear
     query_norm: Norm | None
     key_norm: Norm | None
-    rotary: Rotary = eqx.field(static=True)
+    rotary: Rotary | None = eqx.field(static=True)
     causal: bool = eqx.field(static=True)
     window: int | None = eqx.field(static=True)
     scale: float | None = eqx.field(static=True)
@@ -31,7 +31,7 @@ class Attention(eqx.Module):
         self,
         sizes: dict[str, int],
         *,
-        rotary: Rotary,
+        rotary: Rotary | None,  # None: positions do not turn queries and keys
         bias: bool = False,  # on queries, keys and values
         output_bias: bool = False,
         norm: Callable[[str], Norm] | None = None,  # of queries and keys, over a named axis
@@ -56,6 +56,7 @@ class Attention(eqx.Module):
         v = checkpoint_name(spread(self.value(x)), "value")
         if self.query_norm is not None and self.key_norm is not None:
             q, k = self.query_norm(q), self.key_norm(k)
-        q, k = self.rotary(q, context.position), self.rotary(k, context.position)
+        if self.rotary is not None:
+            q, k = (self.rotary(x, context.position) for x in (q, k))
         how = dict(causal=self.causal, window=self.window, scale=self.scale)
         return self.output(context.attend(q, k, v, **how))

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
-from windlass.layers.initializers import small
+from windlass.layers.initializers import Initializer, small
 
 
 class Embedding(Placed):
@@ -15,8 +15,16 @@ class Embedding(Placed):
     scale: float = eqx.field(static=True)  # of the vectors that leave it
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, sizes: dict[str, int], *, scale: float = 1.0, key: PRNGKeyArray):
-        self.weight = small(key, (sizes["vocab"], sizes["embed"]), 1)
+    def __init__(
+        self,
+        sizes: dict[str, int],
+        *,
+        scale: float = 1.0,
+        initializer: Initializer = small,
+        key: PRNGKeyArray,
+    ):
+        width = sizes["embed"]
+        self.weight = initializer(key, (sizes["vocab"], width), width)
         self.scale = scale
 
     @property
@@ -39,8 +47,11 @@ class LearnedPositions(Placed):
     weight: Float[Array, "positions embed"]
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, sizes: dict[str, int], *, key: PRNGKeyArray):
-        self.weight = small(key, (sizes["positions"], sizes["embed"]), 1)
+    def __init__(
+        self, sizes: dict[str, int], *, initializer: Initializer = small, key: PRNGKeyArray
+    ):
+        width = sizes["embed"]
+        self.weight = initializer(key, (sizes["positions"], width), width)
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
@@ -52,3 +63,33 @@ class LearnedPositions(Placed):
         # Through float32, as in the embedding of tokens: every row of a batch adds to the first.
         rows = weight.astype(jnp.float32).at[position].get(mode="clip", out_sharding=out)
         return rows.astype(weight.dtype)
+
+
+class IdentifierPrefix(Placed):
+    """A prefix of positions for each row, which its identifier decides; zeros at first.
+
+    A vector of a table, with zeros behind it up to `positions` hidden states, cut into these.
+    """
+
+    weight: Float[Array, "identifiers width"]
+    positions: int = eqx.field(static=True)
+    embed: int = eqx.field(static=True)
+    matrices: ClassVar[tuple[str, ...]] = ("weight",)
+
+    def __init__(self, identifiers: int, width: int, *, positions: int, embed: int):
+        self.weight = jnp.zeros((identifiers, width))
+        self.positions, self.embed = positions, embed
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"weight": ("identifiers", "embed")}
+
+    def __call__(self, identifier: Int[Array, " batch"]) -> Float[Array, "batch prefix embed"]:
+        weight = gathered(self.weight, self.axes["weight"])
+        count, width = len(identifier), weight.shape[-1]
+        rows = weight.astype(jnp.float32).at[identifier]
+        rows = rows.get(mode="clip", out_sharding=layout("batch .", (count, width)))
+        shape = (count, self.positions, self.embed)
+        padded = jnp.pad(rows, ((0, 0), (0, self.positions * self.embed - width)))
+        prefix = jnp.reshape(padded, shape, out_sharding=layout("batch . embed", shape))
+        return prefix.astype(weight.dtype)

@@ -23,7 +23,7 @@ from windlass.devices.axes import (
     shard,
     split_over,
 )
-from windlass.layers.initializers import small
+from windlass.layers.initializers import Initializer, small
 
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 GROUP = 64  # ids whose maximum is looked at first, for the highest of all
@@ -49,8 +49,10 @@ class Head(Placed):
         self.weight = weight
 
     @staticmethod
-    def init(sizes: dict[str, int], *, key: PRNGKeyArray) -> "Head":
-        return Head(small(key, (sizes["vocab"], sizes["embed"]), sizes["embed"]))
+    def init(
+        sizes: dict[str, int], *, initializer: Initializer = small, key: PRNGKeyArray
+    ) -> "Head":
+        return Head(initializer(key, (sizes["vocab"], sizes["embed"]), sizes["embed"]))
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:

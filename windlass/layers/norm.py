@@ -25,7 +25,7 @@ class RMSNorm(Placed):
         return {"scale": (self.over,)}
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        return (_normed(x, self.eps) * gathered(self.scale, (self.over,))).astype(x.dtype)
+        return (normed(x, self.eps) * gathered(self.scale, (self.over,))).astype(x.dtype)
 
 
 class OffsetRMSNorm(Placed):
@@ -45,7 +45,7 @@ class OffsetRMSNorm(Placed):
         return {"offset": (self.over,)}
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        return (_normed(x, self.eps) * (1 + gathered(self.offset, (self.over,)))).astype(x.dtype)
+        return (normed(x, self.eps) * (1 + gathered(self.offset, (self.over,)))).astype(x.dtype)
 
 
 class LayerNorm(Placed):
@@ -69,12 +69,13 @@ class LayerNorm(Placed):
         x32 = x.astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)
         scale, bias = (gathered(one, (self.over,)) for one in (self.scale, self.bias))
-        return (_normed(centered, self.eps) * scale + bias).astype(x.dtype)
+        return (normed(centered, self.eps) * scale + bias).astype(x.dtype)
 
 
 Norm = RMSNorm | OffsetRMSNorm
 
 
-def _normed(x: Float[Array, "... size"], eps: float) -> Float[Array, "... size"]:
+def normed(x: Float[Array, "... size"], eps: float) -> Float[Array, "... size"]:
+    """RMSNorm without a scale, x / sqrt(mean(x²) + eps); in float32."""
     x32 = x.astype(jnp.float32)
     return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + eps)

@@ -119,6 +119,10 @@ class BaseObjective(ABC):
         """Problems of a family's config that does not fit this objective, in words."""
         return []
 
+    def problems_of_text(self, model: Any) -> list[str]:
+        """Further problems where the targets are the next tokens of the row itself, in words."""
+        return []
+
     def solved(self, model: Any) -> int:
         """Number of parameters that it solves for, of a model that may be abstract."""
         return 0
@@ -144,3 +148,11 @@ class BaseObjective(ABC):
         """The tally of held-out rows: the call with the run's sums, and rows that start anew."""
         carry = Carry(self.start(model, batch).rows, carry.sums)
         return self(model, batch, key=None, carry=carry, helpers=helpers, step=step, steps=steps)[0]
+
+    def predictions(self, model: Any, batch: dict[str, Array]) -> dict[str, Array] | None:
+        """Answers by row, arrays with a leading batch axis; None: this objective has none.
+
+        `answers` are tokens [batch, passes, length] and `halt` [batch, passes] is how sure the
+        model is of each, a probability: the last pass is what a model answers.
+        """
+        return None

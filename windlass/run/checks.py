@@ -120,9 +120,11 @@ def _columns(run: Run) -> list[Problem]:
 def _objective(run: Run) -> list[Problem]:
     """Problems of the model, or of a helper, that keep the objective from being computed."""
     kind, family = map(_kind, (run.objective, run.model))
+    unfit = run.objective.problems(run.model)
+    if not run.data.has_blocks or "targets" not in run.data.columns:
+        unfit = [*unfit, *run.objective.problems_of_text(run.model)]
     wrong = [
-        ("objective", f"is {kind}, which does not fit family {family}: {what}")
-        for what in run.objective.problems(run.model)
+        ("objective", f"is {kind}, which does not fit family {family}: {what}") for what in unfit
     ]
     for name, helper in run.helpers.items():
         if helper.model.vocab != run.model.vocab:

@@ -1,0 +1,271 @@
+"""Adaptive halting: losses written out, rows that halt and go on, and what is refused."""
+
+import json
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import yaml
+
+from tests import strangers, tiny
+from tests.models.test_recursive import TEXT, TRM, puzzles
+from tests.training.campaign import weights
+from tests.training.test_loop import Stops
+from windlass.checkpoint.store import newest_step
+from windlass.errors import UserError
+from windlass.layers.head import Head
+from windlass.objectives import Carry
+from windlass.objectives.halting import Objective, log_stable
+from windlass.processes.signals import Signals
+from windlass.starting.describe import describe
+from windlass.training.loop import train
+
+GIVEN: dict[str, Any] = dict(key=None, helpers={}, steps=10)
+RECIPE = yaml.safe_load((strangers.HERE / "recipes/recursive.yaml").read_text())
+ONE = ["device.kind=cpu", "device.count=1"]
+
+
+class Thinker(eqx.Module):
+    """A model whose answers and q are given: by pass, the number of which is its state."""
+
+    hidden: jax.Array  # [pass, batch, seq, embed]
+    q: jax.Array  # [pass, batch, 2]
+    head: Any
+    passes: int = eqx.field(static=True)
+
+    def fresh(self, batch):
+        return jnp.zeros(batch["tokens"].shape[0], jnp.int32)
+
+    def think(self, batch, state, *, refines=False):
+        rows = jnp.arange(len(state))
+        after: Any = jnp.minimum(state + 1, self.passes - 1)
+        return SimpleNamespace(
+            hidden=self.hidden[state, rows], q=self.q[state, rows], state=after, auxiliary={}
+        )
+
+
+@pytest.fixture(scope="module")
+def thinker() -> Thinker:
+    rng = np.random.default_rng(3)
+    hidden = jnp.asarray(rng.normal(size=(4, 4, 9, 16)), jnp.float32)
+    q = jnp.asarray([[[-1, 0]] * 4, [[2, 0], [-1, 0], [-1, 5], [-1, 0]], *[[[-1, 0]] * 4] * 2])
+    weight = jnp.asarray(rng.normal(size=(11, 16)), jnp.float32)
+    return Thinker(hidden, q.astype(jnp.float32), Head(weight), 4)
+
+
+def log_softmax(x: np.ndarray) -> np.ndarray:
+    return x - np.log(np.exp(x).sum(-1, keepdims=True))
+
+
+@pytest.mark.parametrize("loss", ["stablemax", "softmax"])
+def test_the_loss_is_cross_entropy_by_row_and_that_of_halting(thinker, loss):
+    batch, objective = puzzles(), Objective(loss=loss, label_smoothing=0.2, halt_weight=0.3)
+    tally, _ = objective(
+        thinker, batch, carry=objective.start(thinker, batch), step=jnp.int32(0), **GIVEN
+    )
+    logits = np.asarray(thinker.hidden[0], np.float64) @ np.asarray(thinker.head.weight).T
+    s = np.where(logits >= 0, logits + 1, 1 / (1 - np.minimum(logits, 0)))
+    log_p = np.log(s / s.sum(-1, keepdims=True)) if loss == "stablemax" else log_softmax(logits)
+    targets, weight = np.asarray(batch["targets"]), np.asarray(batch["weight"])
+    picked = np.take_along_axis(log_p, targets[..., None], axis=-1)[..., 0]
+    tokens = -0.8 * picked - 0.2 * log_p.mean(-1)
+    lm = (tokens * weight).sum(1) / weight.sum(1)
+    q = np.asarray(thinker.q[0, :, 0], np.float64)
+    is_exact = ((logits.argmax(-1) == targets) | (weight == 0)).all(1)
+    halt = np.log1p(np.exp(q)) - q * is_exact
+    assert float(tally.total) == pytest.approx(lm.sum() + 0.3 * halt.sum(), rel=1e-5)
+    assert float(tally.weight) == 4
+
+
+def test_log_stable_is_that_of_stablemax_and_its_slope_at_zero_is_one():
+    x = jnp.asarray([-1e6, -3.0, -0.5, 0.0, 0.5, 3.0, 1e6])
+    s = np.where(np.asarray(x) >= 0, np.asarray(x) + 1, 1 / (1 - np.minimum(np.asarray(x), 0)))
+    np.testing.assert_allclose(log_stable(x), np.log(s), rtol=1e-6, atol=1e-7)
+    np.testing.assert_allclose(jax.vmap(jax.grad(log_stable))(x), 1 / (1 + np.abs(x)), rtol=1e-6)
+
+
+def stepped(objective: Objective, model, batches) -> list[tuple[dict, dict]]:
+    """Metrics and carried rows after each step."""
+    call = eqx.filter_jit(
+        lambda batch, carry, step: objective(model, batch, carry=carry, step=step, **GIVEN)
+    )
+    carry, found = objective.start(model, batches[0]), []
+    for step, batch in enumerate(batches):
+        tally, carry = call(batch, carry, jnp.int32(step))
+        found.append(({name: float(x) for name, x in tally.metrics().items()}, carry.rows))
+    return found
+
+
+def test_rows_that_halted_take_new_data_and_fresh_states_and_the_others_go_on(thinker):
+    batches = [puzzles(seed=seed) for seed in range(6)]
+    found = stepped(Objective(exploration=0.0), thinker, batches)
+    steps = np.stack([rows["steps"] for _, rows in found])
+    halted = np.stack([rows["halted"] for _, rows in found])
+    # Row 0 is sure after its second pass, the others think to the last.
+    assert steps.tolist() == [[1] * 4, [2] * 4, [1, 3, 3, 3], [2, 4, 4, 4], [1] * 4, [2] * 4]
+    assert halted.tolist() == [
+        *([False] * 4, [True, False, False, False], [False] * 4, [True] * 4, [False] * 4),
+        [True, False, False, False],
+    ]
+    for (_, rows), origin in zip(found, [[0] * 4, [0] * 4, [2, 0, 0, 0]], strict=False):
+        expected = np.stack([batches[b]["tokens"][row] for row, b in enumerate(origin)])
+        assert np.array_equal(rows["data"]["tokens"], expected)
+    metrics = found[3][0]
+    assert (metrics["halted"], metrics["steps"]) == (1.0, (2 + 3 * 4) / 4)
+    assert found[0][0]["steps"] == 0 and found[1][0]["steps"] == 2  # of halted rows alone
+
+
+def test_minimum_iterations_and_continuing_decide_when_a_row_halts(thinker):
+    batches = [puzzles(seed=seed) for seed in range(4)]
+
+    def first(columns=None, **keys) -> list[int]:
+        """The step after which each row halts for the first time."""
+        given = [batch | (columns or {}) for batch in batches]
+        found = stepped(Objective(exploration=0.0, **keys), thinker, given)
+        return (1 + np.argmax(np.stack([r["halted"] for _, r in found]), axis=0)).tolist()
+
+    assert first() == [2, 4, 4, 4]
+    assert first(minimum=3) == [4, 4, 4, 4]
+    assert first({"iterations": jnp.asarray([4, 1, 3, 4], jnp.int32)}) == [2, 1, 3, 4]
+    assert first(continues=True) == [2, 4, 4, 4]
+
+
+@pytest.mark.parametrize("drawn", ["least", "exact"])
+def test_exploration_draws_numbers_of_passes_that_no_microbatch_changes(thinker, drawn):
+    objective = Objective(exploration=0.5, drawn=drawn)
+    q, taken = jnp.full((400, 2), 3.0), jnp.full(400, 1, jnp.int32)
+
+    def halted(numbers, taken, step):
+        return np.asarray(objective._halted(thinker, {}, q[: len(numbers)], taken, step, numbers))
+
+    numbers = jnp.arange(400, dtype=jnp.int32)
+    by_pass = [halted(numbers, taken * n, jnp.int32(7)) for n in range(1, 5)]
+    shares = [float(x.mean()) for x in by_pass]
+    # Half of the rows wait for one of 2, 3 and 4 passes, though q would halt them all.
+    assert np.allclose(shares, [1 / 2, 2 / 3, 5 / 6, 1], atol=0.08)
+    parts = [halted(numbers[i::4], taken[:100], jnp.int32(7)) for i in range(4)]
+    assert np.array_equal(np.stack(parts, axis=1).reshape(-1), by_pass[0])
+    assert not np.array_equal(halted(numbers, taken, jnp.int32(8)), by_pass[0])
+    low = Objective(exploration=1.0, drawn=drawn)._halted(
+        thinker, {}, -q, taken * 3, jnp.int32(0), numbers
+    )
+    assert bool(jnp.any(low)) == (drawn == "exact")  # that halts also where q would not
+
+
+def test_evaluation_reports_every_pass_and_predictions_are_by_row_and_pass(thinker):
+    batch = puzzles()
+    logits = np.asarray(thinker.hidden) @ np.asarray(thinker.head.weight).T
+    answers = logits.argmax(-1)
+    batch["targets"] = jnp.asarray(np.concatenate([answers[1, :2], answers[3, 2:]]), jnp.int32)
+    batch["weight"] = batch["weight"].at[3].set(0)  # a row of padding
+    call: dict[str, Any] = dict(carry=Carry(), helpers={}, step=jnp.int32(0), steps=1)
+    metrics = Objective().evaluate(thinker, batch, **call).metrics()
+    exact = [float(metrics[f"exact_{n}"]) for n in range(1, 5)]
+    assert exact == pytest.approx([0, 2 / 3, 0, 1 / 3])
+    assert float(metrics["exact_accuracy"]) == pytest.approx(1 / 3)
+    found = Objective().predictions(thinker, batch)
+    assert found is not None
+    assert np.array_equal(found["answers"], np.moveaxis(answers, 0, 1))
+    np.testing.assert_allclose(found["halt"], 1 / (1 + np.exp(-thinker.q[..., 0].T)), rtol=1e-6)
+
+
+def test_continuing_is_learned_from_q_of_the_next_pass(thinker):
+    batch, objective = puzzles(), Objective(continues=True, exploration=0.0)
+    metrics = stepped(objective, thinker, [batch])[0][0]
+    following = np.max(np.asarray(thinker.q[1], np.float64), axis=1)
+    target, q = 1 / (1 + np.exp(-following)), np.asarray(thinker.q[0, :, 1], np.float64)
+    assert metrics["continue_loss"] == pytest.approx((np.log1p(np.exp(q)) - q * target).mean())
+
+
+def test_without_targets_they_are_the_next_tokens_of_the_same_document():
+    batch = {name: x for name, x in puzzles().items() if name not in ("targets", "weight")}
+    batch["document"] = batch["document"].at[:, 5:].set(1).at[:, 8:].set(-1)
+    data = Objective()._data(batch)
+    expected = [1] * 4 + [0] + [1] * 2 + [0] * 2
+    assert np.asarray(data["weight"]).tolist() == [expected] * 4
+    assert np.array_equal(data["targets"][:, :4], batch["tokens"][:, 1:5])
+
+
+@pytest.mark.parametrize(
+    ("keys", "what"),
+    [
+        ({"label_smoothing": 1.0}, "label_smoothing is 1.0; it is a share, 0 or more and below 1"),
+        ({"halt_weight": -1.0}, "halt_weight is -1.0; it is a factor, 0 or more"),
+        ({"exploration": 2.0}, "exploration is 2.0; it is a probability, 0 to 1"),
+        ({"minimum": 0}, "minimum is 0; it must be 1 or more"),
+    ],
+)
+def test_keys_that_cannot_be_are_refused(keys, what):
+    with pytest.raises(ValueError, match="^" + what.replace(".", r"\.") + "$"):
+        Objective(**keys)
+
+
+def test_a_model_that_does_not_fit_is_refused_with_the_reason():
+    assert Objective().problems(tiny.config("qwen3")) == [
+        "it does not think in passes, and has nothing to halt"
+    ]
+    assert Objective(minimum=4).problems(TRM) == ["minimum is 4, and model.passes is 3"]
+    assert Objective().problems(TEXT) == Objective().problems_of_text(TEXT) == []
+
+
+def test_text_with_a_bidirectional_model_is_refused_with_the_reason():
+    text = yaml.safe_load((strangers.HERE / "recipes/recursive_text.yaml").read_text())
+    with pytest.raises(UserError) as error:
+        describe(text, [*ONE, "model.bidirectional=true", "train.sample=null"])
+    assert str(error.value) == (
+        "1 problem in the recipe and the command line:\n"
+        "  objective  is halting, which does not fit family recursive: it is bidirectional, the "
+        "targets are the next tokens of the same rows, and so it would copy them: "
+        "model.bidirectional=false without model.mixing, or data with targets of their own"
+    )
+
+
+# The carry of a run
+
+
+def run(folder: Path, *keys: str, signals: Signals | None = None) -> list[float]:
+    recipe = {"checkpoint": {"every": 1}, "telemetry": {"every": 1}, **RECIPE}
+    train(recipe, [f"run.dir={folder}", *ONE, *keys], signals=signals or Signals())
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [one["loss"] for one in records if "token_hash" in one]
+
+
+@pytest.mark.long
+def test_microbatches_of_any_number_have_the_same_losses(tmp_path):
+    whole, *others = (run(tmp_path / str(n), f"train.accumulation={n}") for n in (1, 2, 4))
+    assert len(whole) == 6
+    for parts in others:
+        assert parts == pytest.approx(whole, rel=1e-5)
+
+
+@pytest.mark.long
+def test_a_run_stopped_while_rows_are_thinking_ends_with_the_same_bits(tmp_path):
+    run(tmp_path / "whole")
+    run(tmp_path / "halves", signals=Stops(2))
+    rows = newest_step(tmp_path / "halves")
+    assert rows == 2  # of three passes
+    run(tmp_path / "halves")
+    assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
+
+
+# Learning
+
+
+def solved(folder: Path, *keys: str) -> dict[str, float]:
+    """Metrics of the last evaluation of 4 × 4 Sudoku on held-out grids."""
+    train("sudoku-4x4", [f"run.dir={folder}", *ONE, *keys], signals=Signals())
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [one for one in records if "validation_ema_exact_4" in one][-1]
+
+
+@pytest.mark.long
+def test_4x4_sudoku_is_solved_on_held_out_grids_and_not_without_thinking_longer(tmp_path):
+    metrics = solved(tmp_path / "run")
+    exact = [metrics[f"validation_ema_exact_{n}"] for n in range(1, 5)]
+    print("exact by pass:", exact)
+    assert exact[3] >= 0.95 and exact[3] >= exact[0]
