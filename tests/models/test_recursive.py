@@ -26,9 +26,8 @@ from windlass.objectives.halting import Objective
 SMALL: dict[str, Any] = dict(vocab=11, embed=16, mlp=24, layers=2, h_cycles=2, l_cycles=2, passes=3)
 PREFIX = Prefix(positions=2, identifiers=3, width=24)
 TRM = Config(**SMALL, heads=2, bidirectional=True, prefix=PREFIX)
-MLP_TRM = Config(
+MIXING = PositionMixing(length=9, mlp=20)
 MLP_TRM = dataclasses.replace(TRM, layers=1, heads=None, mixing=MIXING, theta=None)
-)
 HRM = Config(**SMALL, networks=2, gradient="last_step", heads=2, bidirectional=True, prefix=PREFIX)
 ATHENA = Config(
     **SMALL, heads=4, kv_heads=2, bidirectional=True, learned=11, theta=None, gate="norm_gate"
