@@ -22,8 +22,8 @@ MODELS = {
         "family": "reservoir",
         **dict(vocab=257, embed=96, layers=2, readout=192, positions=32),
         "reservoirs": [
-            {"size": 256, "window": 8, "activation": "relu"},
-            {"size": 256, "window": 32, "decay": 0.95, "activation": "relu"},
+            {"size": 256, "radius": 0.9, "density": 0.1},
+            {"size": 256, "radius": 0.95, "leak": 0.3, "density": 0.1},
         ],
     },
     "transformer": {
@@ -34,7 +34,7 @@ MODELS = {
 }
 
 
-def prove(steps: int = 400) -> dict[str, Any]:
+def prove(steps: int = 360) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         (here / "book.txt").write_bytes(book(here))

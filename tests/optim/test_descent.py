@@ -195,11 +195,11 @@ def test_a_recipe_puts_muon_on_blocks_and_adamw_with_its_own_settings_on_the_res
     weights = eqx.filter(tiny.model("llama"), eqx.is_array)
     gradient = jax.tree.map(lambda x: jnp.cos(7 * x), weights)
     adam = adamw.Optimizer(
-        **dict(learning_rate=1e-4, weight_decay=1.0, beta1=0.8, beta2=0.9, clip_norm=None)
+        learning_rate=1e-4, weight_decay=1.0, beta1=0.8, beta2=0.9, clip_norm=None
     )
     alone = muon.Optimizer(learning_rate=0.02, weight_decay=0.005, clip_norm=None)
     late = adamw.Optimizer(
-        **dict(learning_rate=0.5e-4, weight_decay=0.005, clip_norm=None, schedule=CONSTANT)
+        learning_rate=0.5e-4, weight_decay=0.005, clip_norm=None, schedule=CONSTANT
     )
     by = {"embedding": adam, "norm": late, "": alone}
     expected = {p: dict(named(updated(o, gradient, weights, 25)[0])) for p, o in by.items()}

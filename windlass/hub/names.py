@@ -194,7 +194,7 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
                 node = node.kinds[kind]
             else:
                 words.append(jax.tree_util.keystr((step,), simple=True))
-                if isinstance(node, Attention) and words[-1] in TURNED:
+                if isinstance(node, Attention) and node.rotary and words[-1] in TURNED:
                     turned = node.rotary.pairing == "interleaved"
                 owner, node = node, _child(node, step)
                 is_residual |= isinstance(node, Connection)

@@ -115,14 +115,14 @@ class Source(Blocks):
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        is_new = self.augment and epochs is not None
+        epochs = epochs if self.augment else None
         if self._is_small:
-            drawn = keys(seed, epochs, numbers) if is_new else keys(self.seed, numbers)
+            drawn = keys(self.seed, numbers) if epochs is None else keys(seed, epochs, numbers)
             solutions = sudoku.small_grids()[numbers % GRIDS]
             puzzles = sudoku.small_puzzles(numbers % GRIDS, drawn, self.clues)
         else:
             puzzles, solutions = self._read(numbers)
-            if is_new:
+            if epochs is not None:
                 symmetry = sudoku.symmetries(keys(seed, epochs, numbers), self.size)
                 puzzles, solutions = symmetry(puzzles), symmetry(solutions)
         count, cells = puzzles.shape
