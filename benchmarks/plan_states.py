@@ -24,11 +24,14 @@ def states() -> Iterator[tuple[str, tuple[int, int, int], int, int]]:
     """A recipe, its mesh, and bytes on each device: planned, and as compiled."""
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(QWEN2_5_0_5B)
+        model = [f"model.path={folder}", "model.hub=null", "tokenizer.kind=byte"]
         for name in shipped():
-            is_hub = "hub" in load(name).merged(None)["model"]
-            model = [f"model.path={folder}", "model.hub=null", "tokenizer.kind=byte"]
+            recipe = load(name).merged(None)
+            train = recipe["train"]
+            rows = max(train["batch"], 8 * train.get("accumulation", 1))  # one for each device
+            keys = [f"train.batch={rows}", *(model if "hub" in recipe["model"] else [])]
             for mesh in MESHES:
-                yield name, mesh, *_state(name, mesh, model if is_hub else [])
+                yield name, mesh, *_state(name, mesh, keys)
 
 
 def _state(name: str, mesh: tuple[int, int, int], keys: list[str]) -> tuple[int, int]:

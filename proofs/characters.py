@@ -34,7 +34,7 @@ MODELS = {
 }
 
 
-def prove(steps: int = 360) -> dict[str, Any]:
+def prove(steps: int = 320) -> dict[str, Any]:
     with tempfile.TemporaryDirectory() as folder:
         here = Path(folder)
         (here / "book.txt").write_bytes(book(here))
@@ -56,7 +56,7 @@ def book(here: Path) -> bytes:
 def trained(here: Path, name: str, steps: int) -> dict[str, Any]:
     """Loss on held-out entries, trained parameters, and CPU minutes of the whole command."""
     schedule = {"warmup_steps": steps // 20, "shape": "cosine", "floor": 0.02}
-    optim = {"kind": "adamw", "learning_rate": 5e-3, "beta2": 0.95, "clip_norm": 1.0}
+    optim = {"kind": "adamw", "learning_rate": 7e-3, "beta2": 0.95, "clip_norm": 1.0}
     source = {"kind": "text", "path": "book.txt", "documents": "blank_line"}
     recipe = {
         "model": MODELS[name],

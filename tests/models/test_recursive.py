@@ -203,6 +203,7 @@ def test_a_pass_and_its_gradient_equal_the_equations_in_pytorch(name):
     assert all(tiny.apart(found[one], whole[one]) > 1e-2 for one in names)
 
 
+@pytest.mark.long
 def test_all_passes_at_once_are_the_passes_one_after_another_and_the_refinement_comes_last():
     config, batch = dataclasses.replace(TRM, refinement=2), puzzles()
     model = tiny.made(config)
@@ -220,6 +221,7 @@ def test_all_passes_at_once_are_the_passes_one_after_another_and_the_refinement_
     assert tiny.apart(plain, whole) > 1e-2
 
 
+@pytest.mark.long
 def test_a_row_of_an_mlp_over_positions_may_be_shorter_and_a_prefix_is_of_its_identifier():
     model, batch = tiny.made(MLP_TRM), puzzles(length=7)
     hidden = eqx.filter_jit(lambda batch: model(batch)[0])
@@ -246,6 +248,7 @@ def test_q_begins_at_minus_five_for_every_row_and_initial_states_are_fixed():
 TEXT = dataclasses.replace(Config(**SMALL, heads=2), vocab=96)
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("most", [recursive.CACHED_CALLS, 0])
 def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, monkeypatch):
     monkeypatch.setattr(recursive, "CACHED_CALLS", most)

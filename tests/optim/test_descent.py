@@ -174,6 +174,7 @@ def test_a_group_may_be_outside_of_the_clip_as_sign_descent_is():
     np.testing.assert_allclose(optax.tree.norm(seen["head"]), 0.1, rtol=1e-6)
 
 
+@pytest.mark.long
 def test_a_recipe_puts_muon_on_blocks_and_adamw_with_its_own_settings_on_the_rest():
     words = {
         **dict(kind="muon", learning_rate=0.02, weight_decay=0.005, clip_norm=None),

@@ -139,7 +139,7 @@ class Objective(BaseObjective):
         return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=rows)
 
     def evaluate(self, model, batch, *, carry, helpers, step, steps):
-        """All passes, and the accuracy after each: `exact_1`, `exact_2`, ..."""
+        """All passes, and the accuracy after each: `exact_1` to `exact_4`, `exact_01` to `exact_16`."""
         data = self._data(batch)
 
         def one(state, _):
@@ -157,7 +157,8 @@ class Objective(BaseObjective):
         total, lost, counts, means, auxiliary = jax.tree.map(lambda x: x[-1], by_pass)
         whole = jnp.sum(counts)
         means |= {"lm_loss": (total, whole), "halt_loss": (lost, whole)}
-        means |= {f"exact_{i + 1}": (exact[i], weights[i]) for i in range(model.passes)}
+        digits = len(str(model.passes))  # so that their order by name is that of the passes
+        means |= {f"exact_{i + 1:0{digits}}": (exact[i], weights[i]) for i in range(model.passes)}
         return Tally(total + self.halt_weight * lost, whole, means, {}, auxiliary)
 
     def predictions(self, model, batch):
