@@ -308,8 +308,8 @@ def picked_by_matmul(
     table = padded.reshape(*logits.shape[:-1], lines, LINE)
     of_line = (index[..., None] // LINE == jnp.arange(lines)).astype(logits.dtype)
     in_line = index[..., None] % LINE == jnp.arange(LINE)
-    how = {"precision": jax.lax.Precision.HIGHEST}
-    read = jnp.einsum("...kr,...rl->...kl", of_line, table, **how)
+    exact = jax.lax.Precision.HIGHEST
+    read = jnp.einsum("...kr,...rl->...kl", of_line, table, precision=exact)
     return jnp.sum(jnp.where(in_line, read, 0.0), axis=-1)
 
 
