@@ -139,7 +139,7 @@ class Objective(BaseObjective):
         return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=rows)
 
     def evaluate(self, model, batch, *, carry, helpers, step, steps):
-        """All passes, and the accuracy after each: `exact_1` to `exact_4`, or `exact_01` to `_16`."""
+        """All passes, and the accuracy after each: `exact_1` to `exact_4`, `exact_01` to `_16`."""
         data = self._data(batch)
 
         def one(state, _):
