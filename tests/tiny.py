@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import math
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import cache, partial
 from typing import Any
@@ -12,6 +12,7 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import PyTree
@@ -189,3 +190,25 @@ def apart(found: PyTree, expected: PyTree) -> float:
         expected,
     )
     return max(jax.tree.leaves(gaps))
+
+
+def loss_after(
+    loss: Callable[[PyTree, jax.Array], jax.Array], weights: PyTree, *, rate: float, steps: int
+) -> float:
+    """Loss of weights and a key, on keys that no step has seen, after Adam on another each step."""
+    optimizer = optax.adam(rate)
+
+    def step(carry, key):
+        weights, moments = carry
+        gradient = jax.grad(loss)(weights, key)
+        with jax.numpy_dtype_promotion("standard"):
+            updates, moments = optimizer.update(gradient, moments)
+        return (optax.apply_updates(weights, updates), moments), None
+
+    @jax.jit
+    def trained(weights):
+        keys = jax.random.split(jax.random.key(1), steps)
+        (weights, _), _ = jax.lax.scan(step, (weights, optimizer.init(weights)), keys)
+        return jnp.mean(jax.lax.map(lambda key: loss(weights, key), jax.random.split(keys[0], 20)))
+
+    return float(trained(weights))
