@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from windlass import dynamics
-from windlass.layers.reservoir import LeakyReservoir, Reservoir
+from windlass.networks.reservoir import LeakyReservoir, Reservoir
 
 
 def drawn(radius: float, input_scale: float = 1.0) -> list[LeakyReservoir]:

@@ -11,13 +11,13 @@ import windlass
 
 ORDER: Sequence[str] = (
     "errors version units files seal terminal chance dynamics doubly_stochastic columns puzzles "
-    "teacher_cache config processes devices layers quantization models adapters residuals hub "
-    "sources formats data objectives optim checkpoint "
+    "teacher_cache config processes devices layers networks quantization models adapters "
+    "residuals hub sources formats data objectives optim checkpoint "
     "telemetry run run_folder program starting evaluation analysis planning training reports "
     "release launch api cli"
 ).split()
 OPEN = ("models", "adapters", "residuals", "sources", "formats", "objectives", "optim")
-MODELLING = ("windlass.layers", "windlass.models", "windlass.adapters")
+MODELLING = ("windlass.layers", "windlass.networks", "windlass.models", "windlass.adapters")
 FILES_OF_MODELS = tuple(f"windlass.hub.{name}" for name in ("config", "names", "peft", "weights"))
 NEVER = {
     "sources": {*MODELLING, *FILES_OF_MODELS},

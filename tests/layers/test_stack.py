@@ -14,13 +14,13 @@ from tests.strangers.models import gru
 from windlass.devices.axes import cast
 from windlass.layers.attention import Attention
 from windlass.layers.context import Packed
-from windlass.layers.decoder import Block
 from windlass.layers.kv_cache import DecodeContext, KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Rotary
 from windlass.layers.stack import arrange, stacked
 from windlass.models import llama
+from windlass.networks.decoder import Block
 
 # The shape of Qwen2.5-0.5B, but for its depth and its vocabulary.
 SHAPE = llama.Config(

@@ -30,10 +30,10 @@ from windlass.devices.axes import annotate
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import open_on_cpu
 from windlass.evaluation.published_model import open_model
-from windlass.layers import reservoir as reservoirs
-from windlass.layers.reservoir import LeakyReservoir, Reservoir, each
 from windlass.models import echo_state, reservoir
 from windlass.models.reservoir import NVAR
+from windlass.networks import reservoir as reservoirs
+from windlass.networks.reservoir import LeakyReservoir, Reservoir, each
 from windlass.processes.signals import Signals
 from windlass.program.abstract import abstract_model
 from windlass.residuals import Architecture

@@ -21,9 +21,9 @@ from windlass.layers.context import enter
 from windlass.layers.head import Head
 from windlass.layers.initializers import host
 from windlass.layers.kv_cache import KVCache
-from windlass.layers.reservoir import AnyReservoir, Reservoir, reservoir, states
 from windlass.models import Diagnosis
 from windlass.models.reservoir import diagnosis, facts
+from windlass.networks.reservoir import AnyReservoir, Reservoir, reservoir, states
 
 SLOWEST = 1e4  # base of the wavelengths of sinusoidal positions
 

@@ -8,12 +8,12 @@ from jaxtyping import PRNGKeyArray, PyTree
 
 from windlass.config import section
 from windlass.layers.attention import Attention
-from windlass.layers.decoder import Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import OffsetRMSNorm
 from windlass.layers.residual import Connection, Plain
 from windlass.layers.rotary import Rotary, Scaling
 from windlass.models import HuggingFace, llama
+from windlass.networks.decoder import Decoder
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",

@@ -7,11 +7,11 @@ from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
 from windlass.layers.attention import Attention
-from windlass.layers.decoder import Block, Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Pairing, Rotary, Scaling
 from windlass.models import HuggingFace
+from windlass.networks.decoder import Block, Decoder
 
 NAMES = {
     "embedding.weight": "model.embed_tokens.weight",

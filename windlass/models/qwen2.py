@@ -3,8 +3,8 @@
 from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
-from windlass.layers.decoder import Decoder
 from windlass.models import HuggingFace, llama
+from windlass.networks.decoder import Decoder
 
 NAMES = llama.NAMES
 HUGGING_FACE = HuggingFace(

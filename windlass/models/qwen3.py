@@ -3,9 +3,9 @@
 from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
-from windlass.layers.decoder import Decoder
 from windlass.layers.norm import RMSNorm
 from windlass.models import HuggingFace, llama
+from windlass.networks.decoder import Decoder
 
 NAMES = llama.NAMES | {
     "blocks.attention.query_norm.scale": "model.layers.{layer}.self_attn.q_norm.weight",

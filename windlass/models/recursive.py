@@ -1,28 +1,21 @@
 """Recursive reasoning models: Athena, TRM and HRM, small networks that think in cycles.
 
-With embedded inputs e, an answer state z_H and a scratch state z_L, a pass has H cycles
-
-    repeat L times: z_L ← f(z_L + z_H + e);   then z_H ← g(z_H + z_L)
-
-where f and g are blocks h ← rms(h + mixing(h)), h ← rms(h + mlp(h)) without a learned scale; g is f
-where there is one network. The gradient is that of the last cycle, or of its last two calls alone:
-all before them is computed without. Logits are of z_H, and so is q, which says after each pass
-whether another one is worth it. States are handed on from pass to pass.
+Embedded inputs, with a prefix and positions, go into the cycles of `networks.recursion`, which
+change an answer state z_H and a scratch state z_L. Logits are of z_H, and so is q, which says after
+each pass whether another one is worth it. States are handed on from pass to pass.
 """
 
 import math
-from collections.abc import Callable, Iterator
-from functools import partial
-from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
+from collections.abc import Iterator
+from typing import Any, Literal, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from windlass.config import section
-from windlass.devices.axes import Placed, shard
+from windlass.devices.axes import shard
 from windlass.layers.attention import Attention
 from windlass.layers.auxiliary import Report, added
 from windlass.layers.context import Packed, enter
@@ -32,16 +25,21 @@ from windlass.layers.initializers import narrow, zeros
 from windlass.layers.kv_cache import DecodeContext, KVCache
 from windlass.layers.linear import Linear
 from windlass.layers.mlp import Gated, NormGated
-from windlass.layers.norm import normed
 from windlass.layers.rotary import Rotary
 from windlass.layers.stack import Stack, stacked
+from windlass.networks.recursion import (
+    Cycles,
+    InitialStates,
+    Latents,
+    PostNormBlock,
+    States,
+    stopped,
+)
 
 UNLIKELY = -5.0  # bias of q at first: exploration alone decides when a row halts
 CACHED_CALLS = 256  # of networks for a token, whose keys and values are cached in generation
 
 Hidden = Float[Array, "batch seq embed"]  # of the tokens of a row
-States = Float[Array, "batch positions embed"]  # of all its positions, those of the prefix too
-Some = TypeVar("Some")
 
 
 @section
@@ -204,13 +202,6 @@ class Config:
         )
 
 
-class Latents(NamedTuple):
-    """States of a row that are handed on from pass to pass: z_H and z_L."""
-
-    high: States
-    low: States
-
-
 class PassOutput(NamedTuple):
     """Results of a pass."""
 
@@ -218,53 +209,6 @@ class PassOutput(NamedTuple):
     q: Float[Array, "batch 2"]  # logits of halting and of continuing, in float32
     state: Latents
     auxiliary: Report
-
-
-class InitialStates(Placed):
-    """The states that every position begins with: fixed random vectors."""
-
-    high: Float[Array, " embed"]
-    low: Float[Array, " embed"]
-    matrices: ClassVar[tuple[str, ...]] = ()
-    fixed: ClassVar[tuple[str, ...]] = ("high", "low")
-
-    def __init__(self, width: int, *, key: PRNGKeyArray):
-        self.high, self.low = (narrow(one, (width,), 1) for one in jax.random.split(key))
-
-    @property
-    def axes(self) -> dict[str, tuple[str, ...]]:
-        return {"high": ("embed",), "low": ("embed",)}
-
-
-class PostNormBlock(eqx.Module):
-    """Mixing over positions, then an MLP; the norm, without a scale, is of their sums."""
-
-    mixing: Attention | Gated
-    mlp: Gated
-    eps: float = eqx.field(static=True)
-
-    def __init__(self, config: Config, *, key: PRNGKeyArray):
-        mixing, mlp = jax.random.split(key)
-        self.mlp = _mlp(config, config.sizes, key=mlp)
-        self.eps = config.eps
-        if config.mixing is None:
-            rotary = None if config.theta is None else Rotary(config.theta)
-            how: dict[str, Any] = dict(rotary=rotary, causal=config.causal, key=mixing)
-            self.mixing = Attention(config.sizes, **how)
-        else:
-            positions = config.mixing.length + config.prefixed
-            self.mixing = _mlp(config, dict(embed=positions, mlp=config.mixing.mlp), key=mixing)
-
-    def __call__(self, x: States, context) -> States:
-        if isinstance(self.mixing, Gated):
-            mixed = self.mixing(x.swapaxes(1, 2)).swapaxes(1, 2)
-        else:
-            mixed = self.mixing(x, context)
-        x = self._normed(checkpoint_name(x + mixed, "residual"))
-        return self._normed(checkpoint_name(x + self.mlp(x), "residual"))
-
-    def _normed(self, x: States) -> States:
-        return normed(x, self.eps).astype(x.dtype)
 
 
 class RecursiveModel(eqx.Module):
@@ -294,7 +238,7 @@ class RecursiveModel(eqx.Module):
             learned = dict(positions=config.learned, embed=width)
             self.positions = LearnedPositions(learned, initializer=narrow, key=positions)
         self.start = InitialStates(width, key=start)
-        make = lambda key, layer: PostNormBlock(config, key=key)  # noqa: E731
+        make = lambda key, layer: _block(config, key=key)  # noqa: E731
         self.blocks = stacked([make], config.layers, key=low)
         if config.networks == 2:
             self.high_blocks = stacked([make], config.layers, key=high)
@@ -324,9 +268,9 @@ class RecursiveModel(eqx.Module):
         context = enter(whole, cache)
         past = None if cache is None else cache.layers
         cycles, refined = (None, None) if past is None else past
-        rounds = self.passes * self.about.h_cycles
-        state, left, auxiliary = self._cycled(inputs, self.fresh(batch), context, rounds, cycles)
-        high, more, further = self._refined(state.high, context, refined)
+        network, rounds = self._cycles(inputs, context), self.passes * self.about.h_cycles
+        state, left, auxiliary = network.run(self.fresh(batch), rounds, cycles)
+        high, more, further = network.refined(state.high, self.about.refinement, refined)
         hidden = self._unpadded(high, batch)
         return hidden, added(auxiliary, further), context.finish((left, more))
 
@@ -338,14 +282,14 @@ class RecursiveModel(eqx.Module):
         With `refines` the answer is read after the further calls of `refinement`.
         """
         inputs, whole = self._inputs(batch)
-        context = Packed(whole)
-        state, _, auxiliary = self._cycled(inputs, state, context, self.about.h_cycles)
+        network = self._cycles(inputs, Packed(whole))
+        state, _, auxiliary = network.run(state, self.about.h_cycles)
         high = state.high
         if refines:
-            high, _, further = self._refined(high, context)
+            high, _, further = network.refined(high, self.about.refinement)
             auxiliary = added(auxiliary, further)
         q = self.halt(self._read(high, whole["document"]).astype(jnp.float32))
-        return PassOutput(self._unpadded(high, batch), q, _stopped(state), auxiliary)
+        return PassOutput(self._unpadded(high, batch), q, stopped(state), auxiliary)
 
     def fresh(self, batch: dict[str, Array]) -> Latents:
         """The states of rows that nothing was thought about."""
@@ -374,6 +318,11 @@ class RecursiveModel(eqx.Module):
         if config.causal:
             how = "a KV cache for each" if self.is_cached else "every token recomputes all of them"
             yield "generation", f"{each}: {how}"
+
+    def _cycles(self, inputs: States, context: Packed | DecodeContext) -> Cycles:
+        upper = self.blocks if self.high_blocks is None else self.high_blocks
+        cut = self.about.l_cycles - 1 if self.about.gradient == "last_step" else 0
+        return Cycles(self.blocks, upper, inputs, context, self.about.l_cycles, cut)
 
     def _inputs(self, batch: dict[str, Array]) -> tuple[States, dict[str, Array]]:
         """Embedded inputs with prefix and padding, and the position and document of each."""
@@ -422,52 +371,6 @@ class RecursiveModel(eqx.Module):
         last = jnp.max(jnp.where(document >= 0, at, 0), axis=1, keepdims=True)
         return jnp.sum(jnp.where((at == last)[..., None], high, jnp.zeros_like(high)), axis=1)
 
-    def _cycled(
-        self, inputs: States, state: Latents, context, rounds: int, past: PyTree = None
-    ) -> tuple[Latents, PyTree, Report]:
-        """So many cycles: states, caches and reports. The gradient is that of the last one."""
-        early, last = (None, None) if past is None else past
-        model, still, state = _stopped((self, inputs, state))
-
-        def one(state, past):
-            return model._cycle(still, state, context, past)
-
-        state, left, report = _repeated(one, state, early, rounds - 1)
-        cut = self.about.l_cycles - 1 if self.about.gradient == "last_step" else 0
-        state, (own, further) = self._cycle(inputs, state, context, last, cut=cut)
-        return state, (left, own), added(report, further)
-
-    def _cycle(
-        self, inputs: States, state: Latents, context, past: PyTree, *, cut: int = 0
-    ) -> tuple[Latents, tuple[PyTree, Report]]:
-        """One cycle, whose first `cut` changes of the scratch state have no gradient."""
-        early, late, last = (None,) * 3 if past is None else past
-        (high, low), model = state, _stopped(self)
-        step = partial(model._low_step, _stopped(high + inputs), context)
-        low, *first = _repeated(step, low, early, cut)
-        step = partial(self._low_step, high + inputs, context)
-        low, *second = _repeated(step, low, late, self.about.l_cycles - cut)
-        network = self.blocks if self.high_blocks is None else self.high_blocks
-        high, *third = network(high + low, context, last)
-        left, reports = zip(first, second, third, strict=True)
-        return Latents(high, low), (left, added(*reports))
-
-    def _low_step(
-        self, injected: States, context, low: States, past: PyTree
-    ) -> tuple[States, tuple[PyTree, Report]]:
-        low, left, report = self.blocks(low + injected, context, past)
-        return low, (left, report)
-
-    def _refined(self, high: States, context, past: PyTree = None) -> tuple[States, PyTree, Report]:
-        """The answer state after further calls on it alone."""
-        network = self.blocks if self.high_blocks is None else self.high_blocks
-
-        def one(high, past):
-            high, left, report = network(high, context, past)
-            return high, (left, report)
-
-        return _repeated(one, high, past, self.about.refinement)
-
     def _recomputed(self, batch: dict[str, Array], cache: KVCache) -> tuple[Hidden, Report, PyTree]:
         """Generation whose cache has the tokens alone: all of them are thought about again."""
         context = DecodeContext(batch, cache)
@@ -484,24 +387,6 @@ class RecursiveModel(eqx.Module):
         return hidden, auxiliary, context.finish(kept)
 
 
-def _repeated(
-    step: Callable[..., tuple[PyTree, tuple[PyTree, Report]]],
-    state: PyTree,
-    past: PyTree,
-    times: int,
-) -> tuple[PyTree, PyTree, Report]:
-    """A loop of so many steps: the state after it, the caches of all, and the sum of reports."""
-    if times == 0:
-        return state, None, {}
-    state, (left, reports) = jax.lax.scan(step, state, past, length=times)
-    return state, left, jax.tree.map(lambda x: jnp.sum(x, axis=0), reports)
-
-
-def _stopped(tree: Some) -> Some:
-    """A tree whose arrays have no gradient."""
-    return jax.tree.map(lambda x: jax.lax.stop_gradient(x) if eqx.is_array(x) else x, tree)
-
-
 def _size(tree: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
 
@@ -513,6 +398,17 @@ def _low(section: Any, *names: str) -> list[str]:
         for name in names
         if (value := getattr(section, name)) is not None and value < 1
     ]
+
+
+def _block(config: Config, *, key: PRNGKeyArray) -> PostNormBlock:
+    mixing, mlp = jax.random.split(key)
+    wide = _mlp(config, config.sizes, key=mlp)
+    if config.mixing is None:
+        rotary = None if config.theta is None else Rotary(config.theta)
+        attention = Attention(config.sizes, rotary=rotary, causal=config.causal, key=mixing)
+        return PostNormBlock(attention, wide, config.eps)
+    sizes = dict(embed=config.mixing.length + config.prefixed, mlp=config.mixing.mlp)
+    return PostNormBlock(_mlp(config, sizes, key=mixing), wide, config.eps)
 
 
 def _mlp(config: Config, sizes: dict[str, int], *, key: PRNGKeyArray) -> Gated:

@@ -28,7 +28,9 @@ from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.layers.linear import Linear
 from windlass.layers.norm import LayerNorm
-from windlass.layers.reservoir import (
+from windlass.layers.stack import Stack, stacked
+from windlass.models import Diagnosis
+from windlass.networks.reservoir import (
     AnyReservoir,
     DelayProducts,
     LeakyReservoir,
@@ -38,8 +40,6 @@ from windlass.layers.reservoir import (
     reservoir,
     states,
 )
-from windlass.layers.stack import Stack, stacked
-from windlass.models import Diagnosis
 
 EPS = 1e-5  # of the norms
 

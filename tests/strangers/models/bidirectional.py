@@ -5,10 +5,10 @@ from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
 from windlass.layers.attention import Attention
-from windlass.layers.decoder import Block, Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Rotary
+from windlass.networks.decoder import Block, Decoder
 
 
 @section

@@ -9,11 +9,11 @@ from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 from windlass.config import section
 from windlass.layers.attention import Attention
 from windlass.layers.auxiliary import AuxiliaryLosses
-from windlass.layers.decoder import Decoder
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Connection, Plain
 from windlass.layers.rotary import Rotary
+from windlass.networks.decoder import Decoder
 
 
 @section

@@ -13,10 +13,11 @@ import torch
 from windlass.config import read, tree
 from windlass.dynamics import spectral_radius
 from windlass.errors import UserError
-from windlass.layers import reservoir as reservoirs
 from windlass.layers.context import Packed
 from windlass.layers.linear import Linear
-from windlass.layers.reservoir import (
+from windlass.layers.stack import stacked
+from windlass.networks import reservoir as reservoirs
+from windlass.networks.reservoir import (
     Activation,
     DelayProducts,
     LeakyReservoir,
@@ -26,7 +27,6 @@ from windlass.layers.reservoir import (
     reservoir,
     states,
 )
-from windlass.layers.stack import stacked
 
 FUNCTIONS = {
     "tanh": torch.tanh,

@@ -1,0 +1,1 @@
+"""Networks of layers that families share: what lies between a layer and a model."""
