@@ -303,10 +303,17 @@ class _Liveness:
             self.read_from_memory[value] = value in self.results or any(
                 self.is_read_from_memory(self.operations[i].results[0])
                 if self.is_alias(i)
-                else not self.is_fused(i)
+                else not self.is_fused(i) and not self.is_one_hot_of(i, value)
                 for i in self.readers[value]
             )
         return self.read_from_memory[value]
+
+    def is_one_hot_of(self, i: int, value: int) -> bool:
+        """Return True if a matmul reads ones and zeros, which it can compute by comparison."""
+        if not self.compiler.fuses_epilogues or self.operations[i].kind not in _CONTRACTED:
+            return False
+        maker = self.maker.get(self.uncast(value))
+        return maker is not None and self.operations[maker].name == "eq"
 
     def sources(self, value: int) -> frozenset[int]:
         """The buffers that a value is computed from: itself, if it is one."""

@@ -4,11 +4,11 @@ from collections.abc import Callable
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.layers.linear import Linear
-from windlass.layers.norm import normed
 
 
 class Gated(eqx.Module):
@@ -33,23 +33,29 @@ class Gated(eqx.Module):
         self.down = Linear("mlp", "embed", sizes, bias=bias, key=down)
         self.activation = activation
 
-    def __call__(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq embed"]:
+    def __call__(self, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
         gate = checkpoint_name(self.gate(x), "gate")
         up = checkpoint_name(self.up(x), "up")
-        return self.down(self.gated(gate, up))
+        return self.output(gate, up)
 
-    def gated(self, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self.activation(gate) * up
+    def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
+        return self.down(self.activation(gate) * up)
 
 
 class NormGated(Gated):
-    """A gated linear unit of bounded size: down(σ(gate) · RMSNorm(gate ⊙ up)), without a scale."""
+    """A gated linear unit of bounded size: down(σ(gate) · RMSNorm(gate ⊙ up)), without a scale.
+
+    With the RMS r of gate ⊙ up this is SwiGLU divided by r, after `down`: gate and up, which are
+    large, are then read once.
+    """
 
     eps: float = eqx.field(static=True)
 
     def __init__(self, sizes: dict[str, int], *, eps: float, key: PRNGKeyArray):
-        super().__init__(sizes, activation=jax.nn.sigmoid, key=key)
+        super().__init__(sizes, key=key)
         self.eps = eps
 
-    def gated(self, gate: Float[Array, "..."], up: Float[Array, "..."]) -> Float[Array, "..."]:
-        return self.activation(gate) * normed(gate * up, self.eps).astype(gate.dtype)
+    def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
+        square = jnp.square(gate.astype(jnp.float32) * up)
+        scale = jax.lax.rsqrt(jnp.mean(square, axis=-1, keepdims=True) + self.eps)
+        return self.down(self.activation(gate) * up) * scale.astype(up.dtype)

@@ -9,6 +9,7 @@ where there is one network. The gradient is that of the last cycle, or of its la
 all before them is computed without.
 """
 
+import dataclasses
 from collections.abc import Callable
 from functools import partial
 from typing import ClassVar, NamedTuple, TypeVar
@@ -57,19 +58,28 @@ class InitialStates(Placed):
 
 
 class PostNormBlock(eqx.Module):
-    """Mixing over positions, then an MLP; the norm, without a scale, is of their sums."""
+    """Mixing over positions, then an MLP; the norm, without a scale, is of their sums.
+
+    Where an MLP mixes, states are [positions, batch, embed]: a matmul over positions is then one of
+    two matrices, which needs no transposed copy.
+    """
 
     mixing: Attention | Gated  # attention, or an MLP over the positions of a row
     mlp: Gated
     eps: float = eqx.field(static=True)
 
+    @property
+    def is_position_major(self) -> bool:
+        return isinstance(self.mixing, Gated)
+
     def __call__(self, x: States, context: Packed | DecodeContext) -> States:
         if isinstance(self.mixing, Gated):
-            mixed = self.mixing(x.swapaxes(1, 2)).swapaxes(1, 2)
+            mixed = jnp.moveaxis(self.mixing(jnp.moveaxis(x, 0, -1)), -1, 0)
+            mlp = jax.vmap(self.mlp)
         else:
-            mixed = self.mixing(x, context)
+            mixed, mlp = self.mixing(x, context), self.mlp
         x = self._normed(checkpoint_name(x + mixed, "residual"))
-        return self._normed(checkpoint_name(x + self.mlp(x), "residual"))
+        return self._normed(checkpoint_name(x + mlp(x), "residual"))
 
     def _normed(self, x: States) -> States:
         return normed(x, self.eps).astype(x.dtype)
@@ -93,16 +103,24 @@ class Cycles(eqx.Module):
     ) -> tuple[Latents, PyTree, Report]:
         """So many cycles, of which the last alone has a gradient."""
         early, last = (None, None) if past is None else past
-        still, state = stopped((self, state))
+        inner = dataclasses.replace(self, inputs=self._turned(self.inputs))
+        still, state = stopped((inner, self._turned(state)))
         state, left, report = _repeated(partial(still._cycle, cut=0), state, early, cycles - 1)
-        state, (own, further) = self._cycle(state, last, cut=self.cut)
-        return state, (left, own), added(report, further)
+        state, (own, further) = inner._cycle(state, last, cut=self.cut)
+        return self._turned(state), (left, own), added(report, further)
 
     def refined(
         self, high: States, calls: int, past: PyTree = None
     ) -> tuple[States, PyTree, Report]:
         """The answer state after further calls on it alone."""
-        return _repeated(partial(self._call, self.high), high, past, calls)
+        high, *rest = _repeated(partial(self._call, self.high), self._turned(high), past, calls)
+        return self._turned(high), *rest
+
+    def _turned(self, states: Some) -> Some:
+        """States in the order of axes that blocks read, and back."""
+        if not all(block.is_position_major for block in self.low.kinds):
+            return states
+        return jax.tree.map(lambda x: x.swapaxes(0, 1), states)
 
     def _cycle(
         self, state: Latents, past: PyTree, *, cut: int
