@@ -55,6 +55,9 @@ class Objective(BaseObjective):
     # what is drawn. least: the fewest passes (HRM, TRM); exact: when to halt (Athena)
     drawn: Literal["least", "exact"] = "least"
     minimum: int = 1  # passes before q may halt a row
+    # The first rows of a run halt in turn, so that every step has rows of all passes; otherwise
+    # all begin and halt together until q tells them apart
+    staggered: bool = False
     seed: int = 0  # random seed of exploration
 
     columns: ClassVar[tuple[str, ...]] = (
@@ -237,6 +240,8 @@ class Objective(BaseObjective):
                 halts &= ~explores | (taken >= drawn)
             else:
                 halts = jnp.where(explores, taken >= drawn, halts)
+        if self.staggered:
+            halts |= step == number % last
         return halts | (taken >= last)
 
     def _drawn(
