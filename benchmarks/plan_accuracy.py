@@ -151,8 +151,8 @@ def _measured(case: Case) -> dict[str, Any]:
             return jax.device_put(made.astype(x.dtype), x.sharding)
 
         try:
-            state, frozen = programs.init()
             batch = {name: column(name, x) for name, x in programs.abstract_batch().items()}
+            state, frozen = programs.init(batch=batch)
             for _ in range(WARM):
                 state, told = step(state, frozen, batch)
             jax.block_until_ready(state)

@@ -14,16 +14,7 @@ import pytest
 
 from tests import tiny
 from windlass.devices.axes import shard
-from windlass.layers.head import (
-    Head,
-    log_z,
-    outside,
-    pick,
-    pick_several,
-    picked_by_index,
-    picked_by_matmul,
-    top_k,
-)
+from windlass.layers.head import Head, log_z, outside, pick, pick_several, top_k
 
 ROWS, LENGTH, EMBED = 4, 7, 16
 MESH = (2, 2, 2)
@@ -307,19 +298,3 @@ def test_equal_logits_of_many_groups_are_ordered_by_id():
 def test_ranks_outside_of_a_set_are_ids_that_are_not_in_it():
     ids = jnp.array([5, 0, 2], jnp.int32)
     np.testing.assert_array_equal(outside(ids, jnp.arange(5, dtype=jnp.int32)), [1, 3, 4, 6, 7])
-
-
-@pytest.mark.parametrize("vocab", [256, 300])
-def test_logits_picked_by_matmul_and_their_gradient_are_those_picked_by_index(vocab):
-    rng = np.random.default_rng(0)
-    logits = jnp.asarray(rng.normal(size=(2, 3, vocab)).astype(np.float32))
-    # Some twice, some of another shard of the vocabulary, on either side.
-    index = jnp.asarray(rng.integers(-20, vocab + 20, (2, 3, 40)), jnp.int32)
-    share = jnp.asarray(rng.normal(size=index.shape).astype(np.float32))
-    expected, found = (
-        jax.value_and_grad(lambda x, pick=pick: jnp.sum(jnp.tanh(pick(x, index)) * share))(logits)
-        for pick in (picked_by_index, picked_by_matmul)
-    )
-    np.testing.assert_array_equal(picked_by_matmul(logits, index), picked_by_index(logits, index))
-    np.testing.assert_allclose(found[0], expected[0], rtol=1e-6)
-    np.testing.assert_allclose(found[1], expected[1], atol=1e-6)

@@ -115,9 +115,12 @@ class _Liveness:
         """The copy of a scattered sum, such as the gradient of embeddings, that devices then slice.
 
         Where a slice would not fill registers the whole is first copied to another layout, and
-        otherwise all-reduced in the dtype of the slice.
+        otherwise all-reduced in the dtype of the slice. So is what is indexed along its innermost
+        axis, as the logits of candidates are, and the gradient that is scattered there.
         """
         lanes = self.compiler.lanes
+        if lanes is not None and (indexed := self.indexed(i)) is not None:
+            return [self.buffer(indexed, self.bytes_of(indexed))]
         if lanes is None or not self.is_slice(i):
             return []
         (read,), (value,) = self.operations[i].reads, self.operations[i].results
@@ -127,6 +130,18 @@ class _Liveness:
             return []
         is_full = self.shape(value)[-1] % lanes == 0
         return [self.buffer(scattered, self.bytes_of(read if is_full else scattered))]
+
+    def indexed(self, i: int) -> int | None:
+        """The array that an operation reads, or adds to, at indices of its innermost axis."""
+        operation = self.operations[i]
+        numbers = operation.equation.params.get("dimension_numbers")
+        if operation.name == "gather" and operation.reads:
+            value, axes = operation.reads[0], numbers.start_index_map
+        elif operation.name == "scatter-add":
+            value, axes = operation.results[0], numbers.scatter_dims_to_operand_dims
+        else:
+            return None
+        return value if len(self.shape(value)) - 1 in axes else None
 
     def left(self, operation: Operation) -> list[Buffer]:
         """Residuals that the layers of an iteration leave until its end, all but one of them.
@@ -303,17 +318,10 @@ class _Liveness:
             self.read_from_memory[value] = value in self.results or any(
                 self.is_read_from_memory(self.operations[i].results[0])
                 if self.is_alias(i)
-                else not self.is_fused(i) and not self.is_one_hot_of(i, value)
+                else not self.is_fused(i)
                 for i in self.readers[value]
             )
         return self.read_from_memory[value]
-
-    def is_one_hot_of(self, i: int, value: int) -> bool:
-        """Return True if a matmul reads ones and zeros, which it can compute by comparison."""
-        if not self.compiler.fuses_epilogues or self.operations[i].kind not in _CONTRACTED:
-            return False
-        maker = self.maker.get(self.uncast(value))
-        return maker is not None and self.operations[maker].name == "eq"
 
     def sources(self, value: int) -> frozenset[int]:
         """The buffers that a value is computed from: itself, if it is one."""

@@ -27,7 +27,6 @@ from windlass.layers.initializers import Initializer, small
 
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 GROUP = 64  # ids whose maximum is looked at first, for the highest of all
-LINE = 128  # logits of a token that lie side by side in a TPU's registers
 
 # Per token of a tile: its share of the loss, weighted, and whatever else is to be summed.
 TileSums = tuple[Float[Array, "..."], dict[str, Float[Array, "..."]]]
@@ -266,13 +265,13 @@ def pick_several(
     """The logits of k candidates per token, each device looking in its shard of the vocabulary."""
     axis = split_over("vocab", logits.shape[-1])
 
-    picked = picked_by_matmul if _is_tpu() else picked_by_index
-
     def local(logits, candidates):
         size = logits.shape[-1]
         first = 0 if axis is None else jax.lax.axis_index(axis) * size
-        values = picked(logits, candidates - first)
-        return values if axis is None else jax.lax.psum(values, axis)
+        index = candidates - first
+        picked = jnp.take_along_axis(logits, jnp.clip(index, 0, size - 1), axis=-1)
+        picked = jnp.where((index >= 0) & (index < size), picked, 0.0)
+        return picked if axis is None else jax.lax.psum(picked, axis)
 
     rows = layout(("batch",), logits.shape[:1])
     if rows is None:
@@ -283,39 +282,6 @@ def pick_several(
         in_specs=(PartitionSpec(*rows, *inner, axis), PartitionSpec(*rows, *inner, None)),
         out_specs=PartitionSpec(*rows, *inner, None),
     )(logits, shard(candidates, " ".join(["batch", *"." * (candidates.ndim - 1)])))
-
-
-def picked_by_index(
-    logits: Float[Array, "... vocab"], index: Int[Array, "... k"]
-) -> Float[Array, "... k"]:
-    """Logits at some indices, and 0 where there is none."""
-    size = logits.shape[-1]
-    values = jnp.take_along_axis(logits, jnp.clip(index, 0, size - 1), axis=-1)
-    return jnp.where((index >= 0) & (index < size), values, 0.0)
-
-
-def picked_by_matmul(
-    logits: Float[Array, "... vocab"], index: Int[Array, "... k"]
-) -> Float[Array, "... k"]:
-    """The same by matmuls with ones and zeros, which are exact.
-
-    A token's logits are a matrix Z of lines of `LINE`, and a logit is one of a line, eᵢᵀ Z eⱼ. A
-    TPU reads by index from another layout and scatters the gradient into one: each is a copy of a
-    whole tile of logits, and compiling takes minutes.
-    """
-    size, lines = logits.shape[-1], -(-logits.shape[-1] // LINE)
-    padded = jnp.pad(logits, [(0, 0)] * (logits.ndim - 1) + [(0, lines * LINE - size)])
-    table = padded.reshape(*logits.shape[:-1], lines, LINE)
-    of_line = (index[..., None] // LINE == jnp.arange(lines)).astype(logits.dtype)
-    in_line = index[..., None] % LINE == jnp.arange(LINE)
-    exact = jax.lax.Precision.HIGHEST
-    read = jnp.einsum("...kr,...rl->...kl", of_line, table, precision=exact)
-    return jnp.sum(jnp.where(in_line, read, 0.0), axis=-1)
-
-
-def _is_tpu() -> bool:
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    return device is not None and device.platform == "tpu"
 
 
 def top_k(
