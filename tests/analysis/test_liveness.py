@@ -24,6 +24,7 @@ def held(function, *shapes, **compiler) -> int:
         keeps_gathered=False,
         bytes_of=lambda shape, itemsize: itemsize * math.prod(shape),
         lanes=None,
+        indexed=0.0,
         sums_devices_at_once=False,
         layers_per_round=1,
         unstacked=0.0,
@@ -114,6 +115,21 @@ def test_what_is_added_to_a_product_may_be_added_while_it_is_made():
 
     assert held(narrower, matrix(), fuses_epilogues=True) == ONE  # two halves
     assert held(narrower, matrix()) == ONE + ONE // 2
+
+
+def test_what_is_indexed_along_its_innermost_axis_may_be_copied():
+    ids = jax.ShapeDtypeStruct((SIDE, 2), jnp.int32)
+
+    def picked(x, ids):
+        return jnp.take_along_axis(x @ x, ids, axis=-1) * 2
+
+    def of_rows(x, ids):
+        return (x @ x)[ids[:, 0]] * 2
+
+    for copies in (0.0, 1.0, 1.5):
+        more = held(picked, matrix(), ids, indexed=copies) - held(picked, matrix(), ids)
+        assert more == copies * ONE
+        assert held(of_rows, matrix(), ids, indexed=copies) == held(of_rows, matrix(), ids)
 
 
 def on_four(function, *specs: P, **compiler) -> int:

@@ -49,6 +49,7 @@ class CompilerModel(NamedTuple):
     keeps_gathered: bool  # what was all-gathered for the last but one matmul before a loop
     bytes_of: Callable[[tuple[int, ...], int], int]  # of a buffer of a shape and an item size
     lanes: int | None  # width of a register that the innermost axis of an array is to fill
+    indexed: float  # times its bytes, to read or add at indices of the innermost axis of an array
     sums_devices_at_once: bool  # without a buffer for what each has to add
     layers_per_round: int  # of a loop over layers, where their kinds take turns
     unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
@@ -118,9 +119,9 @@ class _Liveness:
         otherwise all-reduced in the dtype of the slice. So is what is indexed along its innermost
         axis, as the logits of candidates are, and the gradient that is scattered there.
         """
+        if (indexed := self.indexed(i)) is not None:
+            return [self.buffer(indexed, round(self.compiler.indexed * self.bytes_of(indexed)))]
         lanes = self.compiler.lanes
-        if lanes is not None and (indexed := self.indexed(i)) is not None:
-            return [self.buffer(indexed, self.bytes_of(indexed))]
         if lanes is None or not self.is_slice(i):
             return []
         (read,), (value,) = self.operations[i].reads, self.operations[i].results

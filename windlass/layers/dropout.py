@@ -43,11 +43,8 @@ def random_bits(
     into every matmul that reads the mask, and then need minutes. The same on any mesh.
     """
     bits = key[0]
-    for axis in range(len(shape)):
-        leading = shape[: axis + 1]
-        index = jax.lax.broadcasted_iota(
-            jnp.uint32, leading, axis, out_sharding=layout(axes[: axis + 1], leading)
-        )
+    for axis, size in zip(axes, shape, strict=True):
+        index = jnp.arange(size, dtype=jnp.uint32, out_sharding=layout((axis,), (size,)))
         bits = _mixed(bits[..., None] + index * np.uint32(0x9E3779B9) + key[1])
     return bits
 

@@ -45,7 +45,7 @@ class Stack(eqx.Module):
         rounds, odd = divmod(self.layers, len(self.kinds))
         cache_rounds, cache_odd = (None, [None] * odd) if cache is None else cache
 
-        loops, x = self.unroll < rounds, self.streams.widen(x)
+        loops, x = self.is_loop, self.streams.widen(x)
 
         def one(kind):
             def apply(x, weights, cache):
@@ -81,6 +81,11 @@ class Stack(eqx.Module):
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         reported = added(self._reported(out_rounds, out_odd), self.streams.report(x))
         return self.streams.narrow(x), left, reported
+
+    @property
+    def is_loop(self) -> bool:
+        """Return True if layers are computed in a loop, False if each is part of the program."""
+        return self.unroll < self.layers // len(self.kinds)
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """Reports of all layers: those of the rounds by kind, and those after the last round."""

@@ -106,7 +106,9 @@ class Cycles(eqx.Module):
         inner = dataclasses.replace(self, inputs=self._turned(self.inputs))
         still, state = stopped((inner, self._turned(state)))
         state, left, report = _repeated(partial(still._cycle, cut=0), state, early, cycles - 1)
-        state, (own, further) = inner._cycle(state, last, cut=self.cut)
+        # Where layers are no loop, calls with a gradient are none: a loop stacks what they save.
+        loops = self.low.is_loop or past is not None
+        state, (own, further) = inner._cycle(state, last, cut=self.cut, loops=loops)
         return self._turned(state), (left, own), added(report, further)
 
     def refined(
@@ -123,7 +125,7 @@ class Cycles(eqx.Module):
         return jax.tree.map(lambda x: x.swapaxes(0, 1), states)
 
     def _cycle(
-        self, state: Latents, past: PyTree, *, cut: int
+        self, state: Latents, past: PyTree, *, cut: int, loops: bool = True
     ) -> tuple[Latents, tuple[PyTree, Report]]:
         """One cycle, whose first `cut` changes of the scratch state have no gradient."""
         early, late, last = (None,) * 3 if past is None else past
@@ -132,7 +134,7 @@ class Cycles(eqx.Module):
         step = partial(self._scratched, *stopped((self.low, given)))
         low, *first = _repeated(step, low, early, cut)
         step = partial(self._scratched, self.low, given)
-        low, *second = _repeated(step, low, late, self.l_cycles - cut)
+        low, *second = _repeated(step, low, late, self.l_cycles - cut, loops=loops)
         high, third = self._call(self.high, high + low, last)
         left, reports = zip(first, second, third, strict=True)
         return Latents(high, low), (left, added(*reports))
@@ -159,9 +161,17 @@ def _repeated(
     state: PyTree,
     past: PyTree,
     times: int,
+    *,
+    loops: bool = True,
 ) -> tuple[PyTree, PyTree, Report]:
-    """A loop of so many steps: the state after it, the caches of all, and the sum of reports."""
+    """So many steps: the state after them, the caches of all, and the sum of reports."""
     if times == 0:
         return state, None, {}
+    if not loops:
+        reports = []
+        for _ in range(times):
+            state, (_, report) = step(state, None)
+            reports.append(report)
+        return state, None, added(*reports)
     state, (left, reports) = jax.lax.scan(step, state, past, length=times)
     return state, left, jax.tree.map(lambda x: jnp.sum(x, axis=0), reports)

@@ -142,6 +142,8 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
         lanes=LANES if is_tpu else None,
+        # In another layout, and on most beside it what is made of it, in half the precision.
+        indexed=0.0 if not is_tpu else 1.0 if chip.slug == "v6e" else 1.5,
         sums_devices_at_once=chip.slug == "v6e",
         layers_per_round=max((len(one.kinds) for one in _stacks(traced.frozen.model)), default=1),
         unstacked=0.0 if chip.kind == "cpu" else UNSTACKED,
