@@ -1,5 +1,6 @@
 """Adaptive halting: losses written out, rows that halt and go on, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -19,6 +20,7 @@ from tests.training.test_loop import Stops
 from windlass.checkpoint.store import newest_step
 from windlass.errors import UserError
 from windlass.layers.head import Head
+from windlass.layers.names import named
 from windlass.objectives import Carry
 from windlass.objectives.halting import Objective, log_stable
 from windlass.processes.signals import Signals
@@ -37,6 +39,7 @@ class Thinker(eqx.Module):
     q: jax.Array  # [pass, batch, 2]
     head: Any
     passes: int = eqx.field(static=True)
+    reasoning: Any = None
 
     def fresh(self, batch):
         return jnp.zeros(batch["tokens"].shape[0], jnp.int32)
@@ -44,9 +47,9 @@ class Thinker(eqx.Module):
     def think(self, batch, state, *, refines=False):
         rows = jnp.arange(len(state))
         after: Any = jnp.minimum(state + 1, self.passes - 1)
-        return SimpleNamespace(
-            hidden=self.hidden[state, rows], q=self.q[state, rows], state=after, auxiliary={}
-        )
+        hidden, q = self.hidden[state, rows], self.q[state, rows]
+        scratch = None if self.reasoning is None else hidden
+        return SimpleNamespace(hidden=hidden, q=q, state=after, scratch=scratch, auxiliary={})
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +175,35 @@ def test_evaluation_reports_every_pass_and_predictions_are_by_row_and_pass(think
     assert found is not None
     assert np.array_equal(found["answers"], np.moveaxis(answers, 0, 1))
     np.testing.assert_allclose(found["halt"], 1 / (1 + np.exp(-thinker.q[..., 0].T)), rtol=1e-6)
+
+
+def test_a_probe_of_the_scratch_state_adds_its_loss_and_says_what_it_reads(thinker):
+    batch, objective = puzzles(), Objective(exploration=0.0)
+    rng = np.random.default_rng(4)
+    weight = rng.normal(size=(11, 16)).astype(np.float32)
+    probed = dataclasses.replace(thinker, reasoning=Head(jnp.asarray(weight)))
+    base, metrics = (stepped(objective, model, [batch, batch])[1][0] for model in (thinker, probed))
+    logits = np.asarray(thinker.hidden[1], np.float64) @ weight.T
+    s = np.where(logits >= 0, logits + 1, 1 / (1 - np.minimum(logits, 0)))
+    targets, counted = np.asarray(batch["targets"]), np.asarray(batch["weight"])
+    p = np.take_along_axis(s / s.sum(-1, keepdims=True), targets[..., None], axis=-1)[..., 0]
+    loss = ((-np.log(p) * counted).sum(1) / counted.sum(1)).mean()
+    assert metrics["loss"] - base["loss"] == pytest.approx(loss, rel=1e-5)
+    right = ((logits.argmax(-1) == targets) * counted).sum(1) / counted.sum(1)
+    assert metrics["reasoning_accuracy"] == pytest.approx(right[0])  # row 0 alone has halted
+
+
+def test_a_probe_teaches_the_scratch_state_nothing():
+    config = dataclasses.replace(TRM, layers=1, l_cycles=1, h_cycles=1, reasoning=True)
+    model, batch = tiny.made(config), puzzles()
+
+    def read(model):
+        thought = model.think(batch, model.fresh(batch))
+        return jnp.sum(model.reasoning.logits(thought.scratch))
+
+    gradient = eqx.filter_jit(eqx.filter_grad(read))(model)
+    touched = [name for name, x in named(eqx.filter(gradient, eqx.is_array)) if x.any()]
+    assert touched == ["reasoning.weight"]
 
 
 def test_continuing_is_learned_from_q_of_the_next_pass(thinker):

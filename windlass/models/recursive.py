@@ -91,12 +91,12 @@ class Config:
     gate: Literal["swiglu", "norm_gate"] = "swiglu"
     prefix: Prefix | None = None  # positions in front of every row; null: none
     refinement: int = 0  # further calls on the answer state before it is read, in evaluation alone
-    reasoning: int | None = None  # vocabulary of a head on the scratch state; null: none
+    reasoning: bool = False  # a linear probe of the scratch state: a head that reads targets off it
     eps: float = 1e-5  # of the norms
 
     def __post_init__(self):
         counts = ("vocab", "embed", "mlp", "layers", "h_cycles", "l_cycles", "passes")
-        problems = _low(self, *counts, "heads", "kv_heads", "learned", "reasoning")
+        problems = _low(self, *counts, "heads", "kv_heads", "learned")
         problems += [] if problems else self._problems()
         if problems:
             raise ValueError(*problems)
@@ -197,7 +197,7 @@ class Config:
             learned=64,
             gate="norm_gate",
             refinement=1,
-            reasoning=40,
+            reasoning=True,
             eps=1e-3,
         )
 
@@ -208,6 +208,7 @@ class PassOutput(NamedTuple):
     hidden: Hidden  # of the answer, for the head
     q: Float[Array, "batch 2"]  # logits of halting and of continuing, in float32
     state: Latents
+    scratch: Hidden | None  # of the scratch state, for its probe; None: there is none
     auxiliary: Report
 
 
@@ -222,7 +223,7 @@ class RecursiveModel(eqx.Module):
     high_blocks: Stack | None  # that of the answer state; None: there is one network
     head: Head
     halt: Linear
-    reasoning: Head | None
+    reasoning: Head | None  # the probe of the scratch state
     about: Config = eqx.field(static=True)
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
@@ -245,9 +246,8 @@ class RecursiveModel(eqx.Module):
         self.head = Head.init(sizes, initializer=narrow, key=head)
         q = Linear("embed", "choices", dict(embed=width, choices=2), initializer=zeros, key=head)
         self.halt = Linear.of(q.reads, q.writes, q.weight, jnp.full(2, UNLIKELY))
-        if config.reasoning is not None:
-            vocab = dict(vocab=config.reasoning, embed=width)
-            self.reasoning = Head.init(vocab, initializer=narrow, key=reasoning)
+        if config.reasoning:
+            self.reasoning = Head.init(sizes, initializer=narrow, key=reasoning)
 
     @property
     def scale(self) -> float:
@@ -289,7 +289,9 @@ class RecursiveModel(eqx.Module):
             high, _, further = network.refined(high, self.about.refinement)
             auxiliary = added(auxiliary, further)
         q = self.halt(self._read(high, whole["document"]).astype(jnp.float32))
-        return PassOutput(self._unpadded(high, batch), q, stopped(state), auxiliary)
+        hidden, state = self._unpadded(high, batch), stopped(state)
+        scratch = None if self.reasoning is None else self._unpadded(state.low, batch)
+        return PassOutput(hidden, q, state, scratch, auxiliary)
 
     def fresh(self, batch: dict[str, Array]) -> Latents:
         """The states of rows that nothing was thought about."""
@@ -356,10 +358,10 @@ class RecursiveModel(eqx.Module):
         mixing = self.about.mixing
         return self.about.prefixed + (length if mixing is None else mixing.length)
 
-    def _unpadded(self, high: States, batch: dict[str, Array]) -> Hidden:
+    def _unpadded(self, state: States, batch: dict[str, Array]) -> Hidden:
         """Hidden states of the tokens alone."""
         first = self.about.prefixed
-        return high[:, first : first + batch["tokens"].shape[1]]
+        return state[:, first : first + batch["tokens"].shape[1]]
 
     def _read(
         self, high: States, document: Int[Array, "batch positions"]

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Float, Int
 
 from windlass.config import section
 from windlass.devices.axes import shard
-from windlass.layers.head import TILE_TOKENS, log_z, pick
+from windlass.layers.head import TILE_TOKENS, Head, log_z, pick
 from windlass.layers.recurrence import where
 from windlass.objectives import BaseObjective, Carry, Tally
 
@@ -44,6 +44,9 @@ class Objective(BaseObjective):
     pass, or where q_halt > 0 (with `continues`, q_halt > q_continue), but not before `minimum`
     passes, nor before as many as were drawn for it, with probability `exploration` one of 2 to the
     last. A column `iterations` says by row after how many passes to halt at the latest.
+
+    Where a model has a probe of its scratch state, the cross-entropy of the probe is added, whose
+    gradient ends there: `reasoning_accuracy` is the share of targets that are read off the state.
     """
 
     # stablemax: softmax with s(x) = x + 1 from 0 on, and 1 / (1 - x) below, in place of exp
@@ -122,7 +125,7 @@ class Objective(BaseObjective):
         state = where(rows["halted"], model.fresh(batch), rows["state"])
         taken = jnp.where(rows["halted"], 0, rows["steps"]) + 1
         thought = model.think(data, state)
-        judged = self._judged(model, thought.hidden, data)
+        judged = self._judged(model.head, thought.hidden, data)
         q = thought.q
         target = judged.is_exact | _is_due(data, taken)
         losses = {"halt_loss": _cross_entropy(q[:, 0], target.astype(jnp.float32))}
@@ -134,7 +137,12 @@ class Objective(BaseObjective):
         halted = self._halted(model, data, jax.lax.stop_gradient(q), taken, step, rows["number"])
         metrics = {name: (value, whole) for name, value in sums.items()}
         metrics |= {"lm_loss": (judged.total, whole), "halted": (_count(halted, judged), whole)}
-        metrics |= _means(judged, q, target, jnp.where(halted, judged.counts, 0.0), taken)
+        weight = jnp.where(halted, judged.counts, 0.0)
+        metrics |= _means(judged, q, target, weight, taken)
+        if thought.scratch is not None:
+            probed = self._judged(model.reasoning, thought.scratch, data)
+            total += probed.total
+            metrics |= _probe(probed, weight)
         rows = rows | {"state": thought.state, "steps": taken, "halted": halted, "data": data}
         return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=rows)
 
@@ -144,11 +152,14 @@ class Objective(BaseObjective):
 
         def one(state, _):
             thought = model.think(data, state, refines=True)
-            judged = self._judged(model, thought.hidden, data)
+            judged = self._judged(model.head, thought.hidden, data)
             halt = _cross_entropy(thought.q[:, 0], judged.is_exact.astype(jnp.float32))
             taken = jnp.zeros_like(thought.q[:, 0])
             means = _means(judged, thought.q, judged.is_exact, judged.counts, taken)
             del means["steps"]
+            if thought.scratch is not None:
+                probed = self._judged(model.reasoning, thought.scratch, data)
+                means |= _probe(probed, judged.counts)
             lost = jnp.sum(halt * judged.counts)
             return thought.state, (judged.total, lost, judged.counts, means, thought.auxiliary)
 
@@ -166,7 +177,7 @@ class Objective(BaseObjective):
 
         def one(state, _):
             thought = model.think(data, state, refines=True)
-            answers = self._judged(model, thought.hidden, data).answers
+            answers = self._judged(model.head, thought.hidden, data).answers
             return thought.state, (answers, jax.nn.sigmoid(thought.q[:, 0]))
 
         _, (answers, halt) = jax.lax.scan(one, model.fresh(batch), length=model.passes)
@@ -184,18 +195,18 @@ class Objective(BaseObjective):
             data["weight"] = jnp.where(goes_on, weight, 0.0)
         return data
 
-    def _judged(self, model: Any, hidden: Array, data: dict[str, Array]) -> Judged:
+    def _judged(self, head: Head, hidden: Array, data: dict[str, Array]) -> Judged:
         weight, targets = data["weight"], data["targets"]
         counts = (jnp.sum(weight, axis=1) > 0).astype(jnp.float32)
         share = weight / jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1e-9)
         size: dict[str, int] = dict(
-            tile_tokens=max(TILE_TOKENS, TILE_LOGITS // model.head.weight.shape[0])
+            tile_tokens=max(TILE_TOKENS, TILE_LOGITS // head.weight.shape[0])
         )
         columns = {"targets": targets, "share": share}
-        total, _ = model.head.reduce(self._tile, hidden, columns, **size)
+        total, _ = head.reduce(self._tile, hidden, columns, **size)
         none = jnp.zeros((*targets.shape, 0), jnp.int32)
         still = jax.lax.stop_gradient(hidden)
-        answers = model.head.candidates(still, 1, none, **size).ids[..., 0]
+        answers = head.candidates(still, 1, none, **size).ids[..., 0]
         is_right = (answers == targets) | (weight == 0)
         is_asked = (weight > 0).astype(jnp.float32)
         right = jnp.sum(jnp.where(is_right, is_asked, 0.0), axis=1)
@@ -273,6 +284,12 @@ def _cross_entropy(q: Float[Array, " batch"], target: Float[Array, " batch"]) ->
 
 def _count(flags: Bool[Array, " batch"], judged: Judged) -> Float[Array, ""]:
     return jnp.sum(jnp.where(flags, judged.counts, 0.0))
+
+
+def _probe(probed: Judged, weight: Array) -> dict:
+    """Metrics of the probe of the scratch state."""
+    pair = (jnp.sum(probed.accuracy * weight), jnp.sum(weight))
+    return {"reasoning_accuracy": jax.tree.map(jax.lax.stop_gradient, pair)}
 
 
 def _means(judged: Judged, q: Array, target: Array, weight: Array, taken: Array) -> dict:
