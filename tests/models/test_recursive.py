@@ -11,8 +11,11 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tests import tiny
+from tests.models.test_families import ten_batches, trained
 from windlass.config import read, tree
 from windlass.errors import UserError
 from windlass.layers.kv_cache import KVCache
@@ -315,6 +318,37 @@ def test_independent_tokens_are_copied_by_the_original_bidirectional_form():
     share = loss_on_independent_tokens(dataclasses.replace(TEXT, bidirectional=True))
     print(f"bidirectional: {share:.4f} of ln V")
     assert share < 0.6
+
+
+# Rounding
+
+
+@pytest.mark.long
+def test_a_deep_model_on_a_mesh_drifts_as_far_as_rounding_that_steps_too_long_amplify():
+    config = dataclasses.replace(Config.tiny(), layers=2, l_cycles=3)
+    model, batches = tiny.made(config), ten_batches()
+    rng = np.random.default_rng(0)
+    other = jax.tree.map(
+        lambda x: x * (1 + 1e-7 * jnp.asarray(rng.normal(size=x.shape), x.dtype)), model
+    )
+
+    def losses(model, rate, batches=batches) -> np.ndarray:
+        return np.asarray(trained(model, batches, jnp.float32(rate))[0][0])
+
+    def drifts(rate) -> tuple[float, float]:
+        """Of ten losses with weights that are 1e-7 apart, and of the same weights on a mesh."""
+        alone, near = losses(model, rate), losses(other, rate)
+        with tiny.on((2, 2, 2)) as mesh:
+            placed, _ = tiny.placed(model, {}, mesh)
+            rows = NamedSharding(mesh, P(None, ("data", "fsdp")))
+            split = losses(placed, rate, jax.device_put(batches, rows))
+        return np.abs(near / alone - 1).max(), np.abs(split / alone - 1).max()
+
+    # The largest eigenvalue λ of the curvature is 109 (21 with one layer), and steps above 2 / λ
+    # amplify all that is apart: ten of 0.1 by 1e5, ten of 0.01 by 10.
+    near, split = drifts(0.1)
+    assert near > 1e-3 and 0.1 < split / near < 10
+    assert max(drifts(0.01)) < 1e-4
 
 
 # Refusals
