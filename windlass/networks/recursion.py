@@ -63,7 +63,7 @@ class PostNormBlock(eqx.Module):
     mlp: Gated
     eps: float = eqx.field(static=True)
 
-    def __call__(self, x: States, context: Packed | DecodeContext) -> States:
+    def __call__(self, x: States, context) -> States:
         if isinstance(self.mixing, Gated):
             mixed = self.mixing(x.swapaxes(1, 2)).swapaxes(1, 2)
         else:
