@@ -252,9 +252,10 @@ TEXT = dataclasses.replace(Config(**SMALL, heads=2), vocab=96)
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [recursive.CACHED_CALLS, 0])
-def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, monkeypatch):
+@pytest.mark.parametrize("passes", [1, 3])
+def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, passes, monkeypatch):
     monkeypatch.setattr(recursive, "CACHED_CALLS", most)
-    model = tiny.made(TEXT)
+    model = tiny.made(dataclasses.replace(TEXT, passes=passes))
     batch = {
         name: x
         for name, x in puzzles(2, 6, 96).items()
@@ -270,7 +271,8 @@ def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, m
     assert model.is_cached == (most > 0)
     (_, _), (title, line) = model.facts()
     how = "a KV cache for each" if most else "every token recomputes all of them"
-    assert (title, line) == ("generation", f"6 network calls × 3 passes: {how}")
+    calls = f"6 network calls × {passes} passes: {how} (at most {most} are cached)"
+    assert (title, line) == ("generation", calls)
 
 
 # Detectors of the future

@@ -7,7 +7,7 @@ each pass whether another one is worth it. States are handed on from pass to pas
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -93,6 +93,8 @@ class Config:
     refinement: int = 0  # further calls on the answer state before it is read, in evaluation alone
     reasoning: bool = False  # a linear probe of the scratch state: a head that reads targets off it
     eps: float = 1e-5  # of the norms
+
+    in_use: ClassVar[tuple[str, ...]] = ("passes", "refinement")
 
     def __post_init__(self):
         counts = ("vocab", "embed", "mlp", "layers", "h_cycles", "l_cycles", "passes")
@@ -268,22 +270,30 @@ class RecursiveModel(eqx.Module):
         context = enter(whole, cache)
         past = None if cache is None else cache.layers
         cycles, refined = (None, None) if past is None else past
-        network, rounds = self._cycles(inputs, context), self.passes * self.about.h_cycles
+        network = self._cycles(inputs, context, self.about.l_cycles)
+        rounds = self.passes * self.about.h_cycles
         state, left, auxiliary = network.run(self.fresh(batch), rounds, cycles)
         high, more, further = network.refined(state.high, self.about.refinement, refined)
         hidden = self._unpadded(high, batch)
         return hidden, added(auxiliary, further), context.finish((left, more))
 
     def think(
-        self, batch: dict[str, Array], state: Latents, *, refines: bool = False
+        self,
+        batch: dict[str, Array],
+        state: Latents,
+        *,
+        refines: bool = False,
+        cycles: tuple[int, int] | None = None,
     ) -> PassOutput:
         """One pass, from the states that the last one left, or `fresh` ones.
 
-        With `refines` the answer is read after the further calls of `refinement`.
+        With `refines` the answer is read after the further calls of `refinement`. H and L cycles
+        may be others than the config's.
         """
         inputs, whole = self._inputs(batch)
-        network = self._cycles(inputs, Packed(whole))
-        state, _, auxiliary = network.run(state, self.about.h_cycles)
+        h_cycles, l_cycles = cycles or (self.about.h_cycles, self.about.l_cycles)
+        network = self._cycles(inputs, Packed(whole), l_cycles)
+        state, _, auxiliary = network.run(state, h_cycles)
         high = state.high
         if refines:
             high, _, further = network.refined(high, self.about.refinement)
@@ -319,12 +329,12 @@ class RecursiveModel(eqx.Module):
         each = f"{config.h_cycles * (config.l_cycles + 1)} network calls × {config.passes} passes"
         if config.causal:
             how = "a KV cache for each" if self.is_cached else "every token recomputes all of them"
-            yield "generation", f"{each}: {how}"
+            yield "generation", f"{each}: {how} (at most {CACHED_CALLS} are cached)"
 
-    def _cycles(self, inputs: States, context: Packed | DecodeContext) -> Cycles:
+    def _cycles(self, inputs: States, context: Packed | DecodeContext, l_cycles: int) -> Cycles:
         upper = self.blocks if self.high_blocks is None else self.high_blocks
-        cut = self.about.l_cycles - 1 if self.about.gradient == "last_step" else 0
-        return Cycles(self.blocks, upper, inputs, context, self.about.l_cycles, cut)
+        cut = l_cycles - 1 if self.about.gradient == "last_step" else 0
+        return Cycles(self.blocks, upper, inputs, context, l_cycles, cut)
 
     def _inputs(self, batch: dict[str, Array]) -> tuple[States, dict[str, Array]]:
         """Embedded inputs with prefix and padding, and the position and document of each."""

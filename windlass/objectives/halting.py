@@ -3,7 +3,9 @@
 https://arxiv.org/abs/2506.21734 (HRM) and https://arxiv.org/abs/2510.04871 (TRM)
 """
 
+import dataclasses
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -14,7 +16,7 @@ from windlass.config import section
 from windlass.devices.axes import shard
 from windlass.layers.head import TILE_TOKENS, Head, log_z, pick
 from windlass.layers.recurrence import where
-from windlass.objectives import BaseObjective, Carry, Tally
+from windlass.objectives import BaseObjective, Carry, Stage, Tally
 
 TILE_LOGITS = TILE_TOKENS * 2**15  # of a small vocabulary the whole batch is one tile
 
@@ -27,6 +29,30 @@ class Judged(NamedTuple):
     answers: Int[Array, "batch seq"]
     accuracy: Float[Array, " batch"]  # share of the targets that are met
     is_exact: Bool[Array, " batch"]  # all targets are met
+
+
+@section
+class Depth:
+    """A stage of a depth curriculum: the cycles of a pass in the first part of a run."""
+
+    until: float  # share of the run at which the next stage begins
+    h_cycles: int  # at most model.h_cycles
+    l_cycles: int  # at most model.l_cycles
+
+    def __post_init__(self):
+        wrong = [
+            f"{name} is {value}; it must be 1 or more"
+            for name, value in (("h_cycles", self.h_cycles), ("l_cycles", self.l_cycles))
+            if value < 1
+        ]
+        if not 0 < self.until < 1:
+            wrong.append(f"until is {self.until}; it is a share of the run, above 0 and below 1")
+        if wrong:
+            raise ValueError(*wrong)
+
+    @property
+    def cycles(self) -> tuple[int, int]:
+        return self.h_cycles, self.l_cycles
 
 
 @section
@@ -59,6 +85,9 @@ class Objective(BaseObjective):
     drawn: Literal["least", "exact"] = "least"
     minimum: int = 1  # passes before q may halt a row
     seed: int = 0  # random seed of exploration
+    # depth curriculum: stages with fewer cycles, after which the model's own are taken; every stage
+    # compiles a step of its own
+    curriculum: tuple[Depth, ...] = ()
 
     columns: ClassVar[tuple[str, ...]] = (
         *("tokens", "targets", "weight", "position", "document", "identifier", "iterations"),
@@ -77,6 +106,12 @@ class Objective(BaseObjective):
             wrong.append(f"exploration is {self.exploration}; it is a probability, 0 to 1")
         if self.minimum < 1:
             wrong.append(f"minimum is {self.minimum}; it must be 1 or more")
+        ends = [depth.until for depth in self.curriculum]
+        if any(later <= sooner for sooner, later in pairwise(ends)):
+            wrong.append(
+                f"curriculum has stages until {', '.join(map(str, ends))} of the run; each must "
+                "end after the one before it"
+            )
         if wrong:
             raise ValueError(*wrong)
 
@@ -90,7 +125,29 @@ class Objective(BaseObjective):
             return ["it does not think in passes, and has nothing to halt"]
         if self.minimum > passes:
             return [f"minimum is {self.minimum}, and model.passes is {passes}"]
-        return []
+        most = (model.h_cycles, model.l_cycles)
+        return [
+            f"curriculum until {depth.until} has h_cycles {depth.h_cycles} and l_cycles "
+            f"{depth.l_cycles}, and the model, which is the last and deepest stage, {most[0]} and "
+            f"{most[1]}"
+            for depth in self.curriculum
+            if depth.h_cycles > most[0] or depth.l_cycles > most[1]
+        ]
+
+    @property
+    def stages(self):
+        # A call takes the depth of the first stage that is left.
+        begins = (0.0, *(depth.until for depth in self.curriculum))
+        names = [f"{d.h_cycles} H × {d.l_cycles} L cycles" for d in self.curriculum]
+        return tuple(
+            Stage(share, dataclasses.replace(self, curriculum=self.curriculum[i:]), name)
+            for i, (share, name) in enumerate(zip(begins, [*names, "all cycles"], strict=True))
+        )
+
+    @property
+    def _cycles(self) -> tuple[int, int] | None:
+        """H and L cycles of a training pass; None: the model's own."""
+        return self.curriculum[0].cycles if self.curriculum else None
 
     def problems_of_text(self, model):
         wrong = []
@@ -124,7 +181,7 @@ class Objective(BaseObjective):
         data = where(rows["halted"], self._data(batch), rows["data"])
         state = where(rows["halted"], model.fresh(batch), rows["state"])
         taken = jnp.where(rows["halted"], 0, rows["steps"]) + 1
-        thought = model.think(data, state)
+        thought = model.think(data, state, cycles=self._cycles)
         judged = self._judged(model.head, thought.hidden, data)
         q = thought.q
         target = judged.is_exact | _is_due(data, taken)
@@ -225,7 +282,8 @@ class Objective(BaseObjective):
 
     def _continued(self, model: Any, data: dict, thought: Any, taken: Array) -> Array:
         """BCE(q_continue, σ(max q)), with q of the next pass; of the last one, its q_halt."""
-        following = jax.lax.stop_gradient(model.think(data, thought.state).q)
+        following = model.think(data, thought.state, cycles=self._cycles).q
+        following = jax.lax.stop_gradient(following)
         best = jnp.where(taken >= model.passes, following[:, 0], jnp.max(following, axis=1))
         return _cross_entropy(thought.q[:, 1], jax.nn.sigmoid(best))
 
