@@ -16,6 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests import tiny
 from tests.models.test_families import ten_batches, trained
+from windlass.analysis.flops import training_flops
 from windlass.config import read, tree
 from windlass.errors import UserError
 from windlass.layers.kv_cache import KVCache
@@ -320,6 +321,39 @@ def test_independent_tokens_are_copied_by_the_original_bidirectional_form():
     share = loss_on_independent_tokens(dataclasses.replace(TEXT, bidirectional=True))
     print(f"bidirectional: {share:.4f} of ln V")
     assert share < 0.6
+
+
+# FLOPs
+
+
+@pytest.mark.parametrize("name", ["TRM", "TRM with an MLP over positions", "HRM"])
+def test_flops_are_those_of_one_pass_with_its_cut_gradient_counted_by_hand(name):
+    config = dataclasses.replace(EACH[name], h_cycles=3, l_cycles=4)
+    batch = puzzles()
+    rows, length, width = 4, 9, config.embed
+    positions = length + config.prefixed
+    tokens = rows * positions
+    call = 2 * tokens * 3 * width * config.mlp  # the MLP: gate, up and down
+    if config.mixing is not None:
+        call += 2 * rows * width * 3 * positions * config.mixing.mlp
+    else:
+        call += 2 * tokens * 4 * width**2  # query, key, value and output, of as many heads
+        call += 2 * 2 * rows * width * positions**2  # scores and mixed values, to both sides
+    call *= config.layers
+    calls = config.h_cycles * (config.l_cycles + 1)
+    # A matmul with its gradient is three: of the last cycle, or of its last two calls.
+    trained = config.l_cycles + 1 if config.gradient == "last_cycle" else 2
+    head = 2 * rows * length * width * config.vocab  # with its gradient, and once for the answers
+    q = 2 * rows * width * 2
+    expected = (calls + 2 * trained) * call + (3 + 1) * head + 3 * q
+
+    def total(model, batch):
+        objective = Objective()
+        given: dict[str, Any] = dict(key=None, helpers={}, step=jnp.int32(0), steps=1)
+        return objective(model, batch, carry=objective.start(model, batch), **given)[0].total
+
+    model = eqx.filter_eval_shape(config.init, jax.random.key(0))
+    assert training_flops(total, model, batch) == expected
 
 
 # Rounding
