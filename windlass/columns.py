@@ -1,5 +1,6 @@
 """Columns of a batch: the dtype of each, its axes behind that of the rows, and its files."""
 
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -47,6 +48,24 @@ class Column:
     def padded(self, rows: int) -> np.ndarray:
         """An array of `rows` rows of padding."""
         return np.full(self.shape(rows), self.padding, self.dtype)
+
+
+class Picture(NamedTuple):
+    """A row as a grid of cells, for pages. A source of grids has one as its `picture`."""
+
+    columns: int
+    symbols: tuple[str, ...] = ()  # the text of each token; beyond them, its number
+    colors: tuple[str, ...] = ()  # the fill of each token, as #rrggbb; empty: none
+    box: int | None = None  # cells between heavier lines
+
+
+def square(columns: Mapping[str, Column]) -> Picture | None:
+    """Rows of tokens with targets as a square of numbers; None where they are no square."""
+    if not {"tokens", "targets"} <= set(columns):
+        return None
+    cells = math.prod(columns["tokens"].shape(1))
+    side = math.isqrt(cells)
+    return Picture(side) if side**2 == cells else None
 
 
 def sized(columns: Mapping[str, Column], length: int) -> dict[str, Column]:

@@ -265,14 +265,14 @@ REMATERIALISED = "Involuntary full rematerialization"  # the compiler's word for
 
 
 @eqx.filter_jit
-def trained(model, batches):
+def trained(model, batches, rate=0.1):
     """The loss and the norm of its gradient at each of some steps downhill, and what they reach."""
     weights, static = eqx.partition(model, eqx.is_array)
 
     def step(weights, batch):
         loss = lambda weights: tiny.loss(eqx.combine(weights, static), batch)  # noqa: E731
         value, gradient = jax.value_and_grad(loss)(weights)
-        weights = jax.tree.map(lambda x, g: x - 0.1 * g, weights, gradient)
+        weights = jax.tree.map(lambda x, g: x - rate * g, weights, gradient)
         return weights, (value, optax.tree.norm(gradient))
 
     weights, curve = jax.lax.scan(step, weights, batches)

@@ -11,8 +11,12 @@ import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from jax.sharding import NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from tests import tiny
+from tests.models.test_families import ten_batches, trained
+from windlass.analysis.flops import training_flops
 from windlass.config import read, tree
 from windlass.errors import UserError
 from windlass.layers.kv_cache import KVCache
@@ -251,9 +255,10 @@ TEXT = dataclasses.replace(Config(**SMALL, heads=2), vocab=96)
 
 @pytest.mark.long
 @pytest.mark.parametrize("most", [recursive.CACHED_CALLS, 0])
-def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, monkeypatch):
+@pytest.mark.parametrize("passes", [1, 3])
+def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, passes, monkeypatch):
     monkeypatch.setattr(recursive, "CACHED_CALLS", most)
-    model = tiny.made(TEXT)
+    model = tiny.made(dataclasses.replace(TEXT, passes=passes))
     batch = {
         name: x
         for name, x in puzzles(2, 6, 96).items()
@@ -269,7 +274,8 @@ def test_generation_by_caches_and_by_computing_again_equals_whole_passes(most, m
     assert model.is_cached == (most > 0)
     (_, _), (title, line) = model.facts()
     how = "a KV cache for each" if most else "every token recomputes all of them"
-    assert (title, line) == ("generation", f"6 network calls × 3 passes: {how}")
+    calls = f"6 network calls × {passes} passes: {how} (at most {most} are cached)"
+    assert (title, line) == ("generation", calls)
 
 
 # Detectors of the future
@@ -317,6 +323,70 @@ def test_independent_tokens_are_copied_by_the_original_bidirectional_form():
     share = loss_on_independent_tokens(dataclasses.replace(TEXT, bidirectional=True))
     print(f"bidirectional: {share:.4f} of ln V")
     assert share < 0.6
+
+
+# FLOPs
+
+
+@pytest.mark.parametrize("name", ["TRM", "TRM with an MLP over positions", "HRM"])
+def test_flops_are_those_of_one_pass_with_its_cut_gradient_counted_by_hand(name):
+    config = dataclasses.replace(EACH[name], h_cycles=3, l_cycles=4)
+    batch = puzzles()
+    rows, length, width = 4, 9, config.embed
+    positions = length + config.prefixed
+    tokens = rows * positions
+    call = 2 * tokens * 3 * width * config.mlp  # the MLP: gate, up and down
+    if config.mixing is not None:
+        call += 2 * rows * width * 3 * positions * config.mixing.mlp
+    else:
+        call += 2 * tokens * 4 * width**2  # query, key, value and output, of as many heads
+        call += 2 * 2 * rows * width * positions**2  # scores and mixed values, to both sides
+    call *= config.layers
+    calls = config.h_cycles * (config.l_cycles + 1)
+    # A matmul with its gradient is three: of the last cycle, or of its last two calls.
+    trained = config.l_cycles + 1 if config.gradient == "last_cycle" else 2
+    head = 2 * rows * length * width * config.vocab  # with its gradient, and once for the answers
+    q = 2 * rows * width * 2
+    expected = (calls + 2 * trained) * call + (3 + 1) * head + 3 * q
+
+    def total(model, batch):
+        objective = Objective()
+        given: dict[str, Any] = dict(key=None, helpers={}, step=jnp.int32(0), steps=1)
+        return objective(model, batch, carry=objective.start(model, batch), **given)[0].total
+
+    model = eqx.filter_eval_shape(config.init, jax.random.key(0))
+    assert training_flops(total, model, batch) == expected
+
+
+# Rounding
+
+
+@pytest.mark.long
+def test_a_deep_model_on_a_mesh_drifts_as_far_as_rounding_that_steps_too_long_amplify():
+    config = dataclasses.replace(Config.tiny(), layers=2, l_cycles=3)
+    model, batches = tiny.made(config), ten_batches()
+    rng = np.random.default_rng(0)
+    other = jax.tree.map(
+        lambda x: x * (1 + 1e-7 * jnp.asarray(rng.normal(size=x.shape), x.dtype)), model
+    )
+
+    def losses(model, rate, batches=batches) -> np.ndarray:
+        return np.asarray(trained(model, batches, jnp.float32(rate))[0][0])
+
+    def drifts(rate) -> tuple[float, float]:
+        """Of ten losses with weights that are 1e-7 apart, and of the same weights on a mesh."""
+        alone, near = losses(model, rate), losses(other, rate)
+        with tiny.on((2, 2, 2)) as mesh:
+            placed, _ = tiny.placed(model, {}, mesh)
+            rows = NamedSharding(mesh, P(None, ("data", "fsdp")))
+            split = losses(placed, rate, jax.device_put(batches, rows))
+        return np.abs(near / alone - 1).max(), np.abs(split / alone - 1).max()
+
+    # The largest eigenvalue λ of the curvature is 109 (21 with one layer), and steps above 2 / λ
+    # amplify all that is apart: ten of 0.1 by 1e5, ten of 0.01 by 10.
+    near, split = drifts(0.1)
+    assert near > 1e-3 and 0.1 < split / near < 10
+    assert max(drifts(0.01)) < 1e-4
 
 
 # Refusals

@@ -1,5 +1,6 @@
 """Adaptive halting: losses written out, rows that halt and go on, and what is refused."""
 
+import dataclasses
 import json
 from pathlib import Path
 from types import SimpleNamespace
@@ -16,12 +17,20 @@ from tests import strangers, tiny
 from tests.models.test_recursive import TEXT, TRM, puzzles
 from tests.training.campaign import weights
 from tests.training.test_loop import Stops
+from windlass import api
+from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import newest_step
+from windlass.config import tree
 from windlass.errors import UserError
 from windlass.layers.head import Head
+from windlass.layers.names import named
+from windlass.models import as_trained
 from windlass.objectives import Carry
-from windlass.objectives.halting import Objective, log_stable
+from windlass.objectives.halting import Depth, Objective, log_stable
 from windlass.processes.signals import Signals
+from windlass.program.built import Built
+from windlass.program.programs import Programs
+from windlass.run_folder.folder import COMPILES, REPORT
 from windlass.starting.describe import describe
 from windlass.training.loop import train
 
@@ -37,16 +46,17 @@ class Thinker(eqx.Module):
     q: jax.Array  # [pass, batch, 2]
     head: Any
     passes: int = eqx.field(static=True)
+    reasoning: Any = None
 
     def fresh(self, batch):
         return jnp.zeros(batch["tokens"].shape[0], jnp.int32)
 
-    def think(self, batch, state, *, refines=False):
+    def think(self, batch, state, *, refines=False, cycles=None):
         rows = jnp.arange(len(state))
         after: Any = jnp.minimum(state + 1, self.passes - 1)
-        return SimpleNamespace(
-            hidden=self.hidden[state, rows], q=self.q[state, rows], state=after, auxiliary={}
-        )
+        hidden, q = self.hidden[state, rows], self.q[state, rows]
+        scratch = None if self.reasoning is None else hidden
+        return SimpleNamespace(hidden=hidden, q=q, state=after, scratch=scratch, auxiliary={})
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +184,35 @@ def test_evaluation_reports_every_pass_and_predictions_are_by_row_and_pass(think
     np.testing.assert_allclose(found["halt"], 1 / (1 + np.exp(-thinker.q[..., 0].T)), rtol=1e-6)
 
 
+def test_a_probe_of_the_scratch_state_adds_its_loss_and_says_what_it_reads(thinker):
+    batch, objective = puzzles(), Objective(exploration=0.0)
+    rng = np.random.default_rng(4)
+    weight = rng.normal(size=(11, 16)).astype(np.float32)
+    probed = dataclasses.replace(thinker, reasoning=Head(jnp.asarray(weight)))
+    base, metrics = (stepped(objective, model, [batch, batch])[1][0] for model in (thinker, probed))
+    logits = np.asarray(thinker.hidden[1], np.float64) @ weight.T
+    s = np.where(logits >= 0, logits + 1, 1 / (1 - np.minimum(logits, 0)))
+    targets, counted = np.asarray(batch["targets"]), np.asarray(batch["weight"])
+    p = np.take_along_axis(s / s.sum(-1, keepdims=True), targets[..., None], axis=-1)[..., 0]
+    loss = ((-np.log(p) * counted).sum(1) / counted.sum(1)).mean()
+    assert metrics["loss"] - base["loss"] == pytest.approx(loss, rel=1e-5)
+    right = ((logits.argmax(-1) == targets) * counted).sum(1) / counted.sum(1)
+    assert metrics["reasoning_accuracy"] == pytest.approx(right[0])  # row 0 alone has halted
+
+
+def test_a_probe_teaches_the_scratch_state_nothing():
+    config = dataclasses.replace(TRM, layers=1, l_cycles=1, h_cycles=1, reasoning=True)
+    model, batch = tiny.made(config), puzzles()
+
+    def read(model):
+        thought = model.think(batch, model.fresh(batch))
+        return jnp.sum(model.reasoning.logits(thought.scratch))
+
+    gradient = eqx.filter_jit(eqx.filter_grad(read))(model)
+    touched = [name for name, x in named(eqx.filter(gradient, eqx.is_array)) if x.any()]
+    assert touched == ["reasoning.weight"]
+
+
 def test_continuing_is_learned_from_q_of_the_next_pass(thinker):
     batch, objective = puzzles(), Objective(continues=True, exploration=0.0)
     metrics = stepped(objective, thinker, [batch])[0][0]
@@ -251,6 +290,114 @@ def test_a_run_stopped_while_rows_are_thinking_ends_with_the_same_bits(tmp_path)
     assert rows == 2  # of three passes
     run(tmp_path / "halves")
     assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
+    api.report(tmp_path / "whole")
+    page = (tmp_path / "whole" / REPORT).read_text()
+    assert page.count('<svg class="board"') == 6 and "Held-out grids at step 6" in page
+
+
+# Passes of a model in use
+
+
+def test_passes_may_be_others_once_a_model_is_trained_and_sizes_may_not():
+    stored = tree(TEXT)
+    other = dataclasses.replace(TEXT, passes=7, refinement=2)
+    assert as_trained(other, stored) == TEXT
+    assert as_trained(dataclasses.replace(TEXT, h_cycles=5), stored) != TEXT
+    assert as_trained(tiny.config("qwen3"), {}) == tiny.config("qwen3")
+
+
+@pytest.mark.long
+def test_a_run_generates_with_passes_that_are_chosen_and_trains_with_its_own(tmp_path, capsys):
+    text = yaml.safe_load((strangers.HERE / "recipes/recursive_text.yaml").read_text())
+    given = [f"run.dir={tmp_path / 'run'}", *ONE, "train.steps=1", "train.sample=null"]
+    train(text, given, signals=Signals())
+    printed = capsys.readouterr().out
+    assert "generation   4 network calls × 2 passes: a KV cache for each (at most 256" in printed
+    every = {
+        passes: api.generate(tmp_path / "run", "Once", [f"model.passes={passes}"], tokens=12)
+        for passes in (1, 2, 5)
+    }
+    assert every[2] == api.generate(tmp_path / "run", "Once", tokens=12)
+    assert every[1] != every[2] != every[5]
+    with pytest.raises(UserError, match="was written for model"):
+        train(text, [*given, "model.passes=3"], signals=Signals())
+
+
+# Depth curriculum
+
+STAGED = Objective(curriculum=(Depth(until=0.3, h_cycles=1, l_cycles=1),))
+CURRICULUM = "objective.curriculum=[{until: 0.3, h_cycles: 1, l_cycles: 1}]"
+
+
+def test_a_stage_takes_passes_of_its_own_depth_and_the_last_one_those_of_the_model():
+    shallow = dataclasses.replace(TRM, layers=1, h_cycles=1, l_cycles=1)
+    model, batch = tiny.made(dataclasses.replace(shallow, h_cycles=2, l_cycles=2)), puzzles()
+    first, last = STAGED.stages
+    assert (first.begins, first.name) == (0.0, "1 H × 1 L cycles")
+    assert (last.begins, last.name) == (0.3, "all cycles")
+
+    @eqx.filter_jit
+    def total(objective, model):
+        carry = objective.start(model, batch)
+        return objective(model, batch, carry=carry, step=jnp.int32(0), **GIVEN)[0].total
+
+    expected = total(Objective(), tiny.made(shallow))  # of the same weights
+    assert float(total(first.objective, model)) == pytest.approx(float(expected), rel=1e-6)
+    assert float(total(last.objective, model)) != pytest.approx(float(expected), rel=1e-3)
+
+
+def test_the_steps_of_a_run_are_divided_by_share_and_each_stage_counts_its_flops():
+    described = describe(RECIPE, [*ONE, CURRICULUM, "train.steps=10"])
+    shallow = describe(RECIPE, [*ONE, "model.h_cycles=1", "model.l_cycles=1"])
+    with described.scope():
+        programs = Programs(Built(described), 10)
+        assert programs.first_steps == (0, 3)
+        assert [programs.stage(step) for step in range(10)] == [0] * 3 + [1] * 7
+        assert [programs.step(n).name for n in (0, 1)] == ["step of stage 1", "step"]
+        first, last = (step_flops(programs, *programs.abstract_state(), n) for n in (0, 1))
+        own = Programs(Built(shallow), 10)
+        assert first == step_flops(own, *own.abstract_state()) < last
+
+
+@pytest.mark.parametrize(
+    ("stages", "what"),
+    [
+        ([(0.0, 1, 1)], "until is 0.0; it is a share of the run, above 0 and below 1"),
+        ([(0.5, 0, 1)], "h_cycles is 0; it must be 1 or more"),
+        (
+            [(0.5, 1, 1), (0.4, 2, 1)],
+            "curriculum has stages until 0.5, 0.4 of the run; each must end after the one before "
+            "it",
+        ),
+    ],
+)
+def test_a_curriculum_that_cannot_be_is_refused(stages, what):
+    with pytest.raises(ValueError, match="^" + what.replace(".", r"\.") + "$"):
+        Objective(curriculum=tuple(Depth(until=u, h_cycles=h, l_cycles=n) for u, h, n in stages))
+
+
+def test_a_stage_deeper_than_the_model_is_refused():
+    deep = Objective(curriculum=(Depth(until=0.5, h_cycles=3, l_cycles=1),))
+    assert deep.problems(TRM) == [
+        "curriculum until 0.5 has h_cycles 3 and l_cycles 1, and the model, which is the last and "
+        "deepest stage, 2 and 2"
+    ]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("last", [1, 2, 4])
+def test_a_run_stopped_in_any_stage_of_a_curriculum_ends_with_the_same_bits(tmp_path, last):
+    keys = (CURRICULUM, "train.strict=true")  # a planned compilation is no surprise
+    run(tmp_path / "whole", *keys)
+    run(tmp_path / "halves", *keys, signals=Stops(last))
+    run(tmp_path / "halves", *keys)
+    assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
+    records = map(json.loads, (tmp_path / "whole" / COMPILES).read_text().splitlines())
+    compiled = [(one["step"], one["program"]) for one in records if one["program"]]
+    compiled = [one for one in compiled if "step" in one[1]]
+    assert compiled == [(0, "step of stage 1"), (2, "step")]
+    run(tmp_path / "none")
+    assert weights(tmp_path / "none") != weights(tmp_path / "whole")
 
 
 # Learning

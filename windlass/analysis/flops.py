@@ -38,10 +38,10 @@ Flags = Sequence[bool]
 Values = set[int | None]
 
 
-def step_flops(programs: Programs, state: State, frozen: Frozen) -> int:
+def step_flops(programs: Programs, state: State, frozen: Frozen, stage: int = -1) -> int:
     """FLOPs of an optimiser step, of shapes: of its training call on each of the microbatches."""
     with sketched():
-        call, arguments = programs.training_call(state, frozen)
+        call, arguments = programs.training_call(state, frozen, stage)
         return programs.batches.accumulation * training_flops(call, *arguments)
 
 

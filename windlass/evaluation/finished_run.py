@@ -11,6 +11,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Int, PyTree
 
+from windlass import models
 from windlass.checkpoint.store import Identity, chosen_step, load, load_frozen, reading
 from windlass.data import vocabulary as vocabularies
 from windlass.data.vocabulary import Vocabulary
@@ -19,7 +20,7 @@ from windlass.devices.precision import Precision
 from windlass.devices.selection import DeviceChoice
 from windlass.hub.config import mapping
 from windlass.objectives import Carry
-from windlass.program.built import Built
+from windlass.program.built import Built, model_identity
 from windlass.program.described import Described
 from windlass.program.programs import Programs, solves
 from windlass.program.restored import load_carry
@@ -144,8 +145,10 @@ class FinishedRun:
         that were not trained stay abstract; `as_stored` keeps their dtype, which differs by device.
         """
         weights, rest = self.built.parted(self.built.abstract)
-        part, own = self._place().part, self.built.identity
-        expected = own | (identity or {})
+        trained = models.as_trained(self.run.model, self.recipe.get("model") or {})
+        kept = {"model": model_identity(trained)}
+        part, own = self._place().part, self.built.identity | kept
+        expected = own | (identity or {}) | kept
 
         def read(step: int) -> Loaded:
             restored = load(self.folder, {part: weights}, expected, step=step)

@@ -14,11 +14,13 @@ alone turns hidden states into logits. `auxiliary` is what blocks reported with
 `context.auxiliary`: a total and its weight, by name. A module that extends `AuxiliaryLosses`
 declares which of its reports are part of the loss, under every objective; the others are metrics.
 
-A config whose model ends at some position has `longest`, the length of the longest sequence. A
-model that can be measured without data is `Diagnosed`: its facts are printed when a run starts, and
-`windlass evaluate --diagnose` shows the rest.
+A config whose model ends at some position has `longest`, the length of the longest sequence. One
+with fields that may be others once it is trained, since no weight depends on them, names those in
+`in_use`. A model that has `facts` has them printed when a run starts; one that can be measured
+without data is `Diagnosed`, and `windlass evaluate --diagnose` shows what was measured.
 """
 
+import dataclasses
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
@@ -65,12 +67,17 @@ class Diagnosis(NamedTuple):
 
 
 @runtime_checkable
-class Diagnosed(Protocol):
-    """A model that can be measured without data, from its arrays alone."""
+class Introduced(Protocol):
+    """A model that has something to say of itself when a run starts."""
 
     def facts(self) -> Iterable[tuple[str, str]]:
         """Titles and lines that a run prints once its arrays are there."""
         ...
+
+
+@runtime_checkable
+class Diagnosed(Introduced, Protocol):
+    """A model that can be measured without data, from its arrays alone."""
 
     def diagnose(self) -> Diagnosis: ...
 
@@ -88,6 +95,12 @@ class HuggingFace(NamedTuple):
     absent: Mapping[str, Any]
     fixed: Mapping[str, tuple]
     gguf: str | None = None  # its architecture in llama.cpp; None: there is none
+
+
+def as_trained(config: Any, stored: Mapping[str, Any]) -> Any:
+    """The config that weights were trained with, of one in use: `in_use` fields as stored."""
+    own = {name: stored[name] for name in getattr(config, "in_use", ()) if name in stored}
+    return dataclasses.replace(config, **own)
 
 
 def names(config: Config) -> Mapping[str, str]:

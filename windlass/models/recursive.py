@@ -7,7 +7,7 @@ each pass whether another one is worth it. States are handed on from pass to pas
 
 import math
 from collections.abc import Iterator
-from typing import Any, Literal, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple
 
 import equinox as eqx
 import jax
@@ -91,12 +91,14 @@ class Config:
     gate: Literal["swiglu", "norm_gate"] = "swiglu"
     prefix: Prefix | None = None  # positions in front of every row; null: none
     refinement: int = 0  # further calls on the answer state before it is read, in evaluation alone
-    reasoning: int | None = None  # vocabulary of a head on the scratch state; null: none
+    reasoning: bool = False  # a linear probe of the scratch state: a head that reads targets off it
     eps: float = 1e-5  # of the norms
+
+    in_use: ClassVar[tuple[str, ...]] = ("passes", "refinement")
 
     def __post_init__(self):
         counts = ("vocab", "embed", "mlp", "layers", "h_cycles", "l_cycles", "passes")
-        problems = _low(self, *counts, "heads", "kv_heads", "learned", "reasoning")
+        problems = _low(self, *counts, "heads", "kv_heads", "learned")
         problems += [] if problems else self._problems()
         if problems:
             raise ValueError(*problems)
@@ -197,7 +199,7 @@ class Config:
             learned=64,
             gate="norm_gate",
             refinement=1,
-            reasoning=40,
+            reasoning=True,
             eps=1e-3,
         )
 
@@ -208,6 +210,7 @@ class PassOutput(NamedTuple):
     hidden: Hidden  # of the answer, for the head
     q: Float[Array, "batch 2"]  # logits of halting and of continuing, in float32
     state: Latents
+    scratch: Hidden | None  # of the scratch state, for its probe; None: there is none
     auxiliary: Report
 
 
@@ -222,7 +225,7 @@ class RecursiveModel(eqx.Module):
     high_blocks: Stack | None  # that of the answer state; None: there is one network
     head: Head
     halt: Linear
-    reasoning: Head | None
+    reasoning: Head | None  # the probe of the scratch state
     about: Config = eqx.field(static=True)
 
     def __init__(self, config: Config, *, key: PRNGKeyArray):
@@ -245,9 +248,8 @@ class RecursiveModel(eqx.Module):
         self.head = Head.init(sizes, initializer=narrow, key=head)
         q = Linear("embed", "choices", dict(embed=width, choices=2), initializer=zeros, key=head)
         self.halt = Linear.of(q.reads, q.writes, q.weight, jnp.full(2, UNLIKELY))
-        if config.reasoning is not None:
-            vocab = dict(vocab=config.reasoning, embed=width)
-            self.reasoning = Head.init(vocab, initializer=narrow, key=reasoning)
+        if config.reasoning:
+            self.reasoning = Head.init(sizes, initializer=narrow, key=reasoning)
 
     @property
     def scale(self) -> float:
@@ -268,28 +270,38 @@ class RecursiveModel(eqx.Module):
         context = enter(whole, cache)
         past = None if cache is None else cache.layers
         cycles, refined = (None, None) if past is None else past
-        network, rounds = self._cycles(inputs, context), self.passes * self.about.h_cycles
+        network = self._cycles(inputs, context, self.about.l_cycles)
+        rounds = self.passes * self.about.h_cycles
         state, left, auxiliary = network.run(self.fresh(batch), rounds, cycles)
         high, more, further = network.refined(state.high, self.about.refinement, refined)
         hidden = self._unpadded(high, batch)
         return hidden, added(auxiliary, further), context.finish((left, more))
 
     def think(
-        self, batch: dict[str, Array], state: Latents, *, refines: bool = False
+        self,
+        batch: dict[str, Array],
+        state: Latents,
+        *,
+        refines: bool = False,
+        cycles: tuple[int, int] | None = None,
     ) -> PassOutput:
         """One pass, from the states that the last one left, or `fresh` ones.
 
-        With `refines` the answer is read after the further calls of `refinement`.
+        With `refines` the answer is read after the further calls of `refinement`. H and L cycles
+        may be others than the config's.
         """
         inputs, whole = self._inputs(batch)
-        network = self._cycles(inputs, Packed(whole))
-        state, _, auxiliary = network.run(state, self.about.h_cycles)
+        h_cycles, l_cycles = cycles or (self.about.h_cycles, self.about.l_cycles)
+        network = self._cycles(inputs, Packed(whole), l_cycles)
+        state, _, auxiliary = network.run(state, h_cycles)
         high = state.high
         if refines:
             high, _, further = network.refined(high, self.about.refinement)
             auxiliary = added(auxiliary, further)
         q = self.halt(self._read(high, whole["document"]).astype(jnp.float32))
-        return PassOutput(self._unpadded(high, batch), q, stopped(state), auxiliary)
+        hidden, state = self._unpadded(high, batch), stopped(state)
+        scratch = None if self.reasoning is None else self._unpadded(state.low, batch)
+        return PassOutput(hidden, q, state, scratch, auxiliary)
 
     def fresh(self, batch: dict[str, Array]) -> Latents:
         """The states of rows that nothing was thought about."""
@@ -317,12 +329,12 @@ class RecursiveModel(eqx.Module):
         each = f"{config.h_cycles * (config.l_cycles + 1)} network calls × {config.passes} passes"
         if config.causal:
             how = "a KV cache for each" if self.is_cached else "every token recomputes all of them"
-            yield "generation", f"{each}: {how}"
+            yield "generation", f"{each}: {how} (at most {CACHED_CALLS} are cached)"
 
-    def _cycles(self, inputs: States, context: Packed | DecodeContext) -> Cycles:
+    def _cycles(self, inputs: States, context: Packed | DecodeContext, l_cycles: int) -> Cycles:
         upper = self.blocks if self.high_blocks is None else self.high_blocks
-        cut = self.about.l_cycles - 1 if self.about.gradient == "last_step" else 0
-        return Cycles(self.blocks, upper, inputs, context, self.about.l_cycles, cut)
+        cut = l_cycles - 1 if self.about.gradient == "last_step" else 0
+        return Cycles(self.blocks, upper, inputs, context, l_cycles, cut)
 
     def _inputs(self, batch: dict[str, Array]) -> tuple[States, dict[str, Array]]:
         """Embedded inputs with prefix and padding, and the position and document of each."""
@@ -356,10 +368,10 @@ class RecursiveModel(eqx.Module):
         mixing = self.about.mixing
         return self.about.prefixed + (length if mixing is None else mixing.length)
 
-    def _unpadded(self, high: States, batch: dict[str, Array]) -> Hidden:
+    def _unpadded(self, state: States, batch: dict[str, Array]) -> Hidden:
         """Hidden states of the tokens alone."""
         first = self.about.prefixed
-        return high[:, first : first + batch["tokens"].shape[1]]
+        return state[:, first : first + batch["tokens"].shape[1]]
 
     def _read(
         self, high: States, document: Int[Array, "batch positions"]

@@ -72,7 +72,7 @@ class PostNormBlock(eqx.Module):
     def is_position_major(self) -> bool:
         return isinstance(self.mixing, Gated)
 
-    def __call__(self, x: States, context: Packed | DecodeContext) -> States:
+    def __call__(self, x: States, context) -> States:
         if isinstance(self.mixing, Gated):
             mixed = jnp.moveaxis(self.mixing(jnp.moveaxis(x, 0, -1)), -1, 0)
             mlp = jax.vmap(self.mlp)

@@ -78,6 +78,14 @@ class Carry(NamedTuple):
     sums: PyTree = None  # threaded through the microbatches
 
 
+class Stage(NamedTuple):
+    """A part of a run whose steps are a program of their own."""
+
+    begins: float  # share of the run
+    objective: "BaseObjective"  # whose call the steps are
+    name: str  # to report
+
+
 class BaseObjective(ABC):
     """An objective: its call, and the parts that most leave as they are."""
 
@@ -114,6 +122,11 @@ class BaseObjective(ABC):
     def identity(self) -> dict[str, str | int | float]:
         """Keys that the carry depends on: a run cannot be resumed with others."""
         return {}
+
+    @property
+    def stages(self) -> tuple[Stage, ...]:
+        """Parts of a run, in order. The last one, for which a run is planned, takes most."""
+        return (Stage(0.0, self, "all"),)
 
     def problems(self, model: Any) -> list[str]:
         """Problems of a family's config that does not fit this objective, in words."""

@@ -3,7 +3,9 @@
 https://arxiv.org/abs/2506.21734 (HRM) and https://arxiv.org/abs/2510.04871 (TRM)
 """
 
+import dataclasses
 from collections.abc import Mapping
+from itertools import pairwise
 from typing import Any, ClassVar, Literal, NamedTuple
 
 import jax
@@ -12,9 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from windlass.config import section
 from windlass.devices.axes import shard
-from windlass.layers.head import TILE_TOKENS, log_z, pick
+from windlass.layers.head import TILE_TOKENS, Head, log_z, pick
 from windlass.layers.recurrence import where
-from windlass.objectives import BaseObjective, Carry, Tally
+from windlass.objectives import BaseObjective, Carry, Stage, Tally
 
 TILE_LOGITS = TILE_TOKENS * 2**15  # of a small vocabulary the whole batch is one tile
 
@@ -27,6 +29,30 @@ class Judged(NamedTuple):
     answers: Int[Array, "batch seq"]
     accuracy: Float[Array, " batch"]  # share of the targets that are met
     is_exact: Bool[Array, " batch"]  # all targets are met
+
+
+@section
+class Depth:
+    """A stage of a depth curriculum: the cycles of a pass in the first part of a run."""
+
+    until: float  # share of the run at which the next stage begins
+    h_cycles: int  # at most model.h_cycles
+    l_cycles: int  # at most model.l_cycles
+
+    def __post_init__(self):
+        wrong = [
+            f"{name} is {value}; it must be 1 or more"
+            for name, value in (("h_cycles", self.h_cycles), ("l_cycles", self.l_cycles))
+            if value < 1
+        ]
+        if not 0 < self.until < 1:
+            wrong.append(f"until is {self.until}; it is a share of the run, above 0 and below 1")
+        if wrong:
+            raise ValueError(*wrong)
+
+    @property
+    def cycles(self) -> tuple[int, int]:
+        return self.h_cycles, self.l_cycles
 
 
 @section
@@ -44,6 +70,9 @@ class Objective(BaseObjective):
     pass, or where q_halt > 0 (with `continues`, q_halt > q_continue), but not before `minimum`
     passes, nor before as many as were drawn for it, with probability `exploration` one of 2 to the
     last. A column `iterations` says by row after how many passes to halt at the latest.
+
+    Where a model has a probe of its scratch state, the cross-entropy of the probe is added, whose
+    gradient ends there: `reasoning_accuracy` is the share of targets that are read off the state.
     """
 
     # stablemax: softmax with s(x) = x + 1 from 0 on, and 1 / (1 - x) below, in place of exp
@@ -59,6 +88,9 @@ class Objective(BaseObjective):
     # all begin and halt together until q tells them apart
     staggered: bool = False
     seed: int = 0  # random seed of exploration
+    # depth curriculum: stages with fewer cycles, after which the model's own are taken; every stage
+    # compiles a step of its own
+    curriculum: tuple[Depth, ...] = ()
 
     columns: ClassVar[tuple[str, ...]] = (
         *("tokens", "targets", "weight", "position", "document", "identifier", "iterations"),
@@ -77,6 +109,12 @@ class Objective(BaseObjective):
             wrong.append(f"exploration is {self.exploration}; it is a probability, 0 to 1")
         if self.minimum < 1:
             wrong.append(f"minimum is {self.minimum}; it must be 1 or more")
+        ends = [depth.until for depth in self.curriculum]
+        if any(later <= sooner for sooner, later in pairwise(ends)):
+            wrong.append(
+                f"curriculum has stages until {', '.join(map(str, ends))} of the run; each must "
+                "end after the one before it"
+            )
         if wrong:
             raise ValueError(*wrong)
 
@@ -90,7 +128,29 @@ class Objective(BaseObjective):
             return ["it does not think in passes, and has nothing to halt"]
         if self.minimum > passes:
             return [f"minimum is {self.minimum}, and model.passes is {passes}"]
-        return []
+        most = (model.h_cycles, model.l_cycles)
+        return [
+            f"curriculum until {depth.until} has h_cycles {depth.h_cycles} and l_cycles "
+            f"{depth.l_cycles}, and the model, which is the last and deepest stage, {most[0]} and "
+            f"{most[1]}"
+            for depth in self.curriculum
+            if depth.h_cycles > most[0] or depth.l_cycles > most[1]
+        ]
+
+    @property
+    def stages(self):
+        # A call takes the depth of the first stage that is left.
+        begins = (0.0, *(depth.until for depth in self.curriculum))
+        names = [f"{d.h_cycles} H × {d.l_cycles} L cycles" for d in self.curriculum]
+        return tuple(
+            Stage(share, dataclasses.replace(self, curriculum=self.curriculum[i:]), name)
+            for i, (share, name) in enumerate(zip(begins, [*names, "all cycles"], strict=True))
+        )
+
+    @property
+    def _cycles(self) -> tuple[int, int] | None:
+        """H and L cycles of a training pass; None: the model's own."""
+        return self.curriculum[0].cycles if self.curriculum else None
 
     def problems_of_text(self, model):
         wrong = []
@@ -124,8 +184,8 @@ class Objective(BaseObjective):
         data = where(rows["halted"], self._data(batch), rows["data"])
         state = where(rows["halted"], model.fresh(batch), rows["state"])
         taken = jnp.where(rows["halted"], 0, rows["steps"]) + 1
-        thought = model.think(data, state)
-        judged = self._judged(model, thought.hidden, data)
+        thought = model.think(data, state, cycles=self._cycles)
+        judged = self._judged(model.head, thought.hidden, data)
         q = thought.q
         target = judged.is_exact | _is_due(data, taken)
         losses = {"halt_loss": _cross_entropy(q[:, 0], target.astype(jnp.float32))}
@@ -137,7 +197,12 @@ class Objective(BaseObjective):
         halted = self._halted(model, data, jax.lax.stop_gradient(q), taken, step, rows["number"])
         metrics = {name: (value, whole) for name, value in sums.items()}
         metrics |= {"lm_loss": (judged.total, whole), "halted": (_count(halted, judged), whole)}
-        metrics |= _means(judged, q, target, jnp.where(halted, judged.counts, 0.0), taken)
+        weight = jnp.where(halted, judged.counts, 0.0)
+        metrics |= _means(judged, q, target, weight, taken)
+        if thought.scratch is not None:
+            probed = self._judged(model.reasoning, thought.scratch, data)
+            total += probed.total
+            metrics |= _probe(probed, weight)
         rows = rows | {"state": thought.state, "steps": taken, "halted": halted, "data": data}
         return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=rows)
 
@@ -147,11 +212,14 @@ class Objective(BaseObjective):
 
         def one(state, _):
             thought = model.think(data, state, refines=True)
-            judged = self._judged(model, thought.hidden, data)
+            judged = self._judged(model.head, thought.hidden, data)
             halt = _cross_entropy(thought.q[:, 0], judged.is_exact.astype(jnp.float32))
             taken = jnp.zeros_like(thought.q[:, 0])
             means = _means(judged, thought.q, judged.is_exact, judged.counts, taken)
             del means["steps"]
+            if thought.scratch is not None:
+                probed = self._judged(model.reasoning, thought.scratch, data)
+                means |= _probe(probed, judged.counts)
             lost = jnp.sum(halt * judged.counts)
             return thought.state, (judged.total, lost, judged.counts, means, thought.auxiliary)
 
@@ -169,7 +237,7 @@ class Objective(BaseObjective):
 
         def one(state, _):
             thought = model.think(data, state, refines=True)
-            answers = self._judged(model, thought.hidden, data).answers
+            answers = self._judged(model.head, thought.hidden, data).answers
             return thought.state, (answers, jax.nn.sigmoid(thought.q[:, 0]))
 
         _, (answers, halt) = jax.lax.scan(one, model.fresh(batch), length=model.passes)
@@ -187,18 +255,18 @@ class Objective(BaseObjective):
             data["weight"] = jnp.where(goes_on, weight, 0.0)
         return data
 
-    def _judged(self, model: Any, hidden: Array, data: dict[str, Array]) -> Judged:
+    def _judged(self, head: Head, hidden: Array, data: dict[str, Array]) -> Judged:
         weight, targets = data["weight"], data["targets"]
         counts = (jnp.sum(weight, axis=1) > 0).astype(jnp.float32)
         share = weight / jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1e-9)
         size: dict[str, int] = dict(
-            tile_tokens=max(TILE_TOKENS, TILE_LOGITS // model.head.weight.shape[0])
+            tile_tokens=max(TILE_TOKENS, TILE_LOGITS // head.weight.shape[0])
         )
         columns = {"targets": targets, "share": share}
-        total, _ = model.head.reduce(self._tile, hidden, columns, **size)
+        total, _ = head.reduce(self._tile, hidden, columns, **size)
         none = jnp.zeros((*targets.shape, 0), jnp.int32)
         still = jax.lax.stop_gradient(hidden)
-        answers = model.head.candidates(still, 1, none, **size).ids[..., 0]
+        answers = head.candidates(still, 1, none, **size).ids[..., 0]
         is_right = (answers == targets) | (weight == 0)
         is_asked = (weight > 0).astype(jnp.float32)
         right = jnp.sum(jnp.where(is_right, is_asked, 0.0), axis=1)
@@ -217,7 +285,8 @@ class Objective(BaseObjective):
 
     def _continued(self, model: Any, data: dict, thought: Any, taken: Array) -> Array:
         """BCE(q_continue, σ(max q)), with q of the next pass; of the last one, its q_halt."""
-        following = jax.lax.stop_gradient(model.think(data, thought.state).q)
+        following = model.think(data, thought.state, cycles=self._cycles).q
+        following = jax.lax.stop_gradient(following)
         best = jnp.where(taken >= model.passes, following[:, 0], jnp.max(following, axis=1))
         return _cross_entropy(thought.q[:, 1], jax.nn.sigmoid(best))
 
@@ -278,6 +347,12 @@ def _cross_entropy(q: Float[Array, " batch"], target: Float[Array, " batch"]) ->
 
 def _count(flags: Bool[Array, " batch"], judged: Judged) -> Float[Array, ""]:
     return jnp.sum(jnp.where(flags, judged.counts, 0.0))
+
+
+def _probe(probed: Judged, weight: Array) -> dict:
+    """Metrics of the probe of the scratch state."""
+    pair = (jnp.sum(probed.accuracy * weight), jnp.sum(weight))
+    return {"reasoning_accuracy": jax.tree.map(jax.lax.stop_gradient, pair)}
 
 
 def _means(judged: Judged, q: Array, target: Array, weight: Array, taken: Array) -> dict:

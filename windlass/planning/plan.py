@@ -205,6 +205,11 @@ def planned(
     notes = [*target.notes, *precision.warnings(run.precision, chip.kind, chip)]
     notes += alignment.warnings(checks.widths(run), chip.kind, chip)
     notes += [length.unknown] if length.unknown else []
+    if len(stages := run.objective.stages) > 1:
+        notes.append(
+            f"memory and time are those of the last of {len(stages)} stages, {stages[-1].name}, "
+            f"from {stages[-1].begins:.0%} of the run on: steps before it are faster"
+        )
     if isinstance(report, compiler.NoCompiler):
         notes.append(f"not compiled: {report.why}")
     notes += [time.fitted.note] if time and time.fitted else []

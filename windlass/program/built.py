@@ -133,10 +133,7 @@ class Built:
     @property
     def identity(self) -> dict[str, str | int | float]:
         """Identity for checkpoints: what whoever reads the weights must agree on."""
-        family = type(self.run.model).__module__.rpartition(".")[2]
-        config = {name: x for name, x in tree(self.run.model).items() if x is not None}
-        fields = ", ".join(f"{name} {value}" for name, value in config.items())
-        identity: dict[str, str | int | float] = {"model": f"{family} ({fields})"}
+        identity: dict[str, str | int | float] = {"model": model_identity(self.run.model)}
         patterns = self.run.train.trainable
         if not self.run.residual.is_plain:
             identity["residual"] = _summary(self.run.residual)
@@ -149,6 +146,13 @@ class Built:
         identity |= {"trainable": trained if patterns is None else " ".join(patterns)}
         kept = self.run.objective.identity
         return identity | {f"objective.{name}": value for name, value in kept.items()}
+
+
+def model_identity(config: Any) -> str:
+    """Identity of a family's config, without the keys it leaves out."""
+    family = type(config).__module__.rpartition(".")[2]
+    given = {name: x for name, x in tree(config).items() if x is not None}
+    return f"{family} ({', '.join(f'{name} {value}' for name, value in given.items())})"
 
 
 def _summary(member: Any) -> str:

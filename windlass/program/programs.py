@@ -1,6 +1,9 @@
 """The programs of a run: init, step and finish, and the abstract state and batch they take."""
 
+import math
+from bisect import bisect
 from collections.abc import Callable, Sequence
+from fractions import Fraction
 from functools import cached_property
 from typing import Any
 
@@ -12,7 +15,7 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.devices.axes import layout
-from windlass.objectives import BaseObjective, Carry
+from windlass.objectives import BaseObjective, Carry, Stage
 from windlass.program import trainable
 from windlass.program.built import Built, InitialArrays
 from windlass.program.step import (
@@ -113,10 +116,28 @@ class Programs:
         options = RUN_ONCE if on_cpu else {}
         return Program(self._init, "init", donate_argnums=1, compiler_options=options)
 
-    def step(self) -> Program:
+    @cached_property
+    def stages(self) -> tuple[Stage, ...]:
+        """Parts of the run, each with a step of its own."""
+        return self.run.objective.stages
+
+    @cached_property
+    def first_steps(self) -> tuple[int, ...]:
+        """Number of the first step of each stage, counted from 0."""
+        # Shares as they were written: in binary, 0.3 of 10 steps are not quite 3.
+        shares = (Fraction(str(stage.begins)) for stage in self.stages)
+        return tuple(math.ceil(share * self.steps) for share in shares)
+
+    def stage(self, step: int) -> int:
+        """Number of the stage that a step is of, both counted from 0."""
+        return bisect(self.first_steps, step) - 1
+
+    def step(self, stage: int = -1) -> Program:
+        """The step of a stage, unless another is given of the last, which takes most."""
+        number = stage % len(self.stages)
         step = make_step(
             self.built.model,
-            self.run.objective,
+            self.stages[number].objective,
             self.optimizer,
             steps=self.steps,
             microbatches=self.batches.accumulation,
@@ -126,13 +147,16 @@ class Programs:
             helpers=self.built.joined,
         )
         options = self.built.described.compiler_options
-        return Program(step, "step", donate_argnums=0, compiler_options=options)
+        is_last = number == len(self.stages) - 1
+        name = "step" if is_last else f"step of stage {number + 1}"
+        return Program(step, name, donate_argnums=0, compiler_options=options)
 
-    def training_call(self, state: State, frozen: Frozen) -> tuple[TrainingCall, Sequence[Any]]:
-        """The objective's call on a microbatch, and its arguments as shapes."""
-        call = make_training_call(
-            self.built.model, self.run.objective, self.steps, self.built.joined
-        )
+    def training_call(
+        self, state: State, frozen: Frozen, stage: int = -1
+    ) -> tuple[TrainingCall, Sequence[Any]]:
+        """The objective's call on a microbatch in a stage, and its arguments as shapes."""
+        objective = self.stages[stage].objective
+        call = make_training_call(self.built.model, objective, self.steps, self.built.joined)
         rows, carried = jax.tree.map(self._microbatch, (self.abstract_batch(), state.carry.rows))
         key, carry = jax.eval_shape(jax.random.wrap_key_data, state.key), state.carry
         return call, (state.weights, frozen, rows, key, carry._replace(rows=carried), state.step)

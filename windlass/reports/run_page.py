@@ -5,7 +5,7 @@ from html import escape
 from importlib import resources
 
 from windlass import units
-from windlass.reports import charts, columns
+from windlass.reports import boards, charts, columns
 from windlass.reports.charts import Segment
 from windlass.reports.curves import CurveStyle, chart
 from windlass.reports.run_summary import Account, Number
@@ -26,6 +26,7 @@ def page(run: Account) -> str:
         f'<header><h1>{escape(run.name)}</h1><p class="lead">{escape(lead)}</p></header>\n',
         f'<div class="cards">{"".join(_tiles(run))}</div>\n',
         f'<div class="pair">{"".join(_curves(run))}{_predictions(run)}</div>\n',
+        "" if run.answers is None else _section("Pass by pass", boards.boards(run.answers)),
         _memory(run),
         _step(run),
         _facts(run),

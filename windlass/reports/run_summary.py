@@ -11,8 +11,9 @@ from typing import Any, NamedTuple
 
 from windlass.devices import chips
 from windlass.planning.prices import Prices, of_one_provider
+from windlass.run_folder import answers, plan_file, runs, samples
 from windlass.run_folder import folder as folders
-from windlass.run_folder import plan_file, runs, samples
+from windlass.run_folder.answers import Answers
 from windlass.run_folder.runs import Standing
 from windlass.run_folder.samples import Sample
 from windlass.telemetry import about, metrics
@@ -53,6 +54,7 @@ class Account:
     plan: dict[str, Any]  # planned and measured, as `plan.json` has them
     cost: RunCost | None  # None: what it ran on is not for rent, as far as is known
     sample: Sample | None  # the newest text that it generated; None: it generates none
+    answers: Answers | None  # the newest to held-out grids, pass by pass; None: there are none
 
     @property
     def name(self) -> str:
@@ -145,6 +147,7 @@ def account(folder: Path, prices: Prices) -> Account:
         plan=plan,
         cost=_cost(starts[-1], plan, wall, speed, prices) if starts else None,
         sample=samples.last(folder / folders.SAMPLES),
+        answers=answers.read(folder / folders.ANSWERS),
     )
 
 

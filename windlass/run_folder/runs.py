@@ -18,10 +18,11 @@ from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics, tensorboard
 
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
-REPLACED = (*LINES, folders.ABOUT, folders.PLAN, folders.SEAL, folders.RECIPE)
+REPLACED = (*LINES, folders.ANSWERS, folders.ABOUT, folders.PLAN, folders.SEAL, folders.RECIPE)
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
-    *(*LINES, folders.TOKENIZER, folders.ABOUT, folders.PLAN, folders.REPORT, folders.LOCK),
+    *(*LINES, folders.ANSWERS, folders.TOKENIZER, folders.ABOUT),
+    *(folders.PLAN, folders.REPORT, folders.LOCK),
     folders.SEAL,
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
     # Left by a kill.

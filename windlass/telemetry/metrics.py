@@ -167,7 +167,7 @@ class Meter:
     ):
         self._rows, self._tokens = rows_per_step, tokens_per_step
         self._read = tokens_per_step if read_per_step is None else read_per_step
-        self._flops, self._peak, self._clock = flops_per_step, peak_flops, clock
+        self.flops_per_step, self._peak, self._clock = flops_per_step, peak_flops, clock
         self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
         self._result: Pending | None = None
         self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
@@ -211,8 +211,8 @@ class Meter:
             "step_ms": 1000 * seconds / steps,
             "data_wait_ms": 1000 * waited / steps,
         }
-        if self._flops is not None and self._peak is not None:
-            speeds["mfu"] = self._flops * steps / (seconds * self._peak)
+        if self.flops_per_step is not None and self._peak is not None:
+            speeds["mfu"] = self.flops_per_step * steps / (seconds * self._peak)
         return speeds
 
     @property

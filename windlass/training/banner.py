@@ -9,6 +9,7 @@ from windlass.data.load import Loader
 from windlass.data.show import facts, summary
 from windlass.devices.axes import undivided
 from windlass.processes import hosts
+from windlass.program.programs import Programs
 from windlass.program.trainable import TrainableMask
 from windlass.training.session import Session
 from windlass.units import gib
@@ -50,6 +51,8 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         yield "microbatch", f"auto: {described.divided.why}"
     if session.length.epochs is not None:
         yield "length", str(session.length)
+    if len(session.programs.stages) > 1:
+        yield "stages", _stages(session.programs)
     moment = getattr(optimizer, "moment", "float32")
     stored = "float32 weights and optimiser" if optimizer else "float32 sums"
     if moment != "float32":
@@ -65,6 +68,16 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     if (entropy := session.prepared.unigram_entropy) is not None:
         yield "unigram", f"{entropy:.4f} nats a token"
     yield "run", str(folder)
+
+
+def _stages(programs: Programs) -> str:
+    """Steps of each stage."""
+    ends = [*programs.first_steps[1:], programs.steps]
+    parts = [
+        f"{stage.name} in steps {first + 1} to {end}"
+        for stage, first, end in zip(programs.stages, programs.first_steps, ends, strict=True)
+    ]
+    return f"{', '.join(parts)}; each compiles a step of its own"
 
 
 def _positions(session: Session) -> str:

@@ -32,7 +32,7 @@ from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
 from windlass.terminal import Terminal
-from windlass.training import reference
+from windlass.training import answers, reference
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
@@ -175,6 +175,8 @@ class Loop:
         if run.data.holds_out("validation"):
             self.evaluator = Evaluator(session, "validation")
         self.writer = Writer(session, folder) if run.train.sample else None
+        drawn = answers.picture(session)
+        self.answers = None if drawn is None else answers.AnswerWriter(session, folder, drawn)
 
     def run(self) -> Trained:
         self.report.banner()
@@ -215,7 +217,7 @@ class Loop:
             self.signals.phase("compiling the step"),
             self.explains_exhaustion("while the step was compiled"),
         ):
-            step = self.compile()
+            step = self.compile(self.session.programs.stage(first))
         self.terminal.fact("compiled", self.watch.summary())
         if first == 0:
             self.store.save(0, state, self.session.identity)
@@ -240,14 +242,21 @@ class Loop:
     ) -> tuple[State, dict[str, float]]:
         """Step, report, evaluate, save, until the last step, a signal or the end of patience."""
         run, latest = self.session.run, {}
-        meter = self.report.meter
+        meter, programs = self.report.meter, self.session.programs
+        stage = programs.stage(first)
+        self.report.stage(stage)
         per_epoch = self.loader.batches_per_epoch
         intervals = (self.train.evaluate_every, run.checkpoint.every, run.telemetry.every)
         clock = Clock(*intervals)
         evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
         self.terminal.start(self.steps, first)
-        batches = self.loader.iterate(first, self.session.programs.place)
+        batches = self.loader.iterate(first, programs.place)
         for done in range(first + 1, self.steps + 1):
+            if programs.stage(done - 1) != stage:
+                stage = programs.stage(done - 1)
+                self.report.stage(stage)
+                with meter.paused():
+                    step = self.compile(stage)
             with self.saves_if_refused(state):
                 state, metrics = step(state, frozen, meter.next(batches))
             meter.step(metrics["token_hash"])
@@ -256,7 +265,8 @@ class Loop:
             ends = done == self.steps or self.signals.ends(done)
             evaluates = done == self.steps or evaluation_due(done)
             saves = ends or save_due(done) or self.is_left_alone()
-            if evaluates or saves or done == first + 1 or report_due(done):
+            is_edge = done == first + 1 or programs.stage(done) != stage
+            if evaluates or saves or is_edge or report_due(done):
                 latest = self.report.step(done, state, metrics)
             if evaluates:
                 with (
@@ -365,11 +375,13 @@ class Loop:
         patience = self.train.patience
         return patience is not None and int(state.progress.since) >= patience
 
-    def compile(self) -> Callable:
-        """The step for the shapes it will meet, before the first batch is there."""
-        step = self.session.programs.step()
-        program = step.prepare(*self.abstract, self.session.programs.abstract_batch())
-        self.report.compiled(program)
+    def compile(self, stage: int) -> Callable:
+        """The step of a stage for the shapes it will meet, before the first batch is there."""
+        programs = self.session.programs
+        step = programs.step(stage)
+        program = step.prepare(*self.abstract, programs.abstract_batch())
+        if stage == len(programs.stages) - 1:  # the one that is planned
+            self.report.compiled(program)
         return step
 
     def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
@@ -388,6 +400,8 @@ class Loop:
         if self.writer is not None:
             text = self.writer(done, state, frozen)
             self.report.sample(done, text)
+        if self.answers is not None:
+            self.answers(done, state, frozen)
         return state, averages
 
     def end(self, state: State, latest: dict[str, float]) -> Trained:

@@ -11,7 +11,7 @@ from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.data.load import Loader
 from windlass.errors import UserError
-from windlass.models import Diagnosed
+from windlass.models import Introduced
 from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.program.length import schedule_change
@@ -60,21 +60,29 @@ class RunReport:
         """Throughput and MFU, from its first use on: the first step."""
         session, rows, described = self.session, self.loader.rows, self.described
         peak = described.chip and described.chip.peak.get(described.compute)
-        flops = None if peak is None else step_flops(session.programs, *self._abstract)
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
             read_per_step=_times(session.batches.rows, rows.targets_per_row),
-            flops_per_step=flops,
             peak_flops=peak and peak * len(described.devices),
         )
+
+    def stage(self, number: int) -> None:
+        """A stage begins: its steps take other FLOPs."""
+        described, programs = self.described, self.session.programs
+        if described.chip and described.chip.peak.get(described.compute) is not None:
+            self.meter.flops_per_step = step_flops(programs, *self._abstract, number)
+        if len(programs.stages) > 1:
+            stage, first = programs.stages[number], programs.first_steps[number]
+            count = f"stage {number + 1} of {len(programs.stages)}"
+            self.terminal.note(f"{count} from step {first + 1} on: {stage.name}")
 
     def banner(self) -> None:
         self.terminal.banner(banner(self.session, self.loader, self.folder))
 
     def model(self, model: Any) -> None:
         """Facts of the model that trains, with its arrays, where it has any to tell."""
-        if isinstance(model, Diagnosed) and processes.is_first():
+        if isinstance(model, Introduced) and processes.is_first():
             self.terminal.banner(model.facts())
 
     def begin(self, first: int) -> None:
