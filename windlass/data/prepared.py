@@ -38,6 +38,11 @@ class Prepared:
         raise NotImplementedError
 
     @property
+    def identifiers(self) -> int | None:
+        """Identifiers of rows that a model must embed, where it embeds any; None: not known."""
+        return None
+
+    @property
     def fingerprint(self) -> str:
         """Hash of the content: the same data gives the same one, wherever it is stored."""
         raise NotImplementedError
@@ -144,6 +149,11 @@ class Untokenized(Prepared):
         sizes = [part.source.vocab for part in self.data.parts]
         sizes += [] if self.text is None else [self.text.size]
         return max((size for size in sizes if size is not None), default=None)
+
+    @property
+    def identifiers(self) -> int | None:
+        counts = [part.source.identifiers for part in self.data.parts]
+        return max((count for count in counts if count is not None), default=None)
 
     @property
     def fingerprint(self) -> str:

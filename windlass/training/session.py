@@ -42,6 +42,12 @@ class Session:
                 f"model.vocab is {run.model.vocab}; the {whose} {vocab} tokens, so it must be "
                 f"{vocab} or more"
             )
+        table = getattr(getattr(run.model, "prefix", None), "identifiers", None)
+        if table is not None and (count := prepared.identifiers) is not None and count > table:
+            raise UserError(
+                f"model.prefix.identifiers is {table:,}; the rows of data.source have {count:,} "
+                f"identifiers, so it must be {count} or more"
+            )
         if run.train.sample is not None and prepared.vocabulary is None:
             raise UserError(
                 f'train.sample is "{run.train.sample}", and {NO_TEXT}; train.sample=null leaves '
