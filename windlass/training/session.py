@@ -48,6 +48,10 @@ class Session:
                 f"model.prefix.identifiers is {table:,}; the rows of data.source have {count:,} "
                 f"identifiers, so it must be {count} or more"
             )
+        # Of documents that is known from the recipe; arrays may hold text, too.
+        if not run.model.causal and (wrong := run.objective.problems_of_text(run.model)):
+            if prepared.has_next_tokens:
+                raise UserError(f"the objective does not fit model and data.source: {wrong[0]}")
         if run.train.sample is not None and prepared.vocabulary is None:
             raise UserError(
                 f'train.sample is "{run.train.sample}", and {NO_TEXT}; train.sample=null leaves '
