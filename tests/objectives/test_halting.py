@@ -17,12 +17,14 @@ from tests import strangers, tiny
 from tests.models.test_recursive import TEXT, TRM, puzzles
 from tests.training.campaign import weights
 from tests.training.test_loop import Stops
+from windlass import api
 from windlass.checkpoint.store import newest_step
 from windlass.errors import UserError
 from windlass.layers.head import Head
 from windlass.objectives import Carry
 from windlass.objectives.halting import Objective, log_stable
 from windlass.processes.signals import Signals
+from windlass.sources.sudoku import Source
 from windlass.starting.describe import describe
 from windlass.training.loop import train
 from windlass.training.session import open_session
@@ -350,3 +352,31 @@ def test_4x4_sudoku_is_solved_on_held_out_grids_and_not_without_thinking_longer(
     exact = [metrics[f"validation_ema_exact_{n}"] for n in range(1, 5)]
     print("exact by pass:", exact)
     assert exact[3] >= 0.95 and exact[3] >= exact[0]
+    file = tmp_path / "answers.npz"
+    found = api.evaluate(tmp_path / "run", ONE, weights="ema", votes=4, save=file)
+    print("of 4 variants:", found["pass@1"], found["pass@2"])
+    assert found["pass@2"] >= found["pass@1"] >= exact[3] - 0.01
+    saved = np.load(file)
+    is_right = (saved["answers"] == saved["targets"][:, None]).all(axis=2)
+    assert is_right.mean(axis=0) == pytest.approx(exact, abs=1e-6)
+    assert ((saved["halt"] > 0) & (saved["halt"] < 1)).all()
+    elected = (saved["elected"][:, 0] == saved["targets"]).all(axis=1)
+    assert elected.mean() == pytest.approx(found["pass@1"])
+    assert ((saved["votes"].sum(axis=1) <= 4) & (saved["votes"][:, 0] >= 1)).all()
+
+
+@pytest.mark.long
+def test_solutions_of_other_puzzles_teach_nothing_about_held_out_grids(tmp_path, monkeypatch):
+    """A control: a high accuracy would be of what evaluation lets through."""
+    rows = Source.rows
+
+    def shuffled(self, numbers, epochs, seed):
+        batch = rows(self, numbers, epochs, seed)
+        is_trained = epochs is not None
+        return batch | {"targets": np.roll(batch["targets"], int(is_trained), axis=0)}
+
+    monkeypatch.setattr(Source, "rows", shuffled)
+    metrics = solved(tmp_path / "run")
+    exact = [metrics[f"validation_ema_exact_{n}"] for n in range(1, 5)]
+    print("exact by pass, with the solutions of other puzzles:", exact)
+    assert max(exact) < 0.05
