@@ -202,7 +202,15 @@ TPU = [
     case(SMALL, "v5e-4", 128, accumulation=8, of="recovery-lora"),
     case(SMALL, "v6e-1", 8, remat="saved", of="distil-small"),
     *(case(of, on, 128, length=128, of=of) for of in STORIES for on in ("v6e-1", "v5e-4")),
-    case("athena-large", "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of="athena-large"),
+    case(
+        "athena-large",
+        "v5e-8",
+        256,
+        length=2048,
+        microbatch=None,
+        accumulation=2,
+        of="athena-large",
+    ),
 ]
 GPU = [
     case(HALF, "h200", 32),

@@ -15,9 +15,11 @@ import pytest
 import windlass
 from tests import published
 from tests.hub.published import QWEN2_5_0_5B, QWEN3_0_6B
+from tests.sources import test_arc as arc
 from windlass.adapters import bits_per_weight
 from windlass.config import Every, load, shipped, tree
 from windlass.data.tokenizer import SMALLEST_VOCABULARY
+from windlass.errors import UserError
 from windlass.layers.names import named
 from windlass.planning.plan import Plan
 from windlass.program.built import Built
@@ -43,10 +45,15 @@ SMALL = [
     "device.count=1",
 ]
 # Of puzzles, which have a length and a vocabulary of their own.
-PUZZLES = [
-    *("train.steps=2", "train.batch=8", "data.source.count=100", "data.validation=0.2"),
-    *("model.embed=32", "model.mlp=48", "model.passes=2", "device=cpu", "device.count=1"),
+THINKING = [
+    *("train.steps=2", "train.batch=8", "device=cpu", "device.count=1"),
+    *("model.embed=32", "model.mlp=48", "model.passes=2"),
 ]
+GENERATED = [*THINKING, "data.source.count=100", "data.validation=0.2"]
+OF_PUZZLES = {
+    "trm-maze": [*GENERATED, "data.source.size=10", "data.source.shortest=8"],
+    "trm-arc": [*THINKING, "data.source.copies=3", "model.prefix.identifiers=13", "model.heads=1"],
+}
 
 
 @pytest.fixture(scope="module")
@@ -111,7 +118,9 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
     if "minimum" in load(name).merged(None).get("objective", {}):
         keys = [*keys, "objective.minimum=1"]
     if not on_hub(name) and not has_tokenizer:
-        keys = PUZZLES
+        keys = OF_PUZZLES.get(name, GENERATED)
+    if data["source"]["kind"] == "arc":
+        keys = [*keys, *arc_folders(tmp_path)]
     if "teacher" in data:
         keys = [*SMALL, f"data.teacher.path={tmp_path}/cache", "train.accumulation=2"]
         if not teacher_of(name):
@@ -225,6 +234,8 @@ def test_the_reservoir_is_trained_as_its_baseline_and_has_as_many_trainable_para
         ("athena-large", 465_965_570, 318_509_570),
         ("trm-sudoku", 5_029_378, 5_017_602),
         ("hrm-sudoku", 27_275_778, 27_264_002),
+        ("trm-maze", 6_823_426, 6_816_770),
+        ("trm-arc", 416_429_570, 6_816_770),
     ],
 )
 def test_the_recursive_recipes_have_the_parameters_that_they_say(name, trained, core):
@@ -233,6 +244,36 @@ def test_the_recursive_recipes_have_the_parameters_that_they_say(name, trained, 
     tables = ("embedding.", "head.", "prefix.")
     sizes = [x.size for one, x in named(built.abstract) if one.startswith(tables)]
     assert trained - sum(sizes) == core
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["trm-maze", "trm-arc"])
+def test_the_recipes_of_large_puzzles_are_planned_with_their_mesh_left_open(name):
+    assert "mesh" not in load(name).merged(None)
+    plan = windlass.plan(name, on="v5e-8", rows=3000)
+    assert isinstance(plan, Plan) and plan.fits == "yes"
+
+
+def test_tasks_that_are_not_there_are_named_with_where_to_get_them(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(UserError) as refused:
+        windlass.train("trm-arc", ["device=cpu", "device.count=1", "train.microbatch=null"])
+    assert str(refused.value) == (
+        "data.source.path is ARC-AGI/data/training, which does not exist; it is looked for from "
+        f"{tmp_path}; `git clone https://github.com/fchollet/ARC-AGI` has such folders, "
+        "data/training and data/evaluation"
+    )
+
+
+def arc_folders(place: Path) -> list[str]:
+    """Keys of folders of ARC tasks as small as can be: two to train on, and two to evaluate."""
+    tasks = {f"task{n}": arc.task(n, demonstrations=4) for n in range(4)}
+    folders = {"path": ("task0", "task1"), "evaluation": ("task2", "task3")}
+    written = {
+        key: arc.write(place / key, **{name: tasks[name] for name in names})
+        for key, names in folders.items()
+    }
+    return [f"data.source.{key}={folder}" for key, folder in written.items()]
 
 
 def real(hub: Path) -> None:

@@ -1,5 +1,7 @@
 """What was measured, in lines."""
 
+import pytest
+
 from windlass.cli.evaluation import WIDTH, lines
 
 
@@ -27,6 +29,47 @@ def test_one_split_is_one_column():
         "cross entropy    0.5000",
         "test split       evaluated once so far",
     ]
+
+
+def test_what_was_elected_and_where_answers_are_is_shown():
+    found = {"step": 3, "exact_accuracy": 0.5, "votes": 8, "pass@1": 0.75, "saved": "a.npz"}
+    assert shown(found) == [
+        "step             3",
+        "exact accuracy   0.5000",
+        "votes            8",
+        "pass@1           0.7500",
+        "saved            a.npz",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (
+            ["--votes", "8"],
+            "--save and --votes are of answers by row, and the objective next_token has none; "
+            "halting has",
+        ),
+        (
+            ["--save", "a.json"],
+            "--save is a.json; answers are arrays in a file of NumPy's, which ends in .npz",
+        ),
+        (["--votes", "many"], '--votes is "many"; it must be a whole number or null'),
+        (
+            ["--votes", "2", "--tasks", "hellaswag"],
+            "--votes is of answers to rows of data, and --tasks has tasks of its own; leave one of "
+            "them out",
+        ),
+        (
+            ["--save", "a.npz", "--diagnose"],
+            "--save is of what is measured on data, and --diagnose measures a model without; leave "
+            "one of them out",
+        ),
+    ],
+)
+def test_answers_that_cannot_be_had_are_refused(program, place, words, what):
+    done = program("evaluate", "tiny", *words, cwd=place)
+    assert (done.code, " ".join(done.err.split())) == (2, what)
 
 
 def test_a_family_without_measures_of_its_own_has_no_diagnosis(program, place):

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import yaml
+from rich.console import Console
 
 from tests import strangers, tiny
 from tests.models.test_recursive import TEXT, TRM, puzzles
@@ -31,11 +32,15 @@ from windlass.processes.signals import Signals
 from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.run_folder.folder import COMPILES, REPORT
+from windlass.sources.sudoku import Source
 from windlass.starting.describe import describe
 from windlass.training.loop import train
+from windlass.training.session import open_session
 
 GIVEN: dict[str, Any] = dict(key=None, helpers={}, steps=10)
 RECIPE = yaml.safe_load((strangers.HERE / "recipes/recursive.yaml").read_text())
+TEXT_RECIPE = yaml.safe_load((strangers.HERE / "recipes/recursive_text.yaml").read_text())
+SILENT = Console(quiet=True)
 ONE = ["device.kind=cpu", "device.count=1"]
 
 
@@ -253,15 +258,92 @@ def test_a_model_that_does_not_fit_is_refused_with_the_reason():
 
 
 def test_text_with_a_bidirectional_model_is_refused_with_the_reason():
-    text = yaml.safe_load((strangers.HERE / "recipes/recursive_text.yaml").read_text())
     with pytest.raises(UserError) as error:
-        describe(text, [*ONE, "model.bidirectional=true", "train.sample=null"])
+        describe(TEXT_RECIPE, [*ONE, "model.bidirectional=true", "train.sample=null"])
     assert str(error.value) == (
         "1 problem in the recipe and the command line:\n"
         "  objective  is halting, which does not fit family recursive: it is bidirectional, the "
         "targets are the next tokens of the same rows, and so it would copy them: "
         "model.bidirectional=false without model.mixing, or data with targets of their own"
     )
+
+
+def arrays_of_text(folder: Path) -> dict[str, Any]:
+    """A source of windows of a corpus in arrays, one a puzzle, with labels shifted by one."""
+    windows = np.random.default_rng(0).integers(1, 64, size=(12, 17))
+    about = {"seq_len": 16, "vocab_size": 64, "num_sequence_identifiers": 12, "sets": ["all"]}
+    arrays = {"inputs": windows[:, :-1], "labels": windows[:, 1:]}
+    arrays |= {"puzzle_identifiers": np.arange(12)}
+    arrays |= {name: np.arange(13) for name in ("puzzle_indices", "group_indices")}
+    (folder / "train").mkdir()
+    (folder / "train/dataset.json").write_text(json.dumps(about))
+    for name, values in arrays.items():
+        np.save(folder / f"train/all__{name}.npy", values)
+    return {"source": {"kind": "puzzles", "path": str(folder), "validation": None}}
+
+
+def test_arrays_whose_targets_are_the_next_tokens_are_text_too(tmp_path):
+    data = arrays_of_text(tmp_path)
+    recipe = TEXT_RECIPE | {"data": data, "train": {"steps": 2, "batch": 4}}
+    assert open_session(describe(recipe, ONE), SILENT).prepared.has_next_tokens
+    with pytest.raises(UserError) as error:
+        open_session(describe(recipe, [*ONE, "model.bidirectional=true"]), SILENT)
+    assert str(error.value) == (
+        "the objective does not fit model and data.source: it is bidirectional, the targets are "
+        "the next tokens of the same rows, and so it would copy them: model.bidirectional=false "
+        "without model.mixing, or data with targets of their own"
+    )
+    # A response in place of its prompt is no such target, and nor is the solution of a puzzle.
+    labels = np.random.default_rng(1).integers(1, 64, size=(12, 16))
+    np.save(tmp_path / "train/all__labels.npy", labels)
+    described = describe(recipe, [*ONE, "model.bidirectional=true"])
+    assert not open_session(described, SILENT).prepared.has_next_tokens
+
+
+def test_identifiers_that_the_table_has_no_row_for_are_refused(tmp_path):
+    recipe = RECIPE | {"data": arrays_of_text(tmp_path)}
+    np.save(tmp_path / "train/all__labels.npy", np.ones((12, 16), int))
+    with pytest.raises(UserError) as error:
+        open_session(describe(recipe, [*ONE, "model.vocab=64"]), SILENT)
+    assert str(error.value) == (
+        "model.prefix.identifiers is 3; the rows of data.source have 12 identifiers, so it must be "
+        "12 or more"
+    )
+    enough = [*ONE, "model.vocab=64", "model.prefix.identifiers=12"]
+    assert open_session(describe(recipe, enough), SILENT).prepared.identifiers == 12
+
+
+@pytest.fixture
+def prompts(tmp_path) -> dict[str, Any]:
+    """A recipe of prompts and their responses."""
+    rows = [{"prompt": f"{n} + {n}", "response": f"{2 * n}."} for n in range(40)]
+    file = tmp_path / "rows.jsonl"
+    file.write_text("".join(f"{json.dumps(row)}\n" for row in rows))
+    sections = [
+        {"heading": "Q", "column": "prompt"},
+        {"heading": "A", "column": "response"},
+    ]
+    how = {"kind": "sections", "sections": sections, "loss_from": "A", "response": "A"}
+    source = {"kind": "jsonl", "path": str(file)}
+    data = {"source": source, "format": how, "length": 32, "validation": 0.2, "packing": "none"}
+    return TEXT_RECIPE | {"data": data, "train": {"steps": 3, "batch": 4}}
+
+
+def test_of_a_prompt_and_its_response_the_response_is_trained_on(prompts):
+    prepared = open_session(describe(prompts, ONE), SILENT).prepared
+    batch = prepared.split("train").batch([0])
+    trained = batch["targets"][batch["weight"] > 0]
+    assert bytes(trained[:-1].tolist()).decode().strip() == "0."  # and its end, and no padding
+
+
+@pytest.mark.long
+def test_responses_to_prompts_are_learned_from_a_recipe(prompts, tmp_path):
+    folder = tmp_path / "run"
+    telemetry = ["telemetry.every=1", f"run.dir={folder}"]
+    train(prompts, [*ONE, *telemetry], signals=Signals())
+    records = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    losses = [one["lm_loss"] for one in records if "lm_loss" in one]
+    assert len(losses) == 3 and losses[-1] < losses[0]
 
 
 # The carry of a run
@@ -416,3 +498,31 @@ def test_4x4_sudoku_is_solved_on_held_out_grids_and_not_without_thinking_longer(
     exact = [metrics[f"validation_ema_exact_{n}"] for n in range(1, 5)]
     print("exact by pass:", exact)
     assert exact[3] >= 0.95 and exact[3] >= exact[0]
+    file = tmp_path / "answers.npz"
+    found = api.evaluate(tmp_path / "run", ONE, weights="ema", votes=4, save=file)
+    print("of 4 variants:", found["pass@1"], found["pass@2"])
+    assert found["pass@2"] >= found["pass@1"] >= exact[3] - 0.01
+    saved = np.load(file)
+    is_right = (saved["answers"] == saved["targets"][:, None]).all(axis=2)
+    assert is_right.mean(axis=0) == pytest.approx(exact, abs=1e-6)
+    assert ((saved["halt"] > 0) & (saved["halt"] < 1)).all()
+    elected = (saved["elected"][:, 0] == saved["targets"]).all(axis=1)
+    assert elected.mean() == pytest.approx(found["pass@1"])
+    assert ((saved["votes"].sum(axis=1) <= 4) & (saved["votes"][:, 0] >= 1)).all()
+
+
+@pytest.mark.long
+def test_solutions_of_other_puzzles_teach_nothing_about_held_out_grids(tmp_path, monkeypatch):
+    """A control: a high accuracy would be of what evaluation lets through."""
+    rows = Source.rows
+
+    def shuffled(self, numbers, epochs, seed):
+        batch = rows(self, numbers, epochs, seed)
+        is_trained = epochs is not None
+        return batch | {"targets": np.roll(batch["targets"], int(is_trained), axis=0)}
+
+    monkeypatch.setattr(Source, "rows", shuffled)
+    metrics = solved(tmp_path / "run")
+    exact = [metrics[f"validation_ema_exact_{n}"] for n in range(1, 5)]
+    print("exact by pass, with the solutions of other puzzles:", exact)
+    assert max(exact) < 0.05

@@ -51,6 +51,15 @@ def test_rows_that_are_said_win_over_those_that_are_here(corpus):
     assert extent(asked(corpus, steps=None, epochs=3), rows=801) == Extent(720, 300, 100)
 
 
+def test_generated_rows_are_known_and_folders_that_are_not_there_are_named():
+    puzzles = described("sudoku-4x4", targets.find("v5e-1"))
+    rows = len(prepare(puzzles.run.data, puzzles.run.tokenizer).split("train"))
+    assert extent(puzzles) == Extent(64 * 16, 800, rows // 64)
+    tasks = extent(described("trm-arc", targets.find("v5e-8")))
+    assert (tasks.steps, tasks.epoch_steps) == (400_000, None)
+    assert "data.source.path is ARC-AGI/data/training, which does not exist" in str(tasks.unknown)
+
+
 def test_documents_elsewhere_are_not_asked_for():
     run = asked("gs://mine/stories.jsonl", steps=None, epochs=2)
     unknown = (

@@ -57,6 +57,15 @@ def test_an_epoch_turns_or_mirrors_a_maze_into_one_of_eight():
     assert (again["tokens"] == rows["tokens"][30:40]).all()
 
 
+def test_a_maze_has_eight_variants_whose_answers_are_turned_back():
+    numbers, plain = np.arange(5), MAZES.rows(np.arange(5), None, 0)
+    every = [MAZES.variant(numbers, copy) for copy in range(MAZES.variants)]
+    assert len({bytes(rows["tokens"][0]) for rows in every}) == 8
+    for copy, rows in enumerate(every):
+        check(rows)
+        assert (MAZES.restored(numbers, copy, rows["targets"]) == plain["targets"]).all()
+
+
 def test_a_maze_follows_from_seed_and_number():
     more = Source(size=12, count=40, shortest=15).rows(np.arange(30), None, 0)["tokens"]
     assert (more == MAZES.rows(np.arange(30), None, 0)["tokens"]).all()

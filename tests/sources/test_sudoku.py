@@ -75,6 +75,22 @@ def test_an_epoch_is_another_symmetry_and_evaluation_none(tmp_path: Path):
     assert (still.rows(numbers, epochs, 7)["tokens"] == plain).all()
 
 
+@pytest.mark.parametrize("size", [4, 9])
+def test_answers_to_variants_of_a_puzzle_are_restored_to_its_own(size: Any):
+    source, numbers = Source(size=size, count=6, clues={4: 9, 9: 40}[size]), np.arange(6)
+    plain = source.rows(numbers, None, 0)
+    for copy in range(8):
+        rows = source.variant(numbers, copy)
+        found = sudoku.solve(rows["tokens"] - 1)
+        assert (found.solutions + 1 == rows["targets"]).all() and (found.count == 1).all()
+        for name in ("tokens", "targets"):
+            assert copy == 0 or (rows[name] != plain[name]).any(axis=1).all()
+            assert (source.restored(numbers, copy, rows[name]) == plain[name]).all()
+    assert source.variants == {4: 3072, 9: 1_218_998_108_160}[size]
+    wild = np.full((6, size**2), 2 + size)  # no digit
+    assert (source.restored(numbers, 3, wild) == 1).all()
+
+
 def test_small_grids_are_held_out_whole_and_never_met_in_training():
     data = prepared(SMALL, validation=0.3)
     train, held_out = (whole(data, name)["targets"] for name in ("train", "validation"))

@@ -13,10 +13,11 @@ from rich.text import Text
 from windlass.api.generation import build_generator
 from windlass.config import Overrides, listing, tree, words
 from windlass.data import Prepared, prepare, reference
-from windlass.data.split import SPLITS
+from windlass.data.blocks import BlockRows
+from windlass.data.split import SPLITS, Split
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
-from windlass.evaluation import published_model
+from windlass.evaluation import answers, published_model
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.verdict import verdict
@@ -25,14 +26,14 @@ from windlass.objectives import Carry
 from windlass.program.built import Built
 from windlass.program.programs import solves
 from windlass.program.step import Frozen
-from windlass.run import Run
+from windlass.run import OBJECTIVES, Run
 from windlass.run_folder import folder as folders
 from windlass.run_folder.runs import find
 from windlass.starting import frozen_models
 from windlass.telemetry import about as abouts
 from windlass.telemetry.about import About
 from windlass.terminal import Terminal
-from windlass.training.session import Evaluator, Session, joined
+from windlass.training.session import Evaluator, Predictor, Session, joined
 
 PLACE = re.compile(r"(device|mesh|precision)\b")  # keys of where a model computes, not of which
 
@@ -46,6 +47,8 @@ def evaluate(
     step: int | None = None,
     data: str | Path | Mapping[str, Any] | None = None,
     beside: str | Path | Sequence[str | Path] = (),
+    votes: int | None = None,
+    save: str | Path | None = None,
     console: Console | None = None,
     **keys: Any,
 ) -> dict[str, Any]:
@@ -62,9 +65,16 @@ def evaluate(
 
     Other runs and models `beside` it are measured on the same rows by the same objective, and are
     in the answer under that name, by theirs.
+
+    Where the objective predicts answers by row, `votes` of so many variants of a row (relabelled
+    and turned puzzles, copies of an ARC task) elect one: `pass@1` is the share of rows that it is
+    right for, `pass@2` that it or the second is. `save` names a .npz file for the rows, the answers
+    to them after every pass, the probability that each is right, and what was elected.
     """
     if split not in SPLITS:
         raise UserError(f"split is {split}; it must be {listing(SPLITS)}")
+    if save is not None:
+        answers.check_file(Path(save))
     if isinstance(data, Mapping):
         keys, data = keys | {"data": data}, None
     opened = open_on_data(run, data, words(overrides, keys), weights=weights, step=step)
@@ -81,6 +91,8 @@ def evaluate(
         session = Session(built, prepared)
         splits = [split] if split != "test" else ["validation", "test"]
         reference.check(prepared, folder, splits)
+        if votes is not None or save is not None:
+            _check_answers(session, prepared.split(split), votes)
         evaluators = {name: Evaluator(session, name) for name in splits if name in prepared.splits}
         # Other rows in other batches are no other model; other tokens are.
         agreed = ("tokenizer", *map(frozen_models.key, described.helpers))
@@ -93,6 +105,8 @@ def evaluate(
             _warn_of_changed_documents(folder, described, prepared, written, console)
         measured = {name: one(*loaded.arguments) for name, one in evaluators.items()}
         answer: dict[str, Any] = {"step": reached, **measured[split]}
+        if votes is not None or save is not None:
+            answer |= _answers(session, prepared.split(split), loaded, votes, save)
         if "perplexity" in answer and prepared.is_weighted:
             answer["over"] = "the tokens that are trained on, each by its weight"
         if split == "test":
@@ -116,6 +130,58 @@ def evaluate(
         requested = words(overrides, keys)
         answer["beside"] = {str(name): _beside(name, requested, session, split) for name in others}
     return answer
+
+
+def _check_answers(session: Session, rows: Split, votes: int | None) -> None:
+    """Refuse what has no answers by row, or none that could vote."""
+    if not answers.predicts(type(session.run.objective)):
+        able = [one for one in OBJECTIVES.names() if answers.predicts(OBJECTIVES.load(one))]
+        raise UserError(
+            "--save and --votes are of answers by row, and the objective "
+            f"{_kind(session.run.objective)} has none; {listing(able)} has"
+        )
+    if votes is None:
+        return
+    if votes < 1:
+        raise UserError(f"--votes is {votes}; it is a number of variants of each row, 1 or more")
+    if not isinstance(rows, BlockRows):
+        raise UserError(
+            f"--votes is {votes}, and variants of a row are of one source of blocks, such as "
+            "puzzles; this data has none"
+        )
+    if votes > (most := rows.source.variants):
+        kind = _kind(rows.source)
+        has = f"{most:,} variants, itself included" if most > 1 else "no variant but itself"
+        raise UserError(
+            f"--votes is {votes}, and a row of data.source.kind {kind} has {has}; {most} or less "
+            "would do"
+        )
+
+
+def _answers(
+    session: Session, rows: Split, loaded: Any, votes: int | None, save: str | Path | None
+) -> dict[str, Any]:
+    """Results of votes on the answers to all rows; answers are saved where a file is named."""
+    predictor, arguments = Predictor(session), (loaded.weights, loaded.frozen, loaded.carry)
+    found, metrics = predictor(rows, *arguments), {}
+    if votes is not None:
+        assert isinstance(rows, BlockRows)
+        ballot = answers.Ballot(len(rows))
+        for copy in range(votes):
+            variant = rows.variant(copy)
+            one = predictor(variant, *arguments) if copy else found
+            ballot.cast(variant.restored(one["answers"][:, -1]), one["halt"][:, -1])
+        ranked = ballot.ranked()
+        metrics = {"votes": votes, **ranked.passed(found["targets"], found["weight"])}
+        found |= {"elected": ranked.answers, "votes": ranked.votes}
+    if save is not None:
+        answers.save(Path(save), found)
+        metrics["saved"] = str(save)
+    return metrics
+
+
+def _kind(section: Any) -> str:
+    return type(section).__module__.rpartition(".")[2]
 
 
 def _beside(

@@ -42,7 +42,8 @@ def _short(name: str) -> str:
 def lines(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
     """Names and values, a line each; of two splits a column each, and then the verdict."""
     metrics = {name: value for name, value in metrics.items() if name != "beside"}
-    after = {name: metrics.pop(name) for name in ("over", "verdict", "looks") if name in metrics}
+    words = ("over", "verdict", "saved", "looks")
+    after = {name: metrics.pop(name) for name in words if name in metrics}
     beside = {name: metrics.pop(name) for name in list(metrics) if name.startswith(BESIDE)}
     yield "step", number(metrics.pop("step"))
     if beside:
@@ -51,7 +52,7 @@ def lines(metrics: dict[str, Any]) -> Iterator[tuple[str, str]]:
         other = beside.get(BESIDE + name)
         shown = number(value) if other is None else f"{number(value):<12}{number(other)}"
         yield name.replace("_", " "), shown
-    for name in ("over", "verdict"):
+    for name in words[:-1]:
         if name in after:
             yield name, after[name]
     if "looks" in after:

@@ -28,6 +28,7 @@ class Measured(CheckpointOptions):
     """The options of `evaluate`."""
 
     split: Split
+    votes: int | None
 
 
 @section
@@ -61,6 +62,20 @@ def evaluate(
             help="other runs or models, as a,b, measured on the same data by the same objective",
         ),
     ] = None,
+    votes: Annotated[
+        str | None,
+        typer.Option(
+            metavar="N",
+            help="puzzles: let the answers to N variants of each row vote, for pass@1 and pass@2",
+        ),
+    ] = None,
+    save: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE",
+            help="puzzles: write rows and answers, pass by pass, to a .npz file",
+        ),
+    ] = None,
     tasks: Annotated[
         str | None,
         typer.Option(metavar="NAMES", help="lm-evaluation-harness tasks instead, as a,b"),
@@ -87,6 +102,11 @@ def evaluate(
     its test split was evaluated: what was selected on it is no longer tested by it. A model that is
     no run, such as the one that a run started from, is measured on the data that --data names.
 
+    Of puzzles, --save keeps the answer to every row after every pass, for numpy.load: tokens,
+    targets, answers [rows, passes, length], halt (the probability that it is right), and with
+    --votes the two answers elected. Variants that vote are relabelled and turned puzzles, or copies
+    of an ARC task, whose answers are taken back to the row itself.
+
     windlass evaluate quickstart
     windlass evaluate runs/mine-1a2b3c4d --split test --weights best
     windlass evaluate mine data.source.path=others.jsonl device=cpu
@@ -94,10 +114,12 @@ def evaluate(
     windlass evaluate Qwen/Qwen2.5-0.5B-Instruct --data mine
     windlass evaluate mine --beside runs/other-5e6f7a8b,Qwen/Qwen2.5-0.5B-Instruct
     windlass evaluate mine --diagnose
+    windlass evaluate trm-sudoku --weights ema --votes 8 --save answers.npz
     """
     task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    by_row = {"votes": votes, "save": save}
     if diagnose:
-        measures = {"data": data, "beside": beside, "tasks": tasks, **task_options}
+        measures = {"data": data, "beside": beside, "tasks": tasks, **task_options, **by_row}
         measures |= {} if split == "validation" else {"split": split}
         for option in (name for name, value in measures.items() if value is not None):
             raise UserError(
@@ -106,6 +128,11 @@ def evaluate(
             )
         return _diagnose(ctx, run, options(CheckpointOptions, weights=weights, step=step), as_json)
     if tasks is not None:
+        for option in (name for name, value in by_row.items() if value is not None):
+            raise UserError(
+                f"--{option} is of answers to rows of data, and --tasks has tasks of its own; "
+                "leave one of them out"
+            )
         return _tasks(
             ctx,
             run,
@@ -115,7 +142,7 @@ def evaluate(
         )
     for option in (name for name, value in task_options.items() if value is not None):
         raise UserError(f"--{option.replace('_', '-')} is for --tasks, which is not given")
-    measured = options(Measured, split=split, weights=weights, step=step)
+    measured = options(Measured, split=split, weights=weights, step=step, votes=votes)
     with ctx.obj.phase("evaluating"):
         from windlass.api import evaluate as call
         from windlass.api import subject
@@ -124,7 +151,9 @@ def evaluate(
         kind, subject_name = subject(run)
         others = [] if beside is None else [one.strip() for one in beside.split(",")]
         with waiting("evaluating"):
-            metrics = call(subject_name, ctx.args, data=data, beside=others, **vars(measured))
+            metrics = call(
+                subject_name, ctx.args, data=data, beside=others, save=save, **vars(measured)
+            )
     facts = {kind: subject_name, "split": measured.split, "weights": measured.weights}
     if as_json:
         print(json.dumps(facts | metrics, indent=2))

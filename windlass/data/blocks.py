@@ -15,17 +15,34 @@ class BlockRows:
     """The rows of a split of a source of blocks.
 
     Which they are follows from the shares that are held out, of rows or of groups of them, unless
-    the source holds out some itself; a row is its number in the source.
+    the source holds out some itself; a row is its number in the source. Of a `copy` above 0 it is
+    that variant of the row.
     """
 
-    def __init__(self, source: Blocks, name: str, validation: float, test: float, seed: int):
-        self.source, self.name = source, name
+    def __init__(
+        self,
+        source: Blocks,
+        name: str,
+        validation: float,
+        test: float,
+        seed: int,
+        copy: int = 0,
+    ):
+        self.source, self.name, self.copy = source, name, copy
         self.shares = {"validation": validation, "test": test, "seed": seed}
         self.columns: dict[str, Column] = dict(source.columns)
 
     def __reduce__(self):
         # Another process opens the source anew; nothing of what it holds is sent.
-        return BlockRows, (replace(self.source), self.name, *self.shares.values())
+        return BlockRows, (replace(self.source), self.name, *self.shares.values(), self.copy)
+
+    def variant(self, copy: int) -> "BlockRows":
+        """The same rows under an augmentation of the source."""
+        return BlockRows(self.source, self.name, *self.shares.values(), copy)
+
+    def restored(self, answers: np.ndarray) -> np.ndarray:
+        """Answers `[rows, length]` to all these rows, without their augmentation."""
+        return self.source.restored(self.numbers, self.copy, answers) if self.copy else answers
 
     def __len__(self) -> int:
         return len(self.numbers)
@@ -69,7 +86,10 @@ class BlockRows:
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
         """Rows of the source, checked against the columns that the step is compiled for."""
-        batch = self.source.rows(numbers, epochs, seed)
+        if self.copy:
+            batch = self.source.variant(numbers, self.copy)
+        else:
+            batch = self.source.rows(numbers, epochs, seed)
         actual = {name: Column(x.dtype, x.shape[1:]) for name, x in batch.items()}
         declared = {name: replace(column, padding=0) for name, column in self.columns.items()}
         if actual != declared or any(len(x) != len(numbers) for x in batch.values()):

@@ -17,6 +17,8 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.teacher_cache import TeacherCache
 
+SEEN = 64  # rows of blocks that show if their targets are the next tokens
+
 
 @dataclass(frozen=True, eq=False)
 class Prepared:
@@ -36,6 +38,16 @@ class Prepared:
     def vocab(self) -> int | None:
         """Vocabulary size that a model must embed; None: not known."""
         raise NotImplementedError
+
+    @property
+    def identifiers(self) -> int | None:
+        """Identifiers of rows that a model must embed, where it embeds any; None: not known."""
+        return None
+
+    @property
+    def has_next_tokens(self) -> bool:
+        """Presence of targets that are the next tokens of their own rows."""
+        return True
 
     @property
     def fingerprint(self) -> str:
@@ -146,6 +158,26 @@ class Untokenized(Prepared):
         return max((size for size in sizes if size is not None), default=None)
 
     @property
+    def identifiers(self) -> int | None:
+        counts = [part.source.identifiers for part in self.data.parts]
+        return max((count for count in counts if count is not None), default=None)
+
+    @cached_property
+    def has_next_tokens(self) -> bool:
+        if "targets" not in self.columns:
+            return True
+        rows = self.split("train")
+        return any(map(_is_shifted, rows.parts if isinstance(rows, Mixture) else [rows]))
+
+    @property
     def fingerprint(self) -> str:
         each = [(part.source.fingerprint(), str(self.columns)) for part in self.data.parts]
         return self._joined([hashlib.sha256(repr(one).encode()).hexdigest() for one in each])
+
+
+def _is_shifted(rows: Split) -> bool:
+    """Return True if in the first rows each target is the token behind it."""
+    batch = rows.batch(range(min(SEEN, len(rows))))
+    is_asked = batch["weight"][:, :-1] > 0 if "weight" in batch else True
+    is_same = batch["targets"][:, :-1] == batch["tokens"][:, 1:]
+    return bool(np.any(is_asked) and np.all(is_same | ~np.asarray(is_asked)))

@@ -70,6 +70,6 @@ def _is_here(data: Data) -> bool:
 
 def _is_local(source: Any) -> bool:
     if hasattr(source, "path"):
-        return "://" not in source.path
+        return "://" not in (source.path or "")  # null: generated
     is_hub = type(source).__module__.endswith(".hub")
     return not is_hub or Path(source.name).expanduser().is_dir()

@@ -72,8 +72,13 @@ def mazes(keys: np.ndarray, size: int, share: float) -> tuple[np.ndarray, np.nda
 AROUND = np.array([(-1, 0), (1, 0), (0, -1), (0, 1)])
 
 
-def dihedral(keys: np.ndarray, size: int) -> np.ndarray:
-    """Cells that each cell comes from, under one of the 8 symmetries of a square for each key."""
+def dihedral(size: int) -> np.ndarray:
+    """Cells that each cell comes from, under each of the 8 symmetries of a square."""
     square = np.arange(size**2).reshape(size, size)
     turned = [np.rot90(one, k) for one in (square, square.T) for k in range(4)]
-    return np.stack(turned).reshape(8, -1)[(mix(keys) >> np.uint64(61)).astype(int)]
+    return np.stack(turned).reshape(8, -1)
+
+
+def turns(keys: np.ndarray) -> np.ndarray:
+    """The number of one of these symmetries for each key."""
+    return (mix(keys) >> np.uint64(61)).astype(int)

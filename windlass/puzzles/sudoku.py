@@ -182,6 +182,11 @@ class Symmetry(NamedTuple):
     def __call__(self, boards: np.ndarray) -> np.ndarray:
         return np.take_along_axis(self.digits, np.take_along_axis(boards, self.cells, 1), 1)
 
+    @property
+    def inverse(self) -> "Symmetry":
+        """The symmetries that undo these: renaming digits and moving cells commute."""
+        return Symmetry(self.cells.argsort(axis=1), self.digits.argsort(axis=1).astype(np.int8))
+
 
 def symmetries(keys: np.ndarray, size: int) -> Symmetry:
     """A symmetry drawn for each key."""

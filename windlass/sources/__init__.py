@@ -156,6 +156,11 @@ class Blocks(Numbered):
         """Vocabulary size: one above the largest id of `tokens` and `targets`; None: no limit."""
         return None
 
+    @property
+    def identifiers(self) -> int | None:
+        """Identifiers: one above the largest of the column `identifier`; None: no limit."""
+        return None
+
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
@@ -164,6 +169,25 @@ class Blocks(Numbered):
         So augmentation stores nothing, and a run that goes on sees what it would have seen.
         `epochs` is None in evaluation, where rows are the same each time: as they are, without
         augmentation.
+        """
+        raise NotImplementedError
+
+    @property
+    def variants(self) -> int:
+        """Number of variants of a row, itself included, whose answers can vote: usual, itself."""
+        return 1
+
+    def variant(self, numbers: np.ndarray, copy: int) -> dict[str, np.ndarray]:
+        """Rows under an augmentation that follows from their numbers and that of the copy alone.
+
+        Copy 0 is the row of evaluation.
+        """
+        raise NotImplementedError
+
+    def restored(self, numbers: np.ndarray, copy: int, answers: np.ndarray) -> np.ndarray:
+        """Inverse of that augmentation: answers `[rows, length]` to a variant, to the row itself.
+
+        Answers that mean the same become the same tokens.
         """
         raise NotImplementedError
 

@@ -74,10 +74,24 @@ class Source(Blocks):
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        both = [table[numbers] for table in self._tables]
-        if self.augment and epochs is not None:
-            cells = maze.dihedral(keys(seed, epochs, numbers), self.size)
-            both = [np.take_along_axis(one, cells, 1) for one in both]
+        if not self.augment or epochs is None:
+            return self.variant(numbers, 0)
+        turns = maze.turns(keys(seed, epochs, numbers))
+        return self._turned(numbers, maze.dihedral(self.size)[turns])
+
+    @property
+    def variants(self) -> int:
+        return len(maze.dihedral(self.size))
+
+    def variant(self, numbers: np.ndarray, copy: int) -> dict[str, np.ndarray]:
+        return self._turned(numbers, np.tile(maze.dihedral(self.size)[copy], (len(numbers), 1)))
+
+    def restored(self, numbers: np.ndarray, copy: int, answers: np.ndarray) -> np.ndarray:
+        return answers[:, maze.dihedral(self.size)[copy].argsort()]
+
+    def _turned(self, numbers: np.ndarray, cells: np.ndarray) -> dict[str, np.ndarray]:
+        """Mazes with each cell from that of another, under a symmetry of the square."""
+        both = [np.take_along_axis(table[numbers], cells, 1) for table in self._tables]
         tokens, targets = (one.astype(np.int32) + 1 for one in both)
         count, cells = tokens.shape
         return {

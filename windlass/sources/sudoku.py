@@ -3,6 +3,7 @@
 import hashlib
 import os
 from functools import cached_property
+from math import factorial
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -115,16 +116,46 @@ class Source(Blocks):
     def rows(
         self, numbers: np.ndarray, epochs: np.ndarray | None, seed: int
     ) -> dict[str, np.ndarray]:
-        epochs = epochs if self.augment else None
+        if epochs is None or not self.augment:
+            return self._rows(self._plain(numbers))
+        drawn = keys(seed, epochs, numbers)
         if self._is_small:
-            drawn = keys(self.seed, numbers) if epochs is None else keys(seed, epochs, numbers)
-            solutions = sudoku.small_grids()[numbers % GRIDS]
-            puzzles = sudoku.small_puzzles(numbers % GRIDS, drawn, self.clues)
-        else:
-            puzzles, solutions = self._read(numbers)
-            if epochs is not None:
-                symmetry = sudoku.symmetries(keys(seed, epochs, numbers), self.size)
-                puzzles, solutions = symmetry(puzzles), symmetry(solutions)
+            return self._rows(self._small(numbers, drawn))
+        symmetry = sudoku.symmetries(drawn, self.size)
+        return self._rows(Table(*map(symmetry, self._plain(numbers))))
+
+    @property
+    def variants(self) -> int:
+        box = round(self.size**0.5)
+        # digits, two times bands with the lines of each, transposed or not
+        return 2 * factorial(self.size) * factorial(box) ** (2 * box + 2)
+
+    def variant(self, numbers: np.ndarray, copy: int) -> dict[str, np.ndarray]:
+        plain = self._plain(numbers)
+        return self._rows(Table(*map(self._symmetry(numbers, copy), plain)) if copy else plain)
+
+    def restored(self, numbers: np.ndarray, copy: int, answers: np.ndarray) -> np.ndarray:
+        if not copy:
+            return answers
+        # A model may answer padding, or a token that stands for nothing: both are blanks.
+        digits = np.where(answers <= BLANK + self.size, np.maximum(answers - BLANK, 0), 0)
+        return self._symmetry(numbers, copy).inverse(digits).astype(np.int32) + BLANK
+
+    def _symmetry(self, numbers: np.ndarray, copy: int) -> sudoku.Symmetry:
+        return sudoku.symmetries(keys(self.seed, np.full(len(numbers), copy), numbers), self.size)
+
+    def _plain(self, numbers: np.ndarray) -> Table:
+        """Puzzles by number as they are, without augmentation."""
+        if not self._is_small:
+            return self._read(numbers)
+        return self._small(numbers, keys(self.seed, numbers))
+
+    def _small(self, numbers: np.ndarray, drawn: np.ndarray) -> Table:
+        which = numbers % GRIDS
+        return Table(sudoku.small_puzzles(which, drawn, self.clues), sudoku.small_grids()[which])
+
+    def _rows(self, table: Table) -> dict[str, np.ndarray]:
+        puzzles, solutions = table
         count, cells = puzzles.shape
         return {
             "tokens": puzzles.astype(np.int32) + BLANK,

@@ -5,12 +5,16 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 from jaxtyping import Array, Int, PyTree
 from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference, taught
 from windlass.data.load import evaluation_batches
+from windlass.data.split import Split
 from windlass.errors import UserError
+from windlass.evaluation.answers import make_predictions
 from windlass.evaluation.loss import average, make_evaluation
 from windlass.objectives import Carry, Tally
 from windlass.processes import hosts, shared_folders
@@ -42,6 +46,16 @@ class Session:
                 f"model.vocab is {run.model.vocab}; the {whose} {vocab} tokens, so it must be "
                 f"{vocab} or more"
             )
+        table = getattr(getattr(run.model, "prefix", None), "identifiers", None)
+        if table is not None and (count := prepared.identifiers) is not None and count > table:
+            raise UserError(
+                f"model.prefix.identifiers is {table:,}; the rows of data.source have {count:,} "
+                f"identifiers, so it must be {count} or more"
+            )
+        # Of documents that is known from the recipe; arrays may hold text, too.
+        if not run.model.causal and (wrong := run.objective.problems_of_text(run.model)):
+            if prepared.has_next_tokens:
+                raise UserError(f"the objective does not fit model and data.source: {wrong[0]}")
         if run.train.sample is not None and prepared.vocabulary is None:
             raise UserError(
                 f'train.sample is "{run.train.sample}", and {NO_TEXT}; train.sample=null leaves '
@@ -133,6 +147,32 @@ class Evaluator:
         ahead = self.session.run.data.prefetch
         batches = evaluation_batches(self.rows, size, self.session.programs.place, prefetch=ahead)
         return average(self.function(weights, frozen, batch, carry, step) for batch in batches)
+
+
+class Predictor:
+    """Answers to rows, compiled once. To be used with the mesh set."""
+
+    def __init__(self, session: Session):
+        self.session = session
+        self.function = Program(
+            make_predictions(session.built.model, session.run.objective),
+            "predictions",
+            compiler_options=session.built.described.compiler_options,
+        )
+
+    def __call__(
+        self, rows: Split, weights: PyTree, frozen: Frozen, carry: Carry
+    ) -> dict[str, np.ndarray]:
+        """The columns of all rows, and beside them what the objective predicts for each."""
+        weights, rest = self.session.programs.finish(weights, frozen.model, carry)
+        frozen = frozen._replace(model=rest)
+        size = self.session.batches.per_device * self.session.batches.shards
+        ahead = self.session.run.data.prefetch
+        batches = evaluation_batches(rows, size, self.session.programs.place, prefetch=ahead)
+        found = [jax.device_get(batch | self.function(weights, frozen, batch)) for batch in batches]
+        return {
+            name: np.concatenate([one[name] for one in found])[: len(rows)] for name in found[0]
+        }
 
 
 def _shown(value: Any) -> str:
