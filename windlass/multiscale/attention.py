@@ -82,12 +82,12 @@ class MultiscaleAttention(eqx.Module):
         self.stride, self.rotary = stride, rotary
 
     def __call__(self, x: Float[Array, "batch seq embed"], context):
-        hidden, value, here, stride, mixed = x, self.value(x), context, 1, []
+        hidden, value = x, checkpoint_name(self.value(x), "value")
+        here, stride, mixed = context, 1, []
         for scale in self.scales:
             if scale.downsampling is not None:
                 hidden, value = (scale.downsampling(one, here) for one in (hidden, value))
                 here, stride = here.coarser(self.stride), stride * self.stride
-            value = checkpoint_name(value, "value")
             q = checkpoint_name(scale.query(x), "query")
             k = checkpoint_name(scale.key(hidden), "key")
             newest = stride * here.position + stride - 1
