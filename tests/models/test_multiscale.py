@@ -155,9 +155,8 @@ def learned(config) -> float:
 @long
 @pytest.mark.parametrize("aggregation", AGGREGATIONS)
 def test_a_language_of_order_two_is_learned_as_by_a_plain_transformer(aggregation):
-    plain = Llama(
-        **dict(vocab=16, embed=64, mlp=128, layers=2, heads=4, kv_heads=4, head_dim=16, theta=1e4)
-    )
+    sizes = {name: getattr(SMALL, name) for name in ("vocab", "embed", "mlp", "layers", "heads")}
+    plain = Llama(**sizes, kv_heads=4, head_dim=16, theta=SMALL.theta)
     ours, theirs = learned(dataclasses.replace(SMALL, aggregation=aggregation)), learned(plain)
     print(f"{aggregation}: {ours:.4f}, a plain transformer {theirs:.4f}")
     assert ours <= 1.1 * theirs

@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -17,7 +18,7 @@ from windlass.multiscale.aggregation import Aggregation, Convex
 LENGTHS = [[7, 4, 10], [21], [1, 2, 9]]  # of the documents of each row, with padding
 SEQ = 23
 NASH = Aggregation(kind="nash", temperature=0.2)
-FORMS = [
+FORMS: list[dict[str, Any]] = [
     dict(aggregation=NASH, scales=4, stride=2, kernel=3),
     dict(aggregation=None, scales=3, stride=2, kernel=None, decomposition="max_pool"),
     dict(aggregation="convex", scales=2, stride=3, kernel=5, decomposition="average_pool"),

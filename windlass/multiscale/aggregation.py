@@ -14,6 +14,7 @@ its weight is 0.
 
 from abc import abstractmethod
 from collections.abc import Sequence
+from functools import reduce
 from typing import ClassVar, Literal
 
 import equinox as eqx
@@ -81,7 +82,7 @@ class Aggregator(eqx.Module):
         weights = self.weights(mixed, seen, x, context)
         _report(jax.lax.stop_gradient(weights), context)
         shares = weights.astype(x.dtype)[..., None, None]
-        return sum(share * one for share, one in zip(shares, mixed, strict=True))
+        return reduce(jnp.add, (share * one for share, one in zip(shares, mixed, strict=True)))
 
 
 class Uniform(Aggregator):
