@@ -118,6 +118,7 @@ HALF, SMALL, MIDDLE, THREE, EIGHT = (
 )
 FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
 STORIES = "tinystories-reservoir", "tinystories-transformer"  # models and all, as they ship
+ATHENA = "athena-large"
 TPU = [
     case(HALF, "v6e-1", 8),
     case(HALF, "v6e-1", 16),

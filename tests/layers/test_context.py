@@ -56,10 +56,18 @@ def diagonal(x):
 
 
 def multiscale(x):
-    """Attention to the sums of every three inputs, from the last of them on, by what it is."""
+    """Attention to cells of two cells of two inputs, from the newest of them on, by what it is.
+
+    A cell is the sum of its two inputs and of the one before them.
+    """
+
+    def coarser(x):
+        return [x[max(0, 2 * j - 1) : 2 * j + 2].sum(axis=0) for j in range(len(x) // 2)]
+
     found = []
     for t in range(len(x)):
-        cells = [x[3 * j : 3 * j + 3].sum(axis=0) for j in range((t + 1) // 3)]
+        pairs = coarser(x[: t + 1])
+        cells = coarser(np.stack(pairs)) if pairs else []
         mixed = np.zeros(SIZE)
         for head in range(SIZE[0]) if cells else ():
             keys = np.stack(cells)[:, head]
@@ -79,8 +87,11 @@ def by_scan(context, x):
 
 
 def by_cells(context, x):
-    cells = context.cells(jnp.sum(context.before(x, 3), axis=2), 3)
-    return context.attend(x, cells, cells, stride=3)
+    cells, here = x, context
+    for _ in range(2):
+        cells = sum(here.cells(one, 2) for one in here.last(cells, 3))
+        here = here.coarser(2)
+    return context.attend(x, cells, cells, stride=4)
 
 
 FORMS = [(delays, by_delays), (diagonal, by_scan), (multiscale, by_cells)]

@@ -7,7 +7,9 @@ decode and packing are written once for every family. A context has
 - `cells(x, stride)`, inputs at the ends of cells, for keys and values of attention with a stride;
 - `recur(cell, start, x, remat)`, a recurrence of any form, a step after another;
 - `scan(combine, elements)`, an associative recurrence, such as a diagonal state space;
-- `before(x, n)`, the last n inputs, for short convolutions and delays.
+- `last(x, n)`, the last n inputs, an array each, and `before(x, n)`, the same in one array, for
+  short convolutions and delays;
+- `coarser(stride)`, the context of cells, where they are what positions are here.
 """
 
 import copy
@@ -59,13 +61,27 @@ class Packed:
         """Inputs at the end of each cell of `stride` positions, [batch, slots, ...]."""
         return x if stride == 1 else Cells(self.position, self.document, stride).take(x)
 
-    def before(self, x: Array, n: int) -> Array:
-        """The last n inputs of the document, the own one last: [batch, seq, n, ...].
+    def coarser(self, stride: int) -> "Packed":
+        """The context of cells of `stride` positions each: cells of those, and their last inputs.
+
+        A cell's position is its number in its document. Attention is not for it: queries are at
+        the positions of the context that a block was given.
+        """
+        cells, view = Cells(self.position, self.document, stride), copy.copy(self)
+        view.position, view.document = cells.take(self.position) // stride, cells.documents
+        return view
+
+    def last(self, x: Array, n: int) -> tuple[Array, ...]:
+        """The last n inputs of the document, oldest first and the own one last, as `x` is.
 
         Zeros stand for those before its beginning.
         """
         padded = jnp.pad(x, ((0, 0), (n - 1, 0)) + ((0, 0),) * (x.ndim - 2))
         return recurrence.last(padded, n, self.position)
+
+    def before(self, x: Array, n: int) -> Array:
+        """The last n inputs of the document, as one array: [batch, seq, n, ...]."""
+        return jnp.stack(self.last(x, n), axis=2)
 
     def scan(self, combine: Callable[[PyTree, PyTree], PyTree], elements: PyTree) -> PyTree:
         """Prefixes x_1 ... x_t along each document, by an associative `combine(earlier, later)`.

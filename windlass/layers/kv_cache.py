@@ -5,6 +5,7 @@ what every layer's context was given to keep, keys and values or recurrent state
 of several lengths are padded on the left: padding is of document -1, and leaves states alone.
 """
 
+import copy
 from collections.abc import Callable
 from typing import Any
 
@@ -53,6 +54,7 @@ class CachedLayer:
 
     def __init__(self, context: DecodeContext, cache: tuple | None):
         self.context, self.position, self.document = context, context.position, context.document
+        self.first = context.used  # position in the row of the call's first token, or its slot
         self.cache, self.left = cache, []
         self.reported: Report = {}
 
@@ -75,13 +77,32 @@ class CachedLayer:
         """Cells as in training; of a call that ends no cell there is one slot, of zeros."""
         return x if stride == 1 else self._cells(stride).take(x)
 
-    def before(self, x: Array, n: int) -> Array:
-        """The last n inputs, as in training: n - 1 of them are cached."""
+    def coarser(self, stride: int) -> "CachedLayer":
+        """The context of cells, as in training; what it keeps is in the same cache."""
+        cells, view = self._cells(stride), copy.copy(self)
+        view.position, view.document = cells.take(self.position) // stride, cells.documents
+        view.first = cells.slot
+        return view
+
+    def last(self, x: Array, n: int) -> tuple[Array, ...]:
+        """The last n inputs, as in training: n - 1 of them are cached.
+
+        Padding and slots without a cell are nobody's input, wherever in a call they stand.
+        """
         (state,) = self._cached(recurrence.zeros(x, n - 1))
         counts = jnp.pad(self.document >= 0, ((0, 0), (n - 1, 0)), constant_values=True)
-        inputs = recurrence.compacted(jnp.concatenate([state, x], axis=1), counts)
+        order = jnp.argsort(counts, axis=1, stable=True)  # what counts is behind, in order
+        inputs = recurrence.picked(jnp.concatenate([state, x], axis=1), order)
         self.left.append((inputs[:, inputs.shape[1] - (n - 1) :],))
-        return recurrence.last(inputs, n, self.position)
+        own = jnp.argsort(order, axis=1)[:, n - 1 :]
+        return tuple(
+            recurrence.aged(recurrence.picked(inputs, own - age), age, self.position)
+            for age in range(n - 1, -1, -1)
+        )
+
+    def before(self, x: Array, n: int) -> Array:
+        """The last n inputs as one array, as in training."""
+        return jnp.stack(self.last(x, n), axis=2)
 
     def scan(self, combine: Callable[[PyTree, PyTree], PyTree], elements: PyTree) -> PyTree:
         """Associative scan, as in training: the prefix of all elements so far is cached."""
@@ -126,7 +147,7 @@ class CachedLayer:
         return initial if self.cache is None else self.cache[len(self.left)]
 
     def _cells(self, stride: int) -> Cells:
-        return Cells(self.position, self.document, stride, self.context.used)
+        return Cells(self.position, self.document, stride, self.first)
 
     def _merged(self, k: Array, v: Array, cells: Cells) -> tuple[Array, Array, Array]:
         """Keys, values and documents of all cells so far; a slot may be half over in a call."""

@@ -49,22 +49,28 @@ def scan(
     return jax.lax.associative_scan(counted, (begins & counts, counts, elements), axis=1)[2]
 
 
-def last(x: Array, n: int, position: Int[Array, "batch seq"]) -> Array:
-    """The last n inputs at each position, [batch, seq, n, ...]; `x` has n - 1 more in front.
+def last(x: Array, n: int, position: Int[Array, "batch seq"]) -> tuple[Array, ...]:
+    """The last n inputs at each position, oldest first; `x` has n - 1 more in front.
 
-    The own one is the last of them. Those before position 0 are zeros.
+    An array for each: an axis of n in front of the width would be padded on TPUs. Those before
+    position 0 are zeros.
     """
     length = position.shape[1]
-    inputs = jnp.stack([x[:, i : i + length] for i in range(n)], axis=2)
-    age = jnp.arange(n - 1, -1, -1, dtype=position.dtype)
-    return where(position[:, :, None] >= age, inputs, jnp.zeros_like(inputs))
+    return tuple(
+        aged(x[:, n - 1 - age : n - 1 - age + length], age, position)
+        for age in range(n - 1, -1, -1)
+    )
 
 
-def compacted(x: Array, counts: Bool[Array, "batch seq"]) -> Array:
-    """Rows with what does not count at their beginning, all else in order behind it."""
-    order = jnp.argsort(counts, axis=1, stable=True)
+def aged(x: Array, age: int, position: Int[Array, "batch seq"]) -> Array:
+    """Inputs of so many positions ago, zeros where a document had not begun."""
+    return where(position >= age, x, jnp.zeros_like(x))
+
+
+def picked(x: Array, index: Int[Array, "batch picked"]) -> Array:
+    """Entries of each row by their numbers."""
     rows = jnp.arange(x.shape[0])[:, None]
-    return x.at[rows, order].get(out_sharding=_spec(x))
+    return x.at[rows, index].get(out_sharding=_spec(x))
 
 
 def zeros(x: Array, length: int) -> Array:

@@ -18,7 +18,9 @@ from windlass.layers.residual import ONE_STREAM, Hidden, Streams
 # What a layer saves for its backward pass under `saved`: the results of matrix products and the
 # states of recurrences, which are dear to compute again. Norms, rotations and activations are
 # recomputed from them.
-SAVED = ("query", "key", "value", kernels.MIXED, "gate", "up", "residual", recurrence.STATE)
+SAVED = (
+    *("query", "key", "value", "cells", kernels.MIXED, "gate", "up", "residual", recurrence.STATE),
+)
 # What is made again even under `none`, as it is quicker to make than to fetch.
 FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
 

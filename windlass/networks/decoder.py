@@ -1,12 +1,12 @@
 """A causal language model: embedding, blocks, norm, head."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from windlass.layers.attention import Attention
 from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
@@ -14,7 +14,7 @@ from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import Norm
-from windlass.layers.residual import Connection, Plain
+from windlass.layers.residual import Connection, Hidden, Plain
 from windlass.layers.stack import Maker, Stack, stacked
 
 
@@ -22,7 +22,7 @@ class Block(eqx.Module):
     """Attention, then a feed-forward layer, each on a normalised stream."""
 
     attention_norm: Norm
-    attention: Attention
+    attention: Callable[[Hidden, Any], Hidden]  # of hidden states and a context
     mlp_norm: Norm
     mlp: Gated
     attention_residual: Connection = Plain()

@@ -43,11 +43,12 @@ def problems(
 
 
 def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
-    """The kernel that attention gets; None for a model without heads."""
+    """The kernel that attention gets, that with a stride where some has one; None without heads."""
     if "head_dim" not in run.model.sizes:
         return None
     compute = precision.resolve(run.precision, kind, chips.find(device_kind))
-    pattern = Pattern(causal=run.model.causal, window=getattr(run.model, "window", None))
+    window, stride = getattr(run.model, "window", None), getattr(run.model, "stride", 1)
+    pattern = Pattern(causal=run.model.causal, window=window, stride=stride)
     return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length, pattern)
 
 

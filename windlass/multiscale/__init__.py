@@ -1,0 +1,1 @@
+"""Multiscale attention: a sequence at several scales, attention to each, and their sum."""
