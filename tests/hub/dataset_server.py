@@ -24,6 +24,8 @@ class DatasetHub:
         self.files, self.cuts, self.commit = dict(files), cuts, commit
         self.ranges: list[tuple[str, int]] = []  # of files that were requested, from which byte on
         self.refuses: int | None = None  # a status in place of every file
+        self.holds = ""  # the name of a file of which half is sent, and the rest when it is let go
+        self.let_go = threading.Event()
         self._lock = threading.Lock()
         hub = self
 
@@ -62,8 +64,11 @@ class DatasetHub:
                 rest = content[begin:]
                 hub.ranges.append((name, begin))
                 span = f"bytes {begin}-{len(content) - 1}/{len(content)}"
-                is_cut = hub.is_cut(name)
+                is_cut = hub.is_cut(name) or hub.holds == name
                 self.answer(206, rest, head | {"Content-Range": span}, half=is_cut)
+                if hub.holds == name:
+                    self.wfile.flush()
+                    hub.let_go.wait()
 
             def json(self, content: Any) -> None:
                 kind = {"Content-Type": "application/json"}
@@ -95,6 +100,7 @@ class DatasetHub:
         return self
 
     def __exit__(self, *_) -> None:
+        self.let_go.set()
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
