@@ -151,10 +151,11 @@ def test_a_run_keeps_to_the_commit_it_began_with(tmp_path, monkeypatch):
         go(run, tmp_path / "run", "train.steps=2")
         hub.commit, hub.files = "f" * 40, corpus(60)
         go(run, tmp_path / "run", "train.steps=3")
+        go(run, tmp_path / "run", "train.steps=4")
         records = read(tmp_path / "run/metrics.jsonl")
-        assert [record["step"] for record in records if "loss" in record] == [1, 2, 3]
+        assert [record["step"] for record in records if "loss" in record] == [1, 2, 3, 4]
         with pytest.raises(UserError, match="data"):  # which is another run
-            go(run, tmp_path / "run", f"data.source.revision={hub.commit}", "train.steps=4")
+            go(run, tmp_path / "run", f"data.source.revision={hub.commit}", "train.steps=5")
 
 
 @pytest.mark.long

@@ -49,7 +49,7 @@ class Prepared:
 
     @property
     def commit(self) -> str | None:
-        """Commit of the repository that is streamed; None: it is no stream."""
+        """Commit of the repository that is streamed; None: there is none."""
         return None
 
     @property

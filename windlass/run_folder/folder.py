@@ -90,7 +90,9 @@ def store(
     if vocabulary is not None:
         vocabulary.save(folder / TOKENIZER)
     places = [str(place.absolute()) for place in prepared]
-    about = {"prepared": places} | ({} if commit is None else {"commit": commit})
+    about: dict[str, Any] = {"prepared": places}
+    if commit is not None:
+        about["streams"] = {"source": run.data.parts[0].source.described(), "commit": commit}
     seal.seal(folder, parts=(RECIPE, TOKENIZER, MODEL), **about)
 
 
@@ -176,11 +178,10 @@ def streamed(folder: Path, data: Data) -> Data:
     if not data.is_streamed or not (folder / SEAL).is_file():
         return data
     check(folder, only=[SEAL] if damaged(folder, only=[SEAL]) else [])
-    commit = seal.opened(folder / SEAL).get("commit")
-    source = data.source
-    if commit is None or source is None or source.revision is not None:
+    began, source = seal.opened(folder / SEAL).get("streams") or {}, data.source
+    if source is None or began.get("commit") is None or began["source"] != source.described():
         return data
-    return replace(data, source=source.at(commit))
+    return replace(data, source=source.at(began["commit"]))
 
 
 def roomy(folder: Path) -> AbstractContextManager[None]:

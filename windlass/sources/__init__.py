@@ -106,6 +106,8 @@ class Streamed(Protocol):
 
     def where(self, index: int) -> str: ...
 
+    def described(self) -> dict[str, Any]: ...
+
 
 @section
 class Numbered:

@@ -29,7 +29,6 @@ class StreamedData(Tokenized):
 
     @property
     def commit(self) -> str | None:
-        """Commit of the repository that is streamed."""
         return self.stream.source.commit
 
     @property
