@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -21,15 +22,24 @@ from windlass.data.corpus import (
     vocabulary_of,
 )
 from windlass.data.mix import Mixture
-from windlass.data.pack import sequences, targets_of
+from windlass.data.pack import Sequences, sequences, targets_of
 from windlass.data.prepared import Prepared, Tokenized, Untokenized
+from windlass.data.progress import progress
 from windlass.data.section import FORMATS, SOURCES, Data
 from windlass.data.split import SPLITS, Split, split
+from windlass.data.streams.parts import Stream
+from windlass.data.streams.prepared import StreamedData
+from windlass.data.streams.rows import Settings, StreamedRows
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.hub import chat_template
 from windlass.terminal import Terminal
+
+LEARNED = (
+    "tokenizer.kind is bpe, which is learned from all documents, and data.source.stream is true; "
+    "tokenizer.kind=hub or file names one that is there, and byte needs none"
+)
 
 __all__ = ["FORMATS", "SOURCES", "Data", "Prepared", "cache_of", "prepare", "rows_of_an_epoch"]
 __all__ += ["Tokenized", "tokenized"]
@@ -40,8 +50,30 @@ def prepare(data: Data, tokenizer: Tokenizer, *, console: Console | None = None)
     console = console or Terminal(stderr=True)
     if data.has_blocks:
         return _untokenized(data, tokenizer)
+    if data.is_streamed:
+        return _streamed(data, tokenizer, console)
     corpora = tokenized(data, tokenizer, console=console)
     return Tokenized(data, _sequences(data, corpora, console), corpora=corpora)
+
+
+def _streamed(data: Data, tokenizer: Tokenizer, console: Console) -> StreamedData:
+    """The first part of a stream, which is waited for, and the rest as it will come."""
+    cache, (part,) = cache_of(data), data.parts
+    if tokenizer.kind == "bpe":
+        raise UserError(LEARNED)
+    vocabulary = vocabulary_with_template(data, tokenizer, console)
+    stream = Stream(part.source, vocabulary, cache, console, data.format, data.checks)
+    with progress(console, "tokenising the first part", part.source.part_tokens) as advance:
+        first = stream.make(0, advance)
+    assert first is not None
+    first = replace(first, vocabulary=vocabulary)
+    splits = _packed(data, part.source, first, console)
+    length, stride = data.length, data.stride or data.length
+    settings = Settings(length, stride, data.packing, data.lengthy, data.format.together)
+    trained = splits["train"]
+    assert isinstance(trained, Sequences)
+    splits["train"] = StreamedRows(trained, stream, settings)
+    return StreamedData(data, splits, corpora=(first,))
 
 
 def _untokenized(data: Data, tokenizer: Tokenizer) -> Untokenized:
@@ -93,6 +125,8 @@ def rows_of_an_epoch(data: Data, tokenizer: Tokenizer) -> int | None:
     """Rows in an epoch of training, where that is known without reading a document."""
     if data.has_blocks:
         return len(prepare(data, Tokenizer()).split("train"))
+    if data.is_streamed:
+        return None
     cache, quiet = cache_of(data), Terminal(quiet=True)
     if not is_learned(data.parts, tokenizer, cache, data.format):
         return None

@@ -24,7 +24,7 @@ from windlass.config import tree
 from windlass.data import integrity
 from windlass.data import vocabulary as vocabularies
 from windlass.data.checks import HOPELESS, Checker, Checks, Found
-from windlass.data.documents import Notes, all_text, tokenized_batches
+from windlass.data.documents import BATCH_CHARACTERS, Notes, all_text, tokenized_batches
 from windlass.data.progress import progress
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import SAMPLE_CHARACTERS, SAMPLE_CHARACTERS_PER_TOKEN, Vocabulary
@@ -158,8 +158,8 @@ def cached_corpus(
     checks: Checks | None = None,
 ) -> Corpus | None:
     """Cache lookup: the tokens of a source and vocabulary as they stand; None: none, or damaged."""
-    key = _cache_key(format, vocabulary, _checks(format, checks))
-    return _cached(_known_file(cache, source.fingerprint(), vocabulary, key), cache, vocabulary)
+    name = cache_name(source.fingerprint(), vocabulary, format, checks)
+    return _cached(_known_file(cache, name), cache, vocabulary)
 
 
 def corpus_of(
@@ -172,9 +172,8 @@ def corpus_of(
 ) -> Corpus:
     """The tokens of a source: those in the cache, where source and vocabulary are as they were."""
     stamp = source.fingerprint()
-    checks = _checks(format, checks)
-    key = _cache_key(format, vocabulary, checks)
-    entry = _known_file(cache, stamp, vocabulary, key)
+    checks = checks_of(format, checks)
+    entry = _known_file(cache, cache_name(stamp, vocabulary, format, checks))
     if corpus := _cached(entry, cache, vocabulary):
         return corpus
     with claimed(cache / "building" / entry.stem, console) as partial:
@@ -191,10 +190,17 @@ def corpus_of(
                 highlight=False,
                 soft_wrap=True,
             )
-        content = _tokenize(source, vocabulary, partial, console, format, checks)
+        with progress(console, "tokenising", len(source)) as advance:
+
+            def done(rows: int, tokens: int) -> None:
+                advance(rows, f"{tokens / 1e6:,.1f}M tokens")
+
+            how = (Notes(console), format, checks, done)
+            content = write_corpus(source, vocabulary, partial, *how)
         if source.fingerprint() != stamp:
             raise UserError(CHANGED)
         about = json.loads((partial / "about.json").read_text())
+        key = _cache_key(format, vocabulary, checks)
         key += [about["checked"], about["notes"]]  # what is known of dropped examples
         folder = cache / "corpora" / _key(FORMAT, content, vocabulary.fingerprint, *key)
         with room(cache, sum(file.stat().st_size for file in partial.iterdir())):
@@ -275,12 +281,21 @@ def _vocabulary_file(
     return cache / "vocabularies" / f"{start}.json"
 
 
-def _known_file(cache: Path, stamp: str, vocabulary: Vocabulary, key: list[Any]) -> Path:
+def cache_name(
+    stamp: str, vocabulary: Vocabulary, format: BaseFormat, checks: Checks | None, *further: Any
+) -> str:
+    """Name of the tokens of a source as it stands, with a vocabulary, a format and checks."""
+    key = _cache_key(format, vocabulary, checks_of(format, checks))
+    return _key(FORMAT, stamp, vocabulary.fingerprint, *key, *further)
+
+
+def _known_file(cache: Path, name: str) -> Path:
     """Cache entry that names the tokens of a source, as it stands."""
-    return cache / "known" / f"{_key(FORMAT, stamp, vocabulary.fingerprint, *key)}.json"
+    return cache / "known" / f"{name}.json"
 
 
-def _checks(format: BaseFormat, checks: Checks | None) -> Checks | None:
+def checks_of(format: BaseFormat, checks: Checks | None) -> Checks | None:
+    """The checks of a recipe: of rows there are some where it names none."""
     return Checks() if checks is None and format.reads == "rows" else checks
 
 
@@ -344,29 +359,36 @@ def _learned(
         return vocabularies.learn(texts(), tokenizer.vocab)
 
 
-def _tokenize(
+def write_corpus(
     source: Source,
     vocabulary: Vocabulary,
     folder: Path,
-    console: Console,
+    notes: Notes,
     format: BaseFormat,
     checks: Checks | None,
-) -> str:
-    """Writes the tokens of every document, a batch at a time, and returns the documents' hash."""
+    advance: Callable[[int, int], None],
+    *,
+    characters: int = BATCH_CHARACTERS,
+    may_be_empty: bool = False,
+) -> str | None:
+    """Write the tokens of every document, a batch at a time, and return the documents' hash.
+
+    `advance` is called after each batch of so many characters, with the rows and the tokens so far.
+    None where there is no text, if that may be.
+    """
     dtype = np.uint16 if vocabulary.size <= 2**16 else np.uint32
     lengths, owners, content = array("q"), array("q"), hashlib.sha256()
     is_weighed = format.reads == "rows"
-    total, documents, done, notes = 0, len(source), 0, Notes(console)
+    total, done = 0, 0
     size = np.dtype(dtype).itemsize + (4 if is_weighed else 0)
     cache = folder.parent.parent
     checker = None if checks is None else Checker(checks)
     with ExitStack() as opened:
-        advance = opened.enter_context(progress(console, "tokenising", documents))
         # What all documents will take, by those that have been read.
-        opened.enter_context(room(cache, lambda: total * size * documents // max(done, 1)))
+        opened.enter_context(room(cache, lambda: total * size * len(source) // max(done, 1)))
         out = opened.enter_context((folder / "tokens.bin").open("wb"))
         beside = opened.enter_context((folder / "weights.bin").open("wb")) if is_weighed else None
-        for batch in tokenized_batches(source, vocabulary, format, notes, checker):
+        for batch in tokenized_batches(source, vocabulary, format, notes, checker, characters):
             for raw in batch.raw:
                 content.update(len(raw).to_bytes(8, "little") + raw)
             tokens, sizes = batch.tokens, batch.sizes
@@ -376,7 +398,12 @@ def _tokenize(
             out.write(tokens.astype(dtype).tobytes())
             if beside is not None:
                 beside.write(batch.weights.tobytes())
-            advance(done, f"{total / 1e6:,.1f}M tokens")
+            advance(done, total)
+    documents = len(source)
+    if total == 0 and may_be_empty:
+        if checker is not None:
+            checker.finish_reading()
+        return None
     checked = checker and checker.finish()
     if total == 0:
         raise UserError(

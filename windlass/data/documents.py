@@ -51,18 +51,27 @@ def tokenized_batches(
     format: BaseFormat,
     notes: Notes,
     checker: Checker | None,
+    characters: int = BATCH_CHARACTERS,
 ) -> Iterator[Some]:
-    """All documents of a source, in their order; without those that the checks leave out."""
+    """All documents of a source, in their order; without those that the checks leave out.
+
+    A batch ends with the document by which it has so many `characters`, or ids.
+    """
     if format.reads == "rows":
         assert checker is not None
-        return _rendered(source, vocabulary, format, notes, checker)
+        return _rendered(source, vocabulary, format, notes, checker, characters)
     if source.yields == "text":
-        return _texts(source, vocabulary, checker)
+        return _texts(source, vocabulary, checker, characters)
     return _ids(source, vocabulary)
 
 
 def _rendered(
-    source: Source, vocabulary: Vocabulary, format: BaseFormat, notes: Notes, checker: Checker
+    source: Source,
+    vocabulary: Vocabulary,
+    format: BaseFormat,
+    notes: Notes,
+    checker: Checker,
+    characters: int,
 ) -> Iterator[Some]:
     if not source.has_rows:
         raise UserError(
@@ -71,7 +80,7 @@ def _rendered(
         )
     batch: list[tuple[int, Rendered]] = []
     size, spelling, warned, is_settled = 0, [], defaultdict(list), False
-    for number in range(len(source)):
+    for number in source.numbers():
         where, row = source.where(number), None
         with checker.making(where, counts=True):
             row = _at(number, source.row)
@@ -97,7 +106,7 @@ def _rendered(
         if rendered and all(one.warning for one in rendered):
             warned[rendered[0].warning].append(number)
         size += sum(len(one.text) for one in rendered)
-        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+        if size >= characters or len(batch) >= BATCH_DOCUMENTS:
             yield _weighed(batch, vocabulary, source)
             batch, size = [], 0
     if batch:
@@ -161,7 +170,9 @@ def _weights(one: Rendered, characters: np.ndarray) -> np.ndarray:
     return np.maximum.reduceat(of_characters, between)[::2]
 
 
-def _texts(source: Source, vocabulary: Vocabulary, checker: Checker | None) -> Iterator[Some]:
+def _texts(
+    source: Source, vocabulary: Vocabulary, checker: Checker | None, characters: int
+) -> Iterator[Some]:
     # Without checks too, all that cannot be read is counted before the first is named.
     reader = checker or Checker(Checks())
 
@@ -177,7 +188,7 @@ def _texts(source: Source, vocabulary: Vocabulary, checker: Checker | None) -> I
             return text if checker.takes(row, where) and checker.keeps([text], where) else ""
         return ""
 
-    for texts in _batches(map(read, range(len(source)))):
+    for texts in _batches(map(read, source.numbers()), characters):
         yield Some([text.encode() for text in texts], *_framed(texts, vocabulary))
     if checker is None:
         reader.finish_reading()
@@ -185,7 +196,7 @@ def _texts(source: Source, vocabulary: Vocabulary, checker: Checker | None) -> I
 
 def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
     before = 0
-    numbers = range(len(source))
+    numbers = source.numbers()
     for documents in _batches(_at(number, source.__getitem__)["tokens"] for number in numbers):
         tokens, sizes = np.concatenate(documents), np.array([len(ids) for ids in documents])
         is_strange = (tokens < 0) | (tokens >= vocabulary.size)
@@ -202,13 +213,13 @@ def _ids(source: Source, vocabulary: Vocabulary) -> Iterator[Some]:
         yield Some(raw, tokens.astype(np.int64), sizes)
 
 
-def _batches(documents: Iterable[Any]) -> Iterator[list[Any]]:
+def _batches(documents: Iterable[Any], characters: int = BATCH_CHARACTERS) -> Iterator[list[Any]]:
     batch: list[Any] = []
     size = 0
     for document in documents:
         batch.append(document)
         size += len(document)
-        if size >= BATCH_CHARACTERS or len(batch) >= BATCH_DOCUMENTS:
+        if size >= characters or len(batch) >= BATCH_DOCUMENTS:
             yield batch
             batch, size = [], 0
     if batch:

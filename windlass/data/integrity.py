@@ -41,18 +41,34 @@ def entry(file: Path, console: Console | None = None) -> dict[str, Any] | None:
 
 
 def is_cache(folder: Path) -> bool:
-    return (folder / "corpora").is_dir()
+    return any((folder / name).is_dir() for name in ("corpora", "streams"))
 
 
 def damage(cache: Path) -> dict[str, list[str]]:
     """The folders of a cache, each with its damaged files; nothing is moved."""
-    corpora = [path for path in sorted((cache / "corpora").iterdir()) if _is_kept(path)]
-    rows = [path for corpus in corpora for path in sorted(corpus.glob("rows/*")) if _is_kept(path)]
-    found = {str(place.relative_to(cache)): seal.broken(place) for place in [*corpora, *rows]}
+    corpora = [path for path in sorted(cache.glob("corpora/*")) if _is_kept(path)]
+    parts = [part for path in sorted(cache.glob("streams/*")) for part in parts_of(path)]
+    rows = [path for one in corpora for path in sorted(one.glob("rows/*")) if _is_kept(path)]
+    every = [*corpora, *rows, *parts]
+    found = {str(place.relative_to(cache)): seal.broken(place) for place in every}
+    for stream in sorted(cache.glob("streams/*")):
+        found[str(stream.relative_to(cache))] = broken_entries(stream)
     for name in ENTRIES:
         entries = sorted((cache / name).glob("*.json"))
         found[name] = [file.name for file in entries if entry(file) is None]
     return found
+
+
+def parts_of(stream: Path) -> list[Path]:
+    """Sealed folders of a stream: its parts that are here, and their packed rows."""
+    parts = [path for path in sorted(stream.glob("part-*")) if _is_kept(path)]
+    return [*parts, *(path for one in parts for path in sorted(one.glob("rows/*")))]
+
+
+def broken_entries(stream: Path) -> list[str]:
+    """The damaged JSON files of a stream, which say where its parts begin and end."""
+    entries = [*stream.glob("*.json"), *stream.glob("rows/*/*.json")]
+    return [str(one.relative_to(stream)) for one in sorted(entries) if entry(one) is None]
 
 
 def _is_kept(path: Path) -> bool:

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import grain
@@ -13,6 +14,7 @@ from windlass.data.blocks import BlockRows
 from windlass.data.mix import Mixture
 from windlass.data.shuffle import permuted
 from windlass.data.split import Drawn, Split
+from windlass.data.streams.rows import StreamedRows
 from windlass.data.worker import Make, making
 from windlass.errors import UserError
 from windlass.processes.exclusive import EXCLUSIVE
@@ -29,7 +31,8 @@ def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset
     """The rows of every step, without end: an epoch of all of them, and again, anew each time.
 
     What is left of an epoch after its last full batch is dropped; shuffled, it is another part of
-    the rows in each epoch. A mixture drops nothing: its parts end at different times.
+    the rows in each epoch. A mixture drops nothing: its parts end at different times. A stream does
+    so part by part.
     """
     count = len(rows)
     batches = count // batch
@@ -37,6 +40,8 @@ def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset
     def drawn(step: int) -> Drawn:
         if isinstance(rows, Mixture):
             return rows.drawn(int(step) * batch + np.arange(batch), seed, shuffle)
+        if isinstance(rows, StreamedRows):
+            return rows.drawn(int(step), batch, seed, shuffle)
         epoch, number = divmod(int(step), batches)
         places = np.arange(number * batch, (number + 1) * batch)
         numbers = permuted(places, count, seed=seed, epoch=epoch) if shuffle else places
@@ -65,8 +70,10 @@ class Loader:
             raise UserError(_too_few(rows, batch))
         self.rows, self.size = rows, batch
         self.workers, self.prefetch = workers, prefetch
-        self.batches_per_epoch, left = divmod(len(rows), batch)
-        self.dropped = 0 if isinstance(rows, Mixture) else left
+        batches, left = divmod(len(rows), batch)
+        self.dropped = 0 if isinstance(rows, Mixture | StreamedRows) else left
+        # None: of a stream, whose end is not known.
+        self.batches_per_epoch = None if isinstance(rows, StreamedRows) else batches
         self._order = order(rows, batch, seed, shuffle)
 
     def row_numbers(self, step: int) -> np.ndarray:
@@ -75,6 +82,16 @@ class Loader:
     def batch(self, step: int) -> dict[str, np.ndarray]:
         """The whole batch, on the host."""
         return self.rows.batch(*self._drawn(step))
+
+    def arriving(self, steps: int) -> AbstractContextManager[None]:
+        """A block in which a stream's parts arrive ahead of their use, for so many steps."""
+        rows = self.rows
+        return rows.arriving(steps) if isinstance(rows, StreamedRows) else nullcontext()
+
+    def progress(self, done: int) -> dict[str, int]:
+        """Metrics of a stream after a step: which part it is of, and how far the data is ahead."""
+        rows = self.rows
+        return rows.progress(done, self.size) if isinstance(rows, StreamedRows) else {}
 
     def iterate(self, start: int, placement: Placement) -> Iterator[Batch]:
         """Batches from step `start` on, made ahead of their use."""
@@ -96,6 +113,11 @@ def _too_few(rows: Split, batch: int) -> str:
     would = f"to train on; a batch of {len(rows)}"
     if isinstance(rows.parts[0] if isinstance(rows, Mixture) else rows, BlockRows):
         return f"{has} {would} or more rows would do"
+    if isinstance(rows, StreamedRows):
+        return (
+            f"{has} of {rows.length} tokens in the first part of the stream; a batch of "
+            f"{len(rows)}, or a larger data.source.part_tokens would do"
+        )
     return (
         f"{has} of {rows.length} tokens {would}, shorter rows (data.length) or more documents "
         "would do"

@@ -60,6 +60,11 @@ class Prepared:
         return []
 
     @property
+    def commit(self) -> str | None:
+        """Commit of the repository that is streamed; None: there is none."""
+        return None
+
+    @property
     def unigram_entropy(self) -> float | None:
         """Unigram entropy in nats: the loss of a model that knows token frequencies and no more."""
         return None

@@ -71,6 +71,11 @@ class Data:
         return any(part.source.yields == "blocks" for part in self.parts)
 
     @property
+    def is_streamed(self) -> bool:
+        """Streaming: documents arrive in parts while a run trains."""
+        return any(part.source.is_streamed for part in self.parts)
+
+    @property
     def columns(self) -> dict[str, Column]:
         """The columns of a batch, by name; of blocks known without reading a row."""
         if not self.has_blocks:
@@ -140,7 +145,7 @@ class Data:
                 wrong.append(f"{name}.weight is {source.weight:g}; it is for parts of a mixture")
             elif source.weight is not None and source.weight <= 0:
                 wrong.append(f"{name}.weight is {source.weight:g}; it must be above 0")
-        wrong += [*self._wrong_blocks()]
+        wrong += [*self._wrong_blocks(), *self._wrong_stream()]
         yield from wrong
         for number, part in enumerate(self.parts):
             if not wrong and part.share * CYCLE < 1:
@@ -165,6 +170,26 @@ class Data:
             if name in OF_DOCUMENTS and getattr(self, name) != default(one):
                 value = tree(getattr(self, name))
                 yield f"{name} is {value}; it is for documents, and rows of blocks stay as they are"
+
+    def _wrong_stream(self) -> Iterator[str]:
+        """Conflicts with documents of which most are not there when a run begins."""
+        if not self.is_streamed:
+            return
+        if self.mixture is not None:
+            number = next(i for i, part in enumerate(self.parts) if part.source.is_streamed)
+            what = f"mixture.{number}.stream is true; a stream is data.source, and not a part of a"
+            yield f"{what} mixture: without stream it is downloaded before the run"
+        if self.teacher is not None:
+            yield (
+                "teacher is given, and source.stream is true; a teacher's cache is of rows that "
+                "are all there: source.stream=false downloads them before the run"
+            )
+        elif self.format.columns:
+            yield (
+                f"format has the column {listing(self.format.columns, 'and')}, which is computed "
+                "of all rows before training, and source.stream is true; source.stream=false "
+                "downloads them before the run"
+            )
 
     def _wrong_numbers(self) -> Iterator[str]:
         if self.cache is not None and "://" in self.cache:

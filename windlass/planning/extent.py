@@ -34,6 +34,8 @@ def extent(described: Described, rows: int | None = None, console: Console | Non
     """
     run, batch = described.run, described.batches.rows
     tokens = batch * run.data.length
+    if run.data.is_streamed:
+        return Extent(tokens, run.train.steps, None)
     why = None
     if rows is None:
         try:

@@ -37,6 +37,7 @@ def problems(
         *_objective(run),
         *_gradient(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
+        *_stream(run),
         *_patience(run),
         *_sample(run),
     ]
@@ -160,6 +161,30 @@ def _named(columns: list[str]) -> str:
 def _kind(section: Any) -> str:
     """Name of a member of an open set."""
     return type(section).__module__.rpartition(".")[2]
+
+
+def _stream(run: Run) -> list[Problem]:
+    """Keys that need an end of the data, where it is a stream."""
+    if not run.data.is_streamed:
+        return []
+    wrong, why = [], "data.source.stream is true, and nobody knows the end of a stream"
+    if run.train.steps is None:
+        wrong.append(
+            ("train.steps", f"is required: {why}; train.epochs=null train.steps=1000 would do")
+        )
+    if run.tokenizer.kind == "bpe":
+        what = "is bpe, which is learned from all documents, and data.source.stream is true; "
+        wrong.append(("tokenizer.kind", f"{what}hub, file or byte would do"))
+    intervals = {
+        "train.evaluate_every": run.train.evaluate_every,
+        "checkpoint.every": run.checkpoint.every,
+        "telemetry.every": run.telemetry.every,
+    }
+    for key, every in intervals.items():
+        if every is not None and any(one.unit == "epochs" for one in (every, *every.also)):
+            what = f"is {every.written()}; {why}: a number of steps or minutes would do"
+            wrong.append((key, what))
+    return wrong
 
 
 def _patience(run: Run) -> list[Problem]:

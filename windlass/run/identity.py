@@ -20,6 +20,8 @@ _NOT_OURS = {
         *("microbatch", "remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }
+# Keys of a source that decide nothing where it is no stream, and of one that is: how much is kept.
+_OF_STREAMS, _KEPT = ("stream", "part_tokens", "keep_parts"), ("keep_parts",)
 LATER = ("teacher",)  # keys that are left out where they are null: runs of before keep their hash
 
 
@@ -41,8 +43,20 @@ def _without(section: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(section, list):  # of adapters
         return section
     return {
-        key: x for key, x in section.items() if key not in keys and not (key in LATER and x is None)
+        key: _decisive(x) if key in ("source", "mixture") else x
+        for key, x in section.items()
+        if key not in keys and not (key in LATER and x is None)
     }
+
+
+def _decisive(source: Any) -> Any:
+    """The keys of a source, or of several, that decide which documents there are."""
+    if isinstance(source, list):
+        return [_decisive(one) for one in source]
+    if not isinstance(source, dict):
+        return source
+    idle = _KEPT if source.get("stream") else _OF_STREAMS
+    return {key: x for key, x in source.items() if key not in idle}
 
 
 def digest(run: Run) -> str:

@@ -11,6 +11,7 @@ from windlass import files, seal
 from windlass.checkpoint.store import best_step, folder_of, steps_in
 from windlass.config import differences, listing, load, read, to_yaml, tree
 from windlass.config.start import Weights
+from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
@@ -71,11 +72,16 @@ def stored(folder: Path) -> dict[str, Any]:
 
 
 def store(
-    folder: Path, run: Run, vocabulary: Vocabulary | None, prepared: Sequence[Path] = ()
+    folder: Path,
+    run: Run,
+    vocabulary: Vocabulary | None,
+    prepared: Sequence[Path] = (),
+    commit: str | None = None,
 ) -> None:
     """Write the resolved recipe and the tokenizer, and the hashes of all that a run computes from.
 
-    `prepared` are the folders of its tokens, which have hashes of their own.
+    `prepared` are the folders of its tokens, which have hashes of their own; `commit` is that of
+    the repository that it streams.
     """
     if (folder / MODEL).is_dir():  # stored once: what is there now need not be what was
         check(folder, only=[name for name in damaged(folder) if name.startswith((MODEL, SEAL))])
@@ -85,7 +91,10 @@ def store(
     if vocabulary is not None:
         vocabulary.save(folder / TOKENIZER)
     places = [str(place.absolute()) for place in prepared]
-    seal.seal(folder, parts=(RECIPE, TOKENIZER, MODEL), prepared=places)
+    about: dict[str, Any] = {"prepared": places}
+    if commit is not None:
+        about["streams"] = {"source": run.data.parts[0].source.described(), "commit": commit}
+    seal.seal(folder, parts=(RECIPE, TOKENIZER, MODEL), **about)
 
 
 def damaged(folder: Path, only: Collection[str] | None = None) -> list[str]:
@@ -163,6 +172,17 @@ def tokenizer(folder: Path, tokenizer: Tokenizer) -> Tokenizer:
     if tokenizer.kind == "hub":
         return Tokenizer(kind="file", path=str(own), eos=tokenizer.eos)
     return replace(tokenizer, path=str(own))
+
+
+def streamed(folder: Path, data: Data) -> Data:
+    """The data of a run; a stream at the commit that the run began with, whatever is newest."""
+    if not data.is_streamed or not (folder / SEAL).is_file():
+        return data
+    check(folder, only=[SEAL] if damaged(folder, only=[SEAL]) else [])
+    began, source = seal.opened(folder / SEAL).get("streams") or {}, data.source
+    if source is None or began.get("commit") is None or began["source"] != source.described():
+        return data
+    return replace(data, source=source.at(began["commit"]))
 
 
 def roomy(folder: Path) -> AbstractContextManager[None]:

@@ -20,7 +20,12 @@ def verify(run: Path) -> VerifyReport:
     Prepared data that is no longer there would be made again, and is left out.
     """
     found = [*checkpoints.verify(run).findings, _finding(FILES, _own(run))]
-    found += [_finding(f"{PREPARED} {place}", seal.broken(place)) for place in _prepared(run)]
+    for place in _prepared(run):
+        if parts := integrity.parts_of(place):  # of a stream
+            found += [_finding(f"{PREPARED} {one}", seal.broken(one)) for one in parts]
+            found.append(_finding(f"{PREPARED} {place}", integrity.broken_entries(place)))
+        else:
+            found.append(_finding(f"{PREPARED} {place}", seal.broken(place)))
     return VerifyReport(run, found)
 
 

@@ -10,10 +10,11 @@ import io
 import json
 import os
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from threading import Event
 from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
@@ -22,6 +23,7 @@ from windlass.columns import Column
 from windlass.config import listing, section, tree
 from windlass.config.reading import closest
 from windlass.errors import UserError
+from windlass.hub.row_stream import RowStream
 
 # Version keys in the metadata of file systems, which change with the content; each has some.
 VERSION_KEYS = (
@@ -52,6 +54,8 @@ class Source(Protocol):
 
     def together(self) -> int: ...
 
+    def numbers(self) -> Iterable[int]: ...
+
     def __len__(self) -> int: ...
 
     def __getitem__(self, index: int, /) -> dict[str, Any]: ...
@@ -65,6 +69,46 @@ class Source(Protocol):
     def described(self) -> dict[str, Any]: ...
 
 
+@runtime_checkable
+class Streamed(Protocol):
+    """Rows that are read once, in their order, while a run trains on those before.
+
+    `fingerprint` and `identity` are of the rows as they stand now: the commit of a repository, say,
+    to which `at` holds a source. `identity` is the same wherever the rows are kept.
+    """
+
+    yields: ClassVar[str]
+    has_rows: ClassVar[bool]
+
+    @property
+    def part_tokens(self) -> int: ...
+
+    @property
+    def keep_parts(self) -> int | None: ...
+
+    @property
+    def limit(self) -> int | None: ...
+
+    @property
+    def commit(self) -> str | None: ...
+
+    def at(self, commit: str) -> "Streamed": ...
+
+    def identity(self) -> str: ...
+
+    def fingerprint(self) -> str: ...
+
+    def open(self, folder: Path, say: Callable[[str], None], stop: Event) -> RowStream: ...
+
+    def chosen(self, row: dict[str, Any]) -> dict[str, Any]: ...
+
+    def document(self, row: dict[str, Any], where: str) -> dict[str, Any]: ...
+
+    def where(self, index: int) -> str: ...
+
+    def described(self) -> dict[str, Any]: ...
+
+
 @section
 class Numbered:
     """The keys of every kind of source, whatever it reads."""
@@ -73,6 +117,11 @@ class Numbered:
 
     limit: int | None = None  # maximum number of documents, the first ones; null: all
     weight: float | None = None  # in data.mixture: sequences relative to those of others; null: 1
+
+    @property
+    def is_streamed(self) -> bool:
+        """Streaming: documents arrive while a run trains, and the source is a `Streamed`."""
+        return False
 
     def __len__(self) -> int:
         return self.total if self.limit is None else min(self.total, self.limit)
@@ -98,6 +147,10 @@ class Documents(Numbered):
 
     has_rows: ClassVar[bool] = False
 
+    def numbers(self) -> Iterable[int]:
+        """Numbers of the documents, in their order."""
+        return range(len(self))
+
     def together(self) -> int:
         """Number of neighboring documents that are best read together, when sampling."""
         return FEW
@@ -121,7 +174,10 @@ class Records(Documents):
     column: str = "text"  # for data.format text: the one that is read
 
     def __getitem__(self, index: int) -> dict[str, Any]:
-        row, where = self.row(index), self.where(index)
+        return self.document(self.row(index), self.where(index))
+
+    def document(self, row: dict[str, Any], where: str) -> dict[str, Any]:
+        """The text of a row."""
         if self.column not in row:
             raise without(where, self.column, list(row))
         text = row[self.column]

@@ -198,6 +198,9 @@ class ConsoleReport:
             yield f"{count(metrics['tokens_per_second'])} tok/s"
         if "mfu" in metrics:
             yield f"{metrics['mfu']:.1%} MFU"
+        if "data_part" in metrics:
+            ahead = count(metrics["data_ahead_tokens"])
+            yield f"part {metrics['data_part']}, {ahead} tokens ahead"
         if "step_ms" in metrics and step < self._total:
             yield f"{duration(metrics['step_ms'] / 1000 * (self._total - step))} left"
 
@@ -208,9 +211,13 @@ class ConsoleReport:
         share = metrics["data_wait_ms"] / metrics["step_ms"]
         if share > STARVED:
             self._is_starved = True
+            helps = "more data.workers or a larger data.prefetch may help"
+            if "data_part" in metrics:
+                helps = "the stream is slower than training, unless it is making batches that is: "
+                helps += "data_ahead_tokens says which"
             self.warning(
                 f"{share:.0%} of a step is spent waiting for data (see data_wait_ms in "
-                "metrics.jsonl); more data.workers or a larger data.prefetch may help"
+                f"metrics.jsonl); {helps}"
             )
 
     def _warn_of_spike(self, step: int, metrics: Mapping[str, int | float]) -> None:

@@ -35,6 +35,8 @@ MEANINGS = {
     "samples_per_second": "sequences per second, over all devices",
     "step_ms": "milliseconds per step since the last record, without evaluations and saves",
     "data_wait_ms": "milliseconds per step in which the device was idle for want of a batch",
+    "data_part": "of a stream: the part that the step was trained on, from 0",
+    "data_ahead_tokens": "of a stream: tokens that have arrived and are not trained on yet",
     "memory_bytes": "in use on the fullest device of this host; on a CPU, by the process",
     "peak_memory_bytes": "peak of the same since the process began",
     "mfu": "model FLOPs utilization: model FLOP/s as a share of the devices' peak; absent where "

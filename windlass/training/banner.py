@@ -62,8 +62,12 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
         yield "attention", described.attention.why
     some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
     dropped = f", {some} left out of each" if loader.dropped else ""
-    per_epoch = f"{loader.batches_per_epoch} steps an epoch{dropped}"
-    yield "data", f"{summary(loader.rows)}, {per_epoch}"
+    if loader.batches_per_epoch is None:
+        tokens = f"{session.run.data.parts[0].source.part_tokens:,} tokens"
+        yield "data", f"a stream in parts of {tokens}; the first: {summary(loader.rows)}"
+    else:
+        per_epoch = f"{loader.batches_per_epoch} steps an epoch{dropped}"
+        yield "data", f"{summary(loader.rows)}, {per_epoch}"
     yield from facts(session.prepared)
     if (entropy := session.prepared.unigram_entropy) is not None:
         yield "unigram", f"{entropy:.4f} nats a token"

@@ -31,6 +31,7 @@ from windlass.telemetry import metrics
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
+from windlass.telemetry.metrics import Meter
 from windlass.terminal import Terminal
 from windlass.training import answers, reference
 from windlass.training.report import RunReport
@@ -225,6 +226,7 @@ class Loop:
             with (
                 self.terminal.doing("training", patience=BETWEEN_STEPS),
                 self.explains_exhaustion(None),
+                self.loader.arriving(self.steps),
             ):
                 state, latest = self.go(step, state, frozen, first)
             with self.terminal.doing("saving"):
@@ -235,7 +237,8 @@ class Loop:
         """Store what the run computes from: its recipe and its tokenizer."""
         if processes.is_first():
             prepared = self.session.prepared
-            folders.store(self.folder, self.session.run, prepared.vocabulary, prepared.folders)
+            inputs = (prepared.vocabulary, prepared.folders, prepared.commit)
+            folders.store(self.folder, self.session.run, *inputs)
 
     def go(
         self, step: Callable, state: State, frozen: Frozen, first: int
@@ -245,7 +248,7 @@ class Loop:
         meter, programs = self.report.meter, self.session.programs
         stage = programs.stage(first)
         self.report.stage(stage)
-        per_epoch = self.loader.batches_per_epoch
+        per_epoch = self.session.length.per_epoch
         intervals = (self.train.evaluate_every, run.checkpoint.every, run.telemetry.every)
         clock = Clock(*intervals)
         evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
@@ -258,7 +261,7 @@ class Loop:
                 with meter.paused():
                     step = self.compile(stage)
             with self.saves_if_refused(state):
-                state, metrics = step(state, frozen, meter.next(batches))
+                state, metrics = step(state, frozen, self.next_batch(meter, batches, state))
             meter.step(metrics["token_hash"])
             self.watch.took(done)
             clock.step(done)
@@ -288,6 +291,19 @@ class Loop:
             if ends:
                 break
         return state, latest
+
+    def next_batch(self, meter: Meter, batches: Iterator[Batch], state: State) -> Batch:
+        """The next batch; where a stream can give none, what is trained so far is saved first.
+
+        Of several processes others may have theirs, and are in the step.
+        """
+        try:
+            return meter.next(batches)
+        except UserError:
+            if self.session.run.data.is_streamed and processes.count() == 1:
+                self.store.save(int(state.step), state, self.session.identity)
+                self.store.wait()
+            raise
 
     def is_left_alone(self) -> bool:
         """True once, where nobody reads what is printed any more: the next may be a kill.

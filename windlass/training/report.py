@@ -10,6 +10,7 @@ from jaxtyping import Array
 from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.data.load import Loader
+from windlass.data.streams.rows import StreamedRows
 from windlass.errors import UserError
 from windlass.models import Introduced
 from windlass.planning import planner
@@ -54,6 +55,7 @@ class RunReport:
         self.about = About(folder / folders.ABOUT)
         self.forecast = Forecast(folder / folders.PLAN)
         self._abstract = abstract
+        self._part: int | None = None  # of a stream, that was reported last
 
     @cached_property
     def meter(self) -> Meter:
@@ -143,10 +145,19 @@ class RunReport:
         if (tokens := self.meter.tokens(done)) is not None:
             values["tokens"] = tokens
         values |= self.meter.read() | memory(self.described.devices)
+        values |= self._data_progress(done)
         self.records.write(done, values)
         self.terminal.step(done, values)
         self.watch.flush()
         return values
+
+    def _data_progress(self, done: int) -> dict[str, int]:
+        """Progress of a stream, and a line when training comes to another part of it."""
+        progress, rows = self.loader.progress(done), self.loader.rows
+        if isinstance(rows, StreamedRows) and progress["data_part"] != self._part:
+            self._part = progress["data_part"]
+            self.terminal.note(rows.described(self._part))
+        return progress
 
     def evaluation(self, done: int, metrics: dict[str, float]) -> None:
         self.records.write(done, metrics)
@@ -182,7 +193,7 @@ class RunReport:
         yield "run", str(self.folder)
         yield from self._spent(done)
         if session.run.train.watched in latest:
-            per_epoch = self.loader.batches_per_epoch
+            per_epoch = self.loader.batches_per_epoch or done
             yield from outcome(session, state, latest, self.records.path, per_epoch)
         if state.loss_scale is not None:
             scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
@@ -213,12 +224,15 @@ class RunReport:
         """Time and tokens of the run."""
         steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
         whole = f"{duration(self.terminal.seconds)}, {duration(seconds)} of it in {steps} steps"
-        if steps:
+        if steps and epoch is not None:
             whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
         yield "time", whole
         rows, tokens = self.session.batches.rows * done, self.meter.tokens(done)
         what, count = ("rows", rows) if tokens is None else ("tokens", tokens)
-        yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
+        if epoch is not None:
+            yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
+        else:
+            yield what, f"{count:,} trained on"
 
     def _check_finite(self, state: State) -> None:
         progress = state.progress

@@ -13,6 +13,7 @@ from rich.console import Console
 from windlass.data import Prepared, cache_of, prepare, reference, taught
 from windlass.data.load import evaluation_batches
 from windlass.data.split import Split
+from windlass.data.streams.prepared import StreamedData
 from windlass.errors import UserError
 from windlass.evaluation.answers import make_predictions
 from windlass.evaluation.loss import average, make_evaluation
@@ -96,11 +97,14 @@ class Session:
 
 def open_session(described: Described, console: Console) -> Session:
     tokenizer = folders.tokenizer(described.folder, described.run.tokenizer)
-    data = described.run.data
+    data = folders.streamed(described.folder, described.run.data)
     prepared = shared_folders.once(
         "preparing the data", cache_of(data), lambda: prepare(data, tokenizer, console=console)
     )
     check_same(prepared)
+    if isinstance(prepared, StreamedData):
+        is_shared = shared_folders.seen(cache_of(data))[hosts.index()]
+        prepared.rows.waits = is_shared and not hosts.is_first()
     return Session(Built(described), joined(prepared, described.run, described.folder))
 
 
