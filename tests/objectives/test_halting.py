@@ -28,6 +28,7 @@ from windlass.layers.names import named
 from windlass.models import as_trained
 from windlass.objectives import Carry
 from windlass.objectives.halting import Depth, Objective, log_stable
+from windlass.planning.plan import Plan
 from windlass.processes.signals import Signals
 from windlass.program.built import Built
 from windlass.program.programs import Programs
@@ -464,6 +465,19 @@ def test_a_stage_deeper_than_the_model_is_refused():
         "curriculum until 0.5 has h_cycles 3 and l_cycles 1, and the model, which is the last and "
         "deepest stage, 2 and 2"
     ]
+
+
+def test_a_plan_is_of_the_last_stage_and_says_so():
+    staged = RECIPE | {"objective": {"kind": "halting", "curriculum": tree(STAGED)["curriculum"]}}
+    whole = RECIPE | {"objective": {"kind": "halting"}}
+    first, second = api.plans([staged, whole], "h100", rows=1000)
+    assert isinstance(first, Plan) and isinstance(second, Plan)
+    assert first.memory.total == second.memory.total
+    note = (
+        "memory and time are those of the last of 2 stages, all cycles, from 30% of the run on: "
+        "steps before it are faster"
+    )
+    assert note in first.notes and note not in second.notes
 
 
 @pytest.mark.long

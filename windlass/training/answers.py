@@ -24,7 +24,7 @@ COLUMNS = ("tokens", "targets", "weight")
 
 
 def picture(session: Session) -> Picture | None:
-    """How held-out rows are drawn; None: there are none, or nothing to draw them with."""
+    """Picture of held-out rows; None: there are none, or they are no grid."""
     data, objective = session.run.data, session.run.objective
     if type(objective).predictions is BaseObjective.predictions:
         return None
