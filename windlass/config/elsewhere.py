@@ -35,6 +35,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         *("max_seq_length", "max_length", "cutoff_len", "sequence_len"),
         *("seq_length", "seq_len", "block_size"),
     ),
+    "data.source.stream": ("streaming",),
     "data.workers": ("dataloader_num_workers", "num_workers"),
     "data.prefetch": ("dataloader_prefetch_factor", "prefetch_factor"),
     "data.validation": ("val_size", "val_set_size", "validation_split"),

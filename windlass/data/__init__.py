@@ -29,7 +29,7 @@ from windlass.data.section import FORMATS, SOURCES, Data
 from windlass.data.split import SPLITS, Split, split
 from windlass.data.streams.parts import Stream
 from windlass.data.streams.prepared import StreamedData
-from windlass.data.streams.rows import Settings, StreamedRows
+from windlass.data.streams.rows import PackingSettings, StreamedRows
 from windlass.data.tokenizer import Tokenizer
 from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
@@ -69,7 +69,7 @@ def _streamed(data: Data, tokenizer: Tokenizer, console: Console) -> StreamedDat
     first = replace(first, vocabulary=vocabulary)
     splits = _packed(data, part.source, first, console)
     length, stride = data.length, data.stride or data.length
-    settings = Settings(length, stride, data.packing, data.lengthy, data.format.together)
+    settings = PackingSettings(length, stride, data.packing, data.lengthy, data.format.together)
     trained = splits["train"]
     assert isinstance(trained, Sequences)
     splits["train"] = StreamedRows(trained, stream, settings)

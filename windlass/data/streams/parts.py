@@ -42,7 +42,7 @@ from windlass.units import count
 FOLDER = "streams"  # of a cache
 
 
-class Known(NamedTuple):
+class KnownPart(NamedTuple):
     """A part that was made, whether or not its tokens are still there."""
 
     begin: Position
@@ -60,13 +60,13 @@ class PartFolder:
     def place(self, number: int) -> Path:
         return self.folder / f"part-{number:05}"
 
-    def known(self, number: int) -> Known | None:
+    def known(self, number: int) -> KnownPart | None:
         """Facts of a part; None where it was never made."""
         about = integrity.entry(self.place(number).with_suffix(".json"))
         if about is None:
             return None
         begin, end = (Position(*about[name]) for name in ("begin", "end"))
-        return Known(begin, end, about["content"], about["tokens"])
+        return KnownPart(begin, end, about["content"], about["tokens"])
 
     @property
     def parts(self) -> int | None:
@@ -141,7 +141,7 @@ class Stream(PartFolder):
         self, number: int, partial: Path, advance: Callable[[int, str], None]
     ) -> Corpus | None:
         before = self.known(number - 1) if number else None
-        window = Window(self, before.end if before else Position())
+        window = PartDocuments(self, before.end if before else Position())
         self.arrived, enough = 0, self.source.part_tokens
 
         def taken(rows: int, tokens: int) -> None:
@@ -203,7 +203,7 @@ class Stream(PartFolder):
             )
 
 
-class Window:
+class PartDocuments:
     """The rows of a part as a source of documents, read once and in order, until it is full."""
 
     def __init__(self, stream: Stream, begin: Position):

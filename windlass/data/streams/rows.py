@@ -26,7 +26,7 @@ OPENED = 2  # parts that are kept open: batches are made ahead, across the end o
 BETWEEN_LOOKS = 0.2  # seconds, for a part that another host makes
 
 
-class Settings(NamedTuple):
+class PackingSettings(NamedTuple):
     """Packing of every part but the first, all of whose documents are trained on."""
 
     length: int
@@ -60,7 +60,7 @@ class StreamedRows:
     Before training only the first part is known: lengths and averages are of it.
     """
 
-    def __init__(self, first: Sequences, folder: PartFolder, settings: Settings):
+    def __init__(self, first: Sequences, folder: PartFolder, settings: PackingSettings):
         self.first, self.folder, self.settings = first, folder, settings
         self.waits = False  # for the first process, which makes the parts in a folder of all
         self._counts: list[int] = []  # rows of each part, as far as it is known
@@ -296,7 +296,7 @@ class StreamedRows:
             self.folder.say(f"warning: training waits for part {number} of the data{of}")
 
 
-def _reopened(first: Sequences, folder: Path, settings: Settings) -> StreamedRows:
+def _reopened(first: Sequences, folder: Path, settings: PackingSettings) -> StreamedRows:
     return StreamedRows(first, PartFolder(folder), settings)
 
 
