@@ -16,8 +16,8 @@ from windlass.errors import UserError
 from windlass.layers.kv_cache import KVCache
 from windlass.models.llama import Config as Llama
 from windlass.models.multiscale import Config
-from windlass.multiscale.aggregation import Aggregation
-from windlass.multiscale.decomposition import Convolution, Downsampling, joined
+from windlass.networks.multiscale.aggregation import Aggregation
+from windlass.networks.multiscale.decomposition import Convolution, Downsampling, joined
 
 long = pytest.mark.long
 AGGREGATIONS = [*(Aggregation(kind=kind) for kind in ("nash", "convex", "adaptive")), None]

@@ -11,12 +11,12 @@ import jax
 from jaxtyping import PRNGKeyArray
 
 from windlass.config import section
-from windlass.layers.decoder import Block, Decoder
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Pairing, Rotary
-from windlass.multiscale.aggregation import Aggregation
-from windlass.multiscale.attention import MultiscaleAttention
+from windlass.networks.decoder import Block, Decoder
+from windlass.networks.multiscale.aggregation import Aggregation
+from windlass.networks.multiscale.attention import MultiscaleAttention
 
 
 @section

@@ -13,7 +13,7 @@ import torch
 
 from tests import tiny
 from windlass.layers.context import Packed
-from windlass.multiscale.aggregation import Aggregation, Convex
+from windlass.networks.multiscale.aggregation import Aggregation, Convex
 
 LENGTHS = [[7, 4, 10], [21], [1, 2, 9]]  # of the documents of each row, with padding
 SEQ = 23

@@ -9,7 +9,7 @@ from tests import tiny
 from windlass.config import read, tree
 from windlass.errors import UserError
 from windlass.layers.context import Packed
-from windlass.multiscale.aggregation import (
+from windlass.networks.multiscale.aggregation import (
     Adaptive,
     Aggregation,
     Convex,

@@ -18,8 +18,8 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.layers.linear import Linear
 from windlass.layers.rotary import Rotary
-from windlass.multiscale.aggregation import Aggregation, Aggregator, aggregator
-from windlass.multiscale.decomposition import (
+from windlass.networks.multiscale.aggregation import Aggregation, Aggregator, aggregator
+from windlass.networks.multiscale.decomposition import (
     AveragePool,
     Convolution,
     Downsampling,
