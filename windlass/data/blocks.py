@@ -38,7 +38,7 @@ class BlockRows:
 
     def variant(self, copy: int) -> "BlockRows":
         """The same rows under an augmentation of the source."""
-        return BlockRows(self.source, self.name, *self.shares.values(), copy)
+        return BlockRows(self.source, self.name, **self.shares, copy=copy)
 
     def restored(self, answers: np.ndarray) -> np.ndarray:
         """Answers `[rows, length]` to all these rows, without their augmentation."""

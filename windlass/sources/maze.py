@@ -93,13 +93,13 @@ class Source(Blocks):
         """Mazes with each cell from that of another, under a symmetry of the square."""
         both = [np.take_along_axis(table[numbers], cells, 1) for table in self._tables]
         tokens, targets = (one.astype(np.int32) + 1 for one in both)
-        count, cells = tokens.shape
+        count, length = tokens.shape
         return {
             "tokens": tokens,
             "targets": targets,
-            "weight": np.ones((count, cells), np.float32),
-            "position": np.tile(np.arange(cells, dtype=np.int32), (count, 1)),
-            "document": np.zeros((count, cells), np.int32),
+            "weight": np.ones((count, length), np.float32),
+            "position": np.tile(np.arange(length, dtype=np.int32), (count, 1)),
+            "document": np.zeros((count, length), np.int32),
             "identifier": np.zeros(count, np.int32),
         }
 
