@@ -17,6 +17,7 @@ from tests.training.campaign import RECIPE
 from windlass import api
 from windlass.errors import UserError
 from windlass.hub import download as downloads
+from windlass.planning.plan import Plan
 from windlass.processes.signals import Signals
 from windlass.run_folder.verify import verify
 from windlass.telemetry.console import ConsoleReport
@@ -134,6 +135,7 @@ def test_a_mixture_or_a_wrong_split_of_a_stream_is_refused(made, tmp_path):
 def test_a_plan_fetches_nothing_and_data_shows_the_first_part(made, tmp_path):
     run = recipe(NAME, tmp_path / "cache")  # of a hub that is not there
     plan = api.plan(run, on="v6e-1")
+    assert isinstance(plan, Plan)
     assert plan.extent.steps == 12 and plan.extent.epoch_steps is None
     assert not any("sequences per epoch" in note for note in plan.notes)
     keys = ["data.validation=0.2"]
@@ -231,7 +233,8 @@ def test_a_kill_in_the_middle_of_a_part_loses_no_more_than_that(tmp_path, undist
             running.until("step  3/12")
             while not any(name == hub.holds for name, _ in hub.ranges):
                 assert running.started[0].poll() is None, running.output(0)
-            running.lose(0)
+            running.started[0].kill()
+            running.started[0].wait()
         hub.holds = ""
         hub.let_go.set()
         spawned(tmp_path, recipe(NAME, tmp_path / "cache"), hub)

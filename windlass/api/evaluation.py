@@ -82,8 +82,8 @@ def evaluate(
     folder, built = opened.folder, opened.built
     with opened.scope():
         described = built.run
-        data = folders.streamed(folder, described.data) if is_run else described.data
-        prepared = prepare(data, _tokenizer(folder, described), console=console)
+        documents = folders.streamed(folder, described.data) if is_run else described.data
+        prepared = prepare(documents, _tokenizer(folder, described), console=console)
         if split not in prepared.splits:
             has = listing(prepared.splits, "and")
             what = "rows" if described.data.has_blocks else "documents"

@@ -147,7 +147,8 @@ def _receive(
     with get_session().stream("GET", url, **how) as response:
         hf_raise_for_status(response)
         done = begin if response.status_code == 206 else 0  # 200: a server without ranges
-        with partial.open("ab" if done else "wb") as out:
+        # Unbuffered: a kill loses nothing that has arrived.
+        with partial.open("ab" if done else "wb", buffering=0) as out:
             for chunk in response.iter_bytes():
                 out.write(chunk)
                 done += len(chunk)

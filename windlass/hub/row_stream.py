@@ -75,6 +75,7 @@ class RowStream:
 
     def _read(self, place: Path, line: int) -> Iterator[dict[str, Any]]:
         import datasets
+        from datasets.exceptions import DatasetsError
 
         try:
             rows: Any = datasets.load_dataset(
@@ -85,6 +86,6 @@ class RowStream:
                 **self.options,
             )
             yield from rows.skip(line)
-        except (ValueError, OSError, datasets.exceptions.DatasetsError) as wrong:
+        except (ValueError, OSError, DatasetsError) as wrong:
             why = str(wrong).strip().partition("\n")[0] or type(wrong).__name__
             raise UserError(f"{place} cannot be read as a file of a data set ({why})") from None

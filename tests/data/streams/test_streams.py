@@ -237,6 +237,7 @@ def test_a_commit_is_the_same_stream_by_whatever_name_and_needs_no_hub_once_it_i
         prepared = streamed(NAME, tmp_path / "cache")
         whole = batches(prepared)
         assert prepared.commit == hub.commit
+    assert prepared.data.source is not None
     held = prepared.data.source.at(hub.commit)
     again = prepare(replace(prepared.data, source=held), Tokenizer(), console=CONSOLE)
     assert isinstance(again, StreamedData) and again.fingerprint == prepared.fingerprint

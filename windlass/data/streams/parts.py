@@ -154,7 +154,8 @@ class Stream(PartFolder):
         # Small parts are of small batches: a part ends with a batch.
         options = {"characters": min(BATCH_CHARACTERS, enough), "may_be_empty": number > 0}
         try:
-            content = write_corpus(window, self.vocabulary, partial, *how, **options)
+            documents: Any = window  # whose kind is that of the stream's source, not of its class
+            content = write_corpus(documents, self.vocabulary, partial, *how, **options)
         except BaseException:
             self._rows = None
             raise
