@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from windlass.chance import keys
-from windlass.columns import Column
+from windlass.columns import Column, Picture
 from windlass.config import section
 from windlass.errors import UserError
 from windlass.puzzles import maze
@@ -108,6 +108,12 @@ class Source(Blocks):
         lines = [drawn[at : at + self.size] for at in range(0, self.size**2, self.size)]
         steps = drawn.count(DRAWN[maze.PATH]) + 1
         return "\n".join([f"{steps} steps from S to G", *lines])
+
+    @property
+    def picture(self) -> Picture:
+        """Cells by colour: walls, start and goal, the way."""
+        symbols = ("", "", "", *DRAWN[2:4], "")
+        return Picture(self.size, symbols, ("", "#3b4657", "", "#f6c453", "#f6c453", "#6ea8fe"))
 
     @cached_property
     def _tables(self) -> tuple[np.ndarray, np.ndarray]:

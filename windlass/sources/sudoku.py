@@ -3,14 +3,14 @@
 import hashlib
 import os
 from functools import cached_property
-from math import factorial
+from math import factorial, isqrt
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
 from windlass.chance import keys
-from windlass.columns import Column
+from windlass.columns import Column, Picture
 from windlass.config import section
 from windlass.errors import UserError
 from windlass.puzzles import sudoku
@@ -172,6 +172,12 @@ class Source(Blocks):
         sides = zip(*(_drawn(board, self.size) for board in (puzzle, solution)), strict=True)
         rated = f"{np.count_nonzero(puzzle)} clues, {guesses} guesses"
         return "\n".join([rated, *("   ".join(pair) for pair in sides)])
+
+    @property
+    def picture(self) -> Picture:
+        """Cells as digits, in boxes."""
+        digits = map(str, range(1, self.size + 1))
+        return Picture(self.size, ("", "", *digits), box=isqrt(self.size))
 
     @property
     def _is_small(self) -> bool:
