@@ -136,6 +136,14 @@ def test_rows_that_halted_take_new_data_and_fresh_states_and_the_others_go_on(th
     assert found[0][0]["steps"] == 0 and found[1][0]["steps"] == 2  # of halted rows alone
 
 
+def test_rows_may_halt_in_turn_at_first_so_that_every_step_has_rows_of_all_passes(thinker):
+    objective = Objective(exploration=0.0, staggered=True, minimum=4)
+    found = stepped(objective, thinker, [puzzles(seed=seed) for seed in range(9)])
+    halted = np.stack([rows["halted"] for _, rows in found])
+    assert halted.tolist() == [[row == step % 4 for row in range(4)] for step in range(9)]
+    assert all(sorted(rows["steps"].tolist()) == [1, 2, 3, 4] for _, rows in found[3:])
+
+
 def test_minimum_iterations_and_continuing_decide_when_a_row_halts(thinker):
     batches = [puzzles(seed=seed) for seed in range(4)]
 
