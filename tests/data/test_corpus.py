@@ -39,7 +39,7 @@ def refuse_to_tokenize(monkeypatch: pytest.MonkeyPatch):
     def refuse(*_):
         raise AssertionError("tokenised again")
 
-    return lambda: monkeypatch.setattr(cache, "_tokenize", refuse)
+    return lambda: monkeypatch.setattr(cache, "write_corpus", refuse)
 
 
 def test_a_document_is_its_beginning_its_text_and_its_end(documents: Documents):

@@ -154,7 +154,7 @@ def test_another_weight_is_other_data_and_tokenises_nothing_again(
     one, other = part(tmp_path, "a", 9), part(tmp_path, "b", 9, limit=5)
     first = mixed(tmp_path, one, other)
     assert [one.documents for one in first.corpora] == [9, 5]
-    monkeypatch.setattr("windlass.data.corpus._tokenize", None)
+    monkeypatch.setattr("windlass.data.corpus.write_corpus", None)
     second = mixed(tmp_path, jsonl.Source(path=one.path, weight=2.0), other)
     assert second.fingerprint != first.fingerprint
     assert second.corpora[0].folder == first.corpora[0].folder

@@ -24,7 +24,7 @@ from windlass.data.corpus import (
 from windlass.data.mix import Mixture
 from windlass.data.pack import Sequences, sequences, targets_of
 from windlass.data.prepared import Prepared, Tokenized, Untokenized
-from windlass.data.progress import progress
+from windlass.data.progress import progress as progress_bar
 from windlass.data.section import FORMATS, SOURCES, Data
 from windlass.data.split import SPLITS, Split, split
 from windlass.data.streams.parts import Stream
@@ -63,7 +63,7 @@ def _streamed(data: Data, tokenizer: Tokenizer, console: Console) -> StreamedDat
         raise UserError(LEARNED)
     vocabulary = vocabulary_with_template(data, tokenizer, console)
     stream = Stream(part.source, vocabulary, cache, console, data.format, data.checks)
-    with progress(console, "tokenising the first part", part.source.part_tokens) as advance:
+    with progress_bar(console, "tokenising the first part", part.source.part_tokens) as advance:
         first = stream.make(0, advance)
     assert first is not None
     first = replace(first, vocabulary=vocabulary)
