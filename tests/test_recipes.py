@@ -403,7 +403,7 @@ def reduced(name: str) -> dict:
     recipe = load(name).merged("cpu")
     if recipe["data"]["source"]["kind"] == "hub":  # a corpus that is not here
         recipe["data"]["source"] = {"kind": "stories"}
-        recipe["tokenizer"] = {"kind": "bpe"}
+        recipe["tokenizer"] = {"kind": "bpe", "vocab": VOCAB}
     family = recipe["model"]["family"]
     tiny = importlib.import_module(f"windlass.models.{family}").Config.tiny()
     recipe["model"] = {"family": family, **tree(dataclasses.replace(tiny, vocab=VOCAB))}

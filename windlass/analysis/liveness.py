@@ -135,7 +135,7 @@ class _Liveness:
     def indexed(self, i: int) -> int | None:
         """The array that an operation reads, or adds to, at indices of its innermost axis."""
         operation = self.operations[i]
-        numbers = operation.equation.params.get("dimension_numbers")
+        numbers: Any = operation.equation.params.get("dimension_numbers")
         if operation.name == "gather" and operation.reads:
             value, axes = operation.reads[0], numbers.start_index_map
         elif operation.name == "scatter-add":

@@ -115,8 +115,9 @@ class Cycles(eqx.Module):
         self, high: States, calls: int, past: PyTree = None
     ) -> tuple[States, PyTree, Report]:
         """The answer state after further calls on it alone."""
-        high, *rest = _repeated(partial(self._call, self.high), self._turned(high), past, calls)
-        return self._turned(high), *rest
+        step = partial(self._call, self.high)
+        high, left, report = _repeated(step, self._turned(high), past, calls)
+        return self._turned(high), left, report
 
     def _turned(self, states: Some) -> Some:
         """States in the order of axes that blocks read, and back."""

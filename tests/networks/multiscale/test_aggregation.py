@@ -1,5 +1,7 @@
 """Weights of scales: on the simplex, causal, finite, and mixed at any width."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -33,7 +35,7 @@ def scales(shape=SHAPE, count: int = 3, seed: int = 0) -> list[jax.Array]:
     return [jnp.asarray(one.astype(np.float32)) for one in each]
 
 
-def trained(kind: str | None):
+def trained(kind: Any):
     """An aggregator whose learned weights are not those it starts with."""
     about = None if kind is None else Aggregation(kind=kind)
     rng = np.random.default_rng(3)

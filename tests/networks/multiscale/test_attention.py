@@ -28,7 +28,7 @@ FORMS: list[dict[str, Any]] = [
 ]
 
 
-def layer(scales: int = 4, *, aggregation=NASH, **form):
+def layer(scales: int = 4, *, aggregation: Any = NASH, **form):
     """The attention of the first layer of a model, with weights and biases of all sizes."""
     if isinstance(aggregation, str):
         aggregation = Aggregation(kind=aggregation)
@@ -199,7 +199,8 @@ def test_a_layer_and_its_gradient_are_their_equations_in_torch(form):
         np.testing.assert_allclose(found[row, span], y.detach(), atol=1e-5)
         value = value + (torch.tensor(slopes[row, span]) * y).sum()
     value.backward()
-    close = dict(atol=2e-5, rtol=1e-4)
+    close: dict[str, Any] = dict(atol=2e-5, rtol=1e-4)
+    assert there.grad is not None
     np.testing.assert_allclose(np.where(is_real, to_x, 0), there.grad, **close)
     ours = tensors(gradient)
     for name, both in arrays.items():
