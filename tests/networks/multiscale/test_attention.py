@@ -30,7 +30,7 @@ FORMS: list[dict[str, Any]] = [
 
 def layer(scales: int = 4, *, aggregation: Any = NASH, **form):
     """The attention of the first layer of a model, with weights and biases of all sizes."""
-    if isinstance(aggregation, str):
+    if aggregation in ("nash", "convex", "adaptive"):
         aggregation = Aggregation(kind=aggregation)
     config = dataclasses.replace(
         tiny.config("multiscale"),
