@@ -77,8 +77,8 @@ def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(num
     )
     file = script(tmp_path)
     environment = standins.cloud(tmp_path / "cloud", saves)
-    # A shell cannot hear what whoever started the tests ignores, as nohup does. What it says is in a
-    # file: a machine that is being deleted may hold a pipe open after the shell has ended.
+    # A shell cannot hear what whoever started the tests ignores, as nohup does. What it says is in
+    # a file: a machine that is being deleted may hold a pipe open after the shell has ended.
     errors = tmp_path / "said"
     with (
         errors.open("w") as stderr,
