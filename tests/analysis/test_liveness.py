@@ -4,6 +4,7 @@ import math
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
@@ -73,6 +74,17 @@ def test_random_bits_are_held_where_a_kernel_of_its_own_draws_them():
     half, key = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16), 8
     assert held(dropped, half) == ONE // 2 + key
     assert held(dropped, half, has_random_kernel=True) == ONE + ONE // 2  # its key is gone
+
+
+def test_hashed_bits_that_a_mask_is_made_of_are_held_where_random_bits_are():
+    def masked(x, key):
+        bits = (jax.lax.broadcasted_iota(jnp.uint32, x.shape, 1) + key) * np.uint32(0x9E3779B9)
+        return jnp.where(bits < np.uint32(7), x, 0) @ x
+
+    half = jax.ShapeDtypeStruct((SIDE, SIDE), jnp.bfloat16)
+    key = jax.ShapeDtypeStruct((), jnp.uint32)
+    assert held(masked, half, key) == ONE // 2
+    assert held(masked, half, key, has_random_kernel=True) == ONE + ONE // 2
 
 
 def test_what_several_operations_want_may_be_computed_once_and_held():

@@ -33,7 +33,7 @@ def planned(one: Case) -> memory.Memory:
         (case(MIDDLE, "v5e-4", 8, remat="full"), 0.05),
         (case(HALF, "h200", 32), 0.03),
         (case(SMALL, "h200", 4, length=4096, remat="none"), 0.03),
-        (case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4), 0.04),
+        (case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4), 0.03),
     ],
     ids=lambda value: value.settings or value.on if isinstance(value, Case) else "",
 )

@@ -233,11 +233,18 @@ class _Liveness:
             return not self.is_summed(i)
         if self.is_sum_of_slices(i):
             return True
+        if self.compiler.has_random_kernel and self.is_random_word(value):
+            return True
         if self.is_fused(i) and self.operations[i].kind not in _REDUCED:
             return self.is_read_from_memory(value) or (
                 self.compiler.materializes_shared and self.is_shared(value)
             )
         return not self.is_fused_into_sum(i)
+
+    def is_random_word(self, value: int) -> bool:
+        """Return True if a value is hashed bits, of which a mask is made by comparison."""
+        is_word = str(self.variables[value].aval.dtype) == "uint32"
+        return is_word and any(self.operations[j].name == "lt" for j in self.readers[value])
 
     def is_shared(self, value: int) -> bool:
         """Return True if several operations read a value, so that it is fused into none of them."""
