@@ -19,6 +19,11 @@ def keys(seed: int, *numbers: np.ndarray) -> np.ndarray:
     return bits
 
 
+def uniform(bits: np.ndarray) -> np.ndarray:
+    """Numbers from 0 to below 1, of 64 bits each."""
+    return (bits >> np.uint64(11)) / 2.0**53
+
+
 def permutations(keys: np.ndarray, count: int) -> np.ndarray:
     """A permutation of 0 to `count` for each key."""
     return np.argsort(mix(keys[:, None] + np.arange(count, dtype=np.uint64)), axis=1)
@@ -29,11 +34,10 @@ def subsets(keys: np.ndarray, count: int, below: int) -> np.ndarray:
 
     Floyd's algorithm: every subset is as likely as any other, and none is drawn again.
     """
-    bits = mix(keys[:, None] + np.arange(count, dtype=np.uint64))
-    uniform = (bits >> np.uint64(11)) / 2.0**53  # from 0 to below 1
+    drawn_from = uniform(mix(keys[:, None] + np.arange(count, dtype=np.uint64)))
     subset = np.empty((len(keys), count), np.int32)
     for place, last in enumerate(range(below - count, below)):
-        drawn = (uniform[:, place] * (last + 1)).astype(np.int32)
+        drawn = (drawn_from[:, place] * (last + 1)).astype(np.int32)
         is_in = (subset[:, :place] == drawn[:, None]).any(axis=1)
         subset[:, place] = np.where(is_in, last, drawn)
     return subset

@@ -174,8 +174,9 @@ def ours(model, batch, state):
             "number": jnp.arange(len(state.high), dtype=jnp.int32),
         }
         given: dict[str, Any] = dict(key=None, helpers={}, step=jnp.int32(0), steps=1)
-        tally, carry = Objective()(model, batch, carry=Carry(rows), **given)
-        return tally.total, carry.rows["state"]
+        pool = jax.tree.map(lambda x: x[:, None], rows)
+        tally, carry = Objective()(model, batch, carry=Carry(pool), **given)
+        return tally.total, jax.tree.map(lambda x: x[:, 0], carry.rows["state"])
 
     (loss, state), gradient = eqx.filter_value_and_grad(total, has_aux=True)(model)
     return loss, state, gradient

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import operator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -113,7 +114,9 @@ def stepped(objective: Objective, model, batches) -> list[tuple[dict, dict]]:
     carry, found = objective.start(model, batches[0]), []
     for step, batch in enumerate(batches):
         tally, carry = call(batch, carry, jnp.int32(step))
-        found.append(({name: float(x) for name, x in tally.metrics().items()}, carry.rows))
+        place = slice(None), step % objective.pool
+        rows = jax.tree.map(operator.itemgetter(place), carry.rows)
+        found.append(({name: float(x) for name, x in tally.metrics().items()}, rows))
     return found
 
 
@@ -142,6 +145,16 @@ def test_rows_may_halt_in_turn_at_first_so_that_every_step_has_rows_of_all_passe
     halted = np.stack([rows["halted"] for _, rows in found])
     assert halted.tolist() == [[row == step % 4 for row in range(4)] for step in range(9)]
     assert all(sorted(rows["steps"].tolist()) == [1, 2, 3, 4] for _, rows in found[3:])
+
+
+@pytest.mark.parametrize("staggered", [False, True])
+def test_batches_of_a_pool_think_in_turn_and_each_as_it_would_alone(thinker, staggered):
+    given = [puzzles(seed=seed) for seed in range(18)]
+    objective = Objective(exploration=0.0, staggered=staggered)
+    pooled = stepped(dataclasses.replace(objective, pool=3), thinker, given)
+    for place in range(3):
+        alone = stepped(objective, thinker, given[place::3])
+        jax.tree.map(np.testing.assert_array_equal, pooled[place::3], alone)
 
 
 def test_minimum_iterations_and_continuing_decide_when_a_row_halts(thinker):
@@ -251,6 +264,7 @@ def test_without_targets_they_are_the_next_tokens_of_the_same_document():
         ({"halt_weight": -1.0}, "halt_weight is -1.0; it is a factor, 0 or more"),
         ({"exploration": 2.0}, "exploration is 2.0; it is a probability, 0 to 1"),
         ({"minimum": 0}, "minimum is 0; it must be 1 or more"),
+        ({"pool": 0}, "pool is 0; it is a number of batches, 1 or more"),
     ],
 )
 def test_keys_that_cannot_be_are_refused(keys, what):

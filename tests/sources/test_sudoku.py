@@ -1,5 +1,6 @@
 """Sudoku as a source of blocks: generated or from a file, split, augmented, shown, refused."""
 
+import dataclasses
 from pathlib import Path
 from typing import Any
 
@@ -73,6 +74,23 @@ def test_an_epoch_is_another_symmetry_and_evaluation_none(tmp_path: Path):
     plain = source.rows(numbers[:1], None, 7)["tokens"]
     still = Source(path=source.path, augment=False)
     assert (still.rows(numbers, epochs, 7)["tokens"] == plain).all()
+
+
+@pytest.mark.parametrize("size", [4, 9])
+def test_training_reads_puzzles_with_some_of_their_blanks_filled_in(size: Any):
+    source = Source(size=size, count=4, clues={4: 9, 9: 40}[size])
+    easier = dataclasses.replace(source, reveal=0.5)
+    numbers, epochs = np.arange(400) % 4, np.arange(400) // 4
+    hard, easy = (one.rows(numbers, epochs, 7) for one in (source, easier))
+    is_blank, is_left = hard["tokens"] == 1, easy["tokens"] == 1
+    assert (is_blank | ~is_left).all() and (easy["targets"] == hard["targets"]).all()
+    assert (easy["tokens"] == np.where(is_left, 1, easy["targets"])).all()
+    revealed = (is_blank & ~is_left).sum(axis=1) / is_blank.sum(axis=1)
+    assert revealed.min() < 0.05 and abs(revealed.mean() - 0.25) < 0.03
+    plain = [one.rows(numbers[:4], None, 7)["tokens"] for one in (source, easier)]
+    assert (plain[0] == plain[1]).all() and source.fingerprint() != easier.fingerprint()
+    again = easier.rows(numbers[100:110], epochs[100:110], 7)
+    assert (again["tokens"] == easy["tokens"][100:110]).all()
 
 
 @pytest.mark.parametrize("size", [4, 9])
@@ -170,6 +188,8 @@ def test_a_line_that_is_no_puzzle_is_refused_by_its_number(
         (dict(count=0), "count is 0; there is at least 1 puzzle"),
         (dict(guesses=-1), "guesses is -1; it is a count, and for puzzles of 9 rows"),
         (dict(guesses=1, size=4), "guesses is 1; it is a count, and for puzzles of 9 rows"),
+        (dict(reveal=1.0), "reveal is 1.0; it is a share of the blanks, 0 or more, below 1"),
+        (dict(reveal=0.1, augment=False), "reveal is 0.1; it goes with augment"),
         (
             dict(clues=3, size=4),
             "clues is 3; a puzzle of 4 rows can have 6 to 15, and without the key as few as its "

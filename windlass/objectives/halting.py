@@ -87,6 +87,9 @@ class Objective(BaseObjective):
     # The first rows of a run halt in turn, so that every step has rows of all passes; otherwise
     # all begin and halt together until q tells them apart
     staggered: bool = False
+    # batches of rows in flight, of which each step lets one think, in turn; with 1 a row is learned
+    # from in consecutive steps, and at a high learning rate by heart
+    pool: int = 1
     seed: int = 0  # random seed of exploration
     # depth curriculum: stages with fewer cycles, after which the model's own are taken; every stage
     # compiles a step of its own
@@ -109,6 +112,8 @@ class Objective(BaseObjective):
             wrong.append(f"exploration is {self.exploration}; it is a probability, 0 to 1")
         if self.minimum < 1:
             wrong.append(f"minimum is {self.minimum}; it must be 1 or more")
+        if self.pool < 1:
+            wrong.append(f"pool is {self.pool}; it is a number of batches, 1 or more")
         ends = [depth.until for depth in self.curriculum]
         if any(later <= sooner for sooner, later in pairwise(ends)):
             wrong.append(
@@ -168,7 +173,7 @@ class Objective(BaseObjective):
         return wrong
 
     def start(self, model, batch):
-        """Every row begins halted, so that the first step gives it its data."""
+        """Every row begins halted, so that the first step gives it its data: [batch, pool, ...]."""
         numbers = shard(jnp.arange(len(batch["tokens"]), dtype=jnp.int32), "batch")
         rows = {
             "state": model.fresh(batch),
@@ -177,10 +182,11 @@ class Objective(BaseObjective):
             "data": self._data(batch),
             "number": numbers,  # in the batch, whatever microbatch the row is of
         }
-        return Carry(rows)
+        return Carry(jax.tree.map(lambda x: jnp.stack([x] * self.pool, axis=1), rows))
 
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
-        rows = carry.rows
+        place = step % self.pool
+        rows = jax.tree.map(lambda x: jax.lax.dynamic_index_in_dim(x, place, 1, False), carry.rows)
         data = where(rows["halted"], self._data(batch), rows["data"])
         state = where(rows["halted"], model.fresh(batch), rows["state"])
         taken = jnp.where(rows["halted"], 0, rows["steps"]) + 1
@@ -204,7 +210,12 @@ class Objective(BaseObjective):
             total += probed.total
             metrics |= _probe(probed, weight)
         rows = rows | {"state": thought.state, "steps": taken, "halted": halted, "data": data}
-        return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=rows)
+        pool = jax.tree.map(
+            lambda every, one: jax.lax.dynamic_update_index_in_dim(every, one, place, 1),
+            carry.rows,
+            rows,
+        )
+        return Tally(total, whole, metrics, {}, thought.auxiliary), carry._replace(rows=pool)
 
     def evaluate(self, model, batch, *, carry, helpers, step, steps):
         """All passes, and the accuracy after each: `exact_1` to `exact_4`, `exact_01` to `_16`."""
@@ -310,7 +321,7 @@ class Objective(BaseObjective):
             else:
                 halts = jnp.where(explores, taken >= drawn, halts)
         if self.staggered:
-            halts |= step == number % last
+            halts |= step // self.pool == number % last
         return halts | (taken >= last)
 
     def _drawn(

@@ -9,7 +9,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from windlass.chance import keys
+from windlass.chance import keys, mix, uniform
 from windlass.columns import Column, Picture
 from windlass.config import section
 from windlass.errors import UserError
@@ -50,6 +50,9 @@ class Source(Blocks):
     guesses: int = 0  # generated: the fewest guesses that a solver needs
     seed: int = 0  # another seed, other puzzles
     augment: bool = True  # whether training sees other symmetries or clues in every epoch
+    # training reads up to this share of the blank cells filled in, drawn evenly from 0 on: easy and
+    # hard puzzles mixed
+    reveal: float = 0.0
 
     def __post_init__(self):
         wrong = []
@@ -68,6 +71,11 @@ class Source(Blocks):
         if self.guesses < 0 or (self.guesses and self.size == 4):
             what = "it is a count, and for puzzles of 9 rows"
             wrong.append(f"guesses is {self.guesses}; {what}")
+        if not 0 <= self.reveal < 1:
+            what = "it is a share of the blanks, 0 or more, below 1"
+            wrong.append(f"reveal is {self.reveal}; {what}")
+        if self.reveal and not self.augment:
+            wrong.append(f"reveal is {self.reveal}; it goes with augment")
         if wrong:
             raise ValueError(*wrong)
 
@@ -110,7 +118,7 @@ class Source(Blocks):
     def fingerprint(self) -> str:
         made = (self.count, self.clues, self.guesses, self.seed, _maker())
         what = made if self.path is None else tuple(self._lines.items())
-        content = repr((self.size, len(self), self.augment, what))
+        content = repr((self.size, len(self), self.augment, self.reveal, what))
         return hashlib.sha256(content.encode()).hexdigest()
 
     def rows(
@@ -120,9 +128,20 @@ class Source(Blocks):
             return self._rows(self._plain(numbers))
         drawn = keys(seed, epochs, numbers)
         if self._is_small:
-            return self._rows(self._small(numbers, drawn))
-        symmetry = sudoku.symmetries(drawn, self.size)
-        return self._rows(Table(*map(symmetry, self._plain(numbers))))
+            table = self._small(numbers, drawn)
+        else:
+            table = Table(*map(sudoku.symmetries(drawn, self.size), self._plain(numbers)))
+        return self._rows(self._revealed(table, drawn))
+
+    def _revealed(self, table: Table, drawn: np.ndarray) -> Table:
+        """Puzzles with some of their blanks filled in: a share drawn for each, then its cells."""
+        if not self.reveal:
+            return table
+        share, order = (keys(number, drawn) for number in (1, 2))
+        most = self.reveal * uniform(share)
+        cells = mix(order[:, None] + np.arange(table.puzzles.shape[1], dtype=np.uint64))
+        is_known = (table.puzzles > 0) | (uniform(cells) < most[:, None])
+        return table._replace(puzzles=np.where(is_known, table.solutions, 0))
 
     @property
     def variants(self) -> int:
