@@ -2,7 +2,6 @@
 
 import dataclasses
 import importlib
-import pkgutil
 from dataclasses import MISSING
 from functools import partial
 from typing import Any
@@ -17,7 +16,7 @@ from tests import tiny
 from windlass import formats, models, objectives, optim, residuals, sources
 from windlass.adapters.lora import Adapter
 from windlass.columns import sized
-from windlass.config import read, tree
+from windlass.config import Open, read, tree
 from windlass.config.sections import default, fields
 from windlass.config.start import Start
 from windlass.layers.head import Head
@@ -26,7 +25,7 @@ from windlass.teacher_cache import columns_of
 
 
 def files(package) -> list:
-    found = sorted(module.name for module in pkgutil.iter_modules(package.__path__))
+    found = Open(package.__name__, tag="", attribute="").names()
     return [pytest.param(f"{package.__name__}.{name}", id=name) for name in found]
 
 

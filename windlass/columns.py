@@ -51,7 +51,7 @@ class Column:
 
 
 class Picture(NamedTuple):
-    """A row as a grid of cells, for pages. A source of grids has one as its `picture`."""
+    """A row as a grid of cells, for pages."""
 
     columns: int
     symbols: tuple[str, ...] = ()  # the text of each token; beyond them, its number

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from tests import strangers
+from tests.sources import test_puzzles
 from tests.sources.test_arc import task, write
 from windlass import api
 from windlass.cli.commands import run as program
@@ -97,3 +98,16 @@ def test_more_votes_than_there_are_variants_are_refused(finished):
         with pytest.raises(UserError) as refused:
             api.evaluate(finished, ["device=cpu"], votes=votes)
         assert str(refused.value) == what
+
+
+@pytest.mark.long
+def test_votes_on_rows_that_have_no_variants_are_refused(finished, tmp_path, capsys):
+    for split in ("train", "test"):
+        test_puzzles.write(tmp_path / split, all=test_puzzles.arrays())
+    arrays = f"data={{source: {{kind: puzzles, path: {tmp_path}}}, length: 6}}"
+    words = ["evaluate", str(finished), "--votes", "8", arrays, "device=cpu"]
+    assert program(words, Signals()) == 2
+    assert capsys.readouterr().err.endswith(
+        "--votes is 8, and a row of data.source.kind puzzles has no variant but itself: leave it "
+        "out\n"
+    )

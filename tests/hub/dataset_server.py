@@ -10,9 +10,12 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import parse_qs, unquote
 
+import datasets
 import pytest
 from datasets import config
 from huggingface_hub import constants
+
+from windlass.hub import download as downloads
 
 NAME, COMMIT = "someone/corpus", "0123456789" * 4
 
@@ -133,6 +136,18 @@ def git_hash(content: bytes) -> str:
     return hashlib.sha1(b"blob %d\0" % len(content) + content).hexdigest()
 
 
+def keep_caches_below(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The caches of the hub's libraries, out of the user's home, and no bars on the terminal."""
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
+    monkeypatch.setattr(config, "HF_DATASETS_CACHE", folder / "library")
+    datasets.disable_progress_bars()
+
+
+def hurry(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Has a connection that was lost tried again at once."""
+    monkeypatch.setattr(downloads, "FIRST_WAIT", 0.001)
+
+
 @contextmanager
 def online(hub: DatasetHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """This process with the hub's libraries at a local one, as HF_ENDPOINT does at their import."""
@@ -141,10 +156,9 @@ def online(hub: DatasetHub, folder: Path, monkeypatch: pytest.MonkeyPatch) -> It
         patch.setattr(constants, "ENDPOINT", hub.address)
         patch.setattr(constants, "HUGGINGFACE_CO_URL_TEMPLATE", hub.address + template)
         patch.setattr(constants, "HF_HUB_OFFLINE", False)
-        patch.setattr(constants, "HF_HUB_CACHE", str(folder / "hub"))
         patch.setattr(config, "HF_ENDPOINT", hub.address)
         patch.setattr(config, "HF_HUB_OFFLINE", False)
-        patch.setattr(config, "HF_DATASETS_CACHE", folder / "library")
+        keep_caches_below(folder, patch)
         yield
 
 
@@ -165,3 +179,11 @@ def corpus(documents: int = 120, files: int = 3) -> dict[str, bytes]:
         f"data/train-{file:05}.jsonl": "".join(lines[file * each : (file + 1) * each]).encode()
         for file in range(files)
     } | {"README.md": b"# A corpus\n"}
+
+
+def write_corpus(folder: Path) -> Path:
+    """The files of such a data set, in a folder."""
+    for name, content in corpus().items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(content)
+    return folder

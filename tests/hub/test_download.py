@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.hub.dataset_server import COMMIT, NAME, DatasetHub, online
+from tests.hub.dataset_server import COMMIT, NAME, DatasetHub, hurry, online
 from windlass.errors import UserError
 from windlass.hub import download as downloads
 from windlass.hub.download import RemoteFile, Stopped, download
@@ -19,7 +19,7 @@ FILE = RemoteFile(NAME, COMMIT, "data/train.jsonl")
 
 @pytest.fixture
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[DatasetHub]:
-    monkeypatch.setattr(downloads, "FIRST_WAIT", 0.001)
+    hurry(monkeypatch)
     hub = DatasetHub({FILE.path: CONTENT})
     with online(hub, tmp_path, monkeypatch):
         yield hub

@@ -81,6 +81,11 @@ case "$*" in
   *"queued-resources delete"*)
     echo "$*" >> "$CLOUD/log"
     [[ "$(grep -c delete "$CLOUD/log")" -gt "${DEAF:-0}" ]] || exit 1
+    # The processes of a machine end with it, but for one that deletes its own.
+    for environ in $(grep -lszF "HOME=$CLOUD/nodes/" /proc/[0-9]*/environ); do
+      process=${environ//[^0-9]/}
+      [[ "$process" == $$ ]] || kill -KILL "$process" 2> /dev/null
+    done
     rm -rf "$CLOUD/state" "$CLOUD/nodes" ;;
   *"queued-resources describe"*) echo "quota exceeded" ;;
 esac

@@ -77,27 +77,27 @@ def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(num
     )
     file = script(tmp_path)
     environment = standins.cloud(tmp_path / "cloud", saves)
-    # A shell cannot hear what whoever started the tests ignores, as nohup does. What it says is in
-    # a file: a machine that is being deleted may hold a pipe open after the shell has ended.
-    errors = tmp_path / "said"
-    with (
-        errors.open("w") as stderr,
-        subprocess.Popen(
-            ["env", f"--default-signal={number.name.removeprefix('SIG')}", "bash", file],
-            env=environment,
-            stderr=stderr,
-            start_new_session=True,
-        ) as process,
-    ):
+    # What shows the log is behind, and its connection still open when the machines are deleted.
+    lags = '#!/usr/bin/env bash\n"$(type -ap tail | sed -n 2p)" "$@"\nsleep 3\n'
+    standins.executable(tmp_path / "cloud" / "bin" / "tail", lags)
+    # A shell cannot hear what whoever started the tests ignores, as nohup does. The pipe is read to
+    # its end: until nobody holds it whom the script has started.
+    with subprocess.Popen(
+        ["env", f"--default-signal={number.name.removeprefix('SIG')}", "bash", file],
+        env=environment,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as process:
         try:
             wait_for(tmp_path / "cloud" / "trained")
             process.send_signal(number)
-            process.wait(timeout=LATER)
+            _, said = process.communicate(timeout=LATER)
         finally:
             process.kill()  # where it heard nothing
     assert process.returncode == 128 + number
     assert (tmp_path / "cloud" / "saved").exists()
-    assert verbs(tmp_path / "cloud") == ["create", "delete"], errors.read_text()
+    assert verbs(tmp_path / "cloud") == ["create", "delete"], said
     assert not (tmp_path / "cloud" / "state").exists()
 
 

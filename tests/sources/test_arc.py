@@ -1,6 +1,7 @@
 """ARC as a source of blocks: tasks from folders, copies with identifiers, what is held out."""
 
 import json
+import re
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from windlass.data import Data, Prepared, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
 from windlass.puzzles import arc
+from windlass.reports.boards import boards
+from windlass.run_folder.answers import Answered, Answers
 from windlass.sources.arc import Source
 
 
@@ -61,6 +64,23 @@ def test_rows_are_pairs_on_canvases_whose_padding_weighs_nothing(source: Source)
     assert ((rows["targets"] == 0) == (rows["weight"] == 0)).all()
     assert source.vocab == 12 and source.identifiers == 1 + 4 * 5
     assert rows["identifier"].tolist() == [*[1] * 4, *[6] * 4, *[11] * 3, *[16] * 3]
+
+
+def test_cells_are_drawn_in_their_colors(source: Source):
+    rows = source.rows(np.array([0]), None, 0)
+    tokens, targets, weight = (rows[name][0].tolist() for name in ("tokens", "targets", "weight"))
+    solved = Answered(tokens, targets, weight, [targets], [0.9])
+    page = boards(Answers(1, source.picture, [1.0], 1, [solved]))
+    cells = re.findall(r'<g class="(?:given|right s1-1)">(.*?)</g>', page)
+    drawn = [re.sub(r"<rect [^>]*?(?:fill:(#\w+)[^>]*)?>|</?text[^>]*>", r"\1", x) for x in cells]
+    output = np.array(task(0)["train"][0]["output"])
+    high, wide = output.shape
+    board = np.array(drawn).reshape(30, 30)
+    names = {0: "#000000", 1: "#0074d9", 2: "#ff4136", 3: "#2ecc40", 4: "#ffdc00"}
+    names |= {5: "#aaaaaa", 6: "#f012be", 7: "#ff851b", 8: "#7fdbff", 9: "#870c25"}
+    assert board[:high, :wide].tolist() == [[names[color] for color in row] for row in output]
+    assert {*board[:high, wide], *board[high, :wide]} == {"|"}
+    assert {*board[high + 1 :].flat, *board[:, wide + 1 :].flat} == {""}
 
 
 def test_test_pairs_of_evaluation_tasks_are_held_out_and_in_no_task_trained_on(

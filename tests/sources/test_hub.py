@@ -7,13 +7,11 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import datasets
 import pyarrow
 import pyarrow.parquet
 import pytest
-from datasets import config
-from huggingface_hub import constants
 
+from tests.hub.dataset_server import keep_caches_below
 from windlass.errors import UserError
 from windlass.sources.hub import Source
 
@@ -23,10 +21,7 @@ COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 @pytest.fixture(autouse=True)
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """The library's own cache, out of the user's home."""
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "library")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    datasets.disable_progress_bars()
+    keep_caches_below(tmp_path, monkeypatch)
 
 
 def lines(rows: list[dict[str, Any]]) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from windlass.columns import Picture
 from windlass.data import Data, prepare
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
@@ -59,6 +60,15 @@ def test_every_example_of_what_is_held_out_is_a_row(source: Source):
     assert ((given["labels"] != 0) == (rows["weight"] == 1)).all()
     assert rows["identifier"].tolist() == [1, 1, 2, 2, 3, 4, 5, 8, 8, 8]
     assert data.columns.keys() == rows.keys() and data.identifiers == 9 and data.vocab == 12
+
+
+def test_a_row_is_drawn_as_a_square_where_it_is_one(source: Source, tmp_path: Path):
+    assert source.picture is None  # of 6 cells
+    fields = arrays()
+    for name in ("inputs", "labels"):
+        fields[name] = np.pad(fields[name], ((0, 0), (0, 3)))
+    write(tmp_path / "squares/train", ABOUT | {"seq_len": 9}, all=fields)
+    assert Source(path=str(tmp_path / "squares"), validation=None).picture == Picture(3)
 
 
 def test_an_epoch_has_all_examples_of_one_puzzle_of_each_group(source: Source):

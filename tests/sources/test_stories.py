@@ -1,8 +1,9 @@
 import re
+from pathlib import Path
 
 import pytest
 
-from windlass.sources import stories
+from windlass.sources import _story_grammar as grammar
 from windlass.sources.stories import Source, tell
 
 SAMPLE = [tell(0, index) for index in range(2000)]
@@ -46,8 +47,9 @@ def test_stories_are_whole_sentences():
 
 def test_nobody_is_both_he_and_she():
     # Where everyone named is of one kind, no word of the other kind may stand.
-    women = {person.name for person in (*stories.HEROES, *stories.ELDERS) if person.he == "she"}
-    men = {person.name for person in (*stories.HEROES, *stories.ELDERS) if person.he == "he"}
+    people = (*grammar.HEROES, *grammar.ELDERS)
+    women = {person.name for person in people if person.he == "she"}
+    men = {person.name for person in people if person.he == "he"}
     seen = 0
     for story in SAMPLE:
         words = set(re.findall("[A-Za-z]+", story))
@@ -64,6 +66,13 @@ def test_other_counts_and_seeds_are_other_sources():
     sources = [Source(count=5), Source(count=6), Source(count=5, seed=1)]
     assert len({source.fingerprint() for source in sources}) == 3
     assert Source(count=5).fingerprint() == sources[0].fingerprint()
+
+
+def test_a_grammar_of_other_words_is_another_source(tmp_path, monkeypatch):
+    before, file = Source().fingerprint(), tmp_path / "grammar.py"
+    file.write_text(Path(grammar.__file__).read_text().replace("puppy", "kitten"))
+    monkeypatch.setattr(grammar, "__file__", str(file))
+    assert Source().fingerprint() != before
 
 
 @pytest.mark.parametrize(

@@ -4,14 +4,20 @@ import copy
 from io import StringIO
 from pathlib import Path
 
-import datasets
 import pytest
 import yaml
-from datasets import config
-from huggingface_hub import constants
 from rich.console import Console
 
-from tests.hub.dataset_server import NAME, DatasetHub, corpus, environment, online
+from tests.hub.dataset_server import (
+    NAME,
+    DatasetHub,
+    corpus,
+    environment,
+    hurry,
+    keep_caches_below,
+    online,
+    write_corpus,
+)
 from tests.spawn import processes
 from tests.training.campaign import RECIPE
 from windlass import api
@@ -36,19 +42,14 @@ SAME = ("loss", "gradient_norm", "token_hash", "data_part")
 
 @pytest.fixture(autouse=True)
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "library")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(downloads, "FIRST_WAIT", 0.001)
-    datasets.disable_progress_bars()
+    keep_caches_below(tmp_path, monkeypatch)
+    hurry(monkeypatch)
 
 
 @pytest.fixture
 def made(tmp_path: Path) -> Path:
     """The files of a data set, in a folder."""
-    for name, content in corpus().items():
-        (tmp_path / "made" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "made" / name).write_bytes(content)
-    return tmp_path / "made"
+    return write_corpus(tmp_path / "made")
 
 
 def recipe(name: Path | str, cache: Path, **source) -> dict:

@@ -151,12 +151,11 @@ def _check_answers(session: Session, rows: Split, votes: int | None) -> None:
             "puzzles; this data has none"
         )
     if votes > (most := rows.source.variants):
+        has = "no variant but itself: leave it out"
+        if most > 1:
+            has = f"{most:,} variants, itself included; {most} or less would do"
         kind = _kind(rows.source)
-        has = f"{most:,} variants, itself included" if most > 1 else "no variant but itself"
-        raise UserError(
-            f"--votes is {votes}, and a row of data.source.kind {kind} has {has}; {most} or less "
-            "would do"
-        )
+        raise UserError(f"--votes is {votes}, and a row of data.source.kind {kind} has {has}")
 
 
 def _answers(

@@ -9,7 +9,7 @@ from windlass.config.overrides import Overrides, words
 from windlass.config.reading import Problem, listing, read
 from windlass.config.recipe import KINDS, AnyRecipe, Layers, Written, find, load, shipped
 from windlass.config.schema import comments, json_schema
-from windlass.config.sections import Open, Several, differences, section, tree
+from windlass.config.sections import Open, Several, below_one, differences, section, tree
 from windlass.config.text import write
 
 __all__ = [
@@ -25,6 +25,7 @@ __all__ = [
     "Several",
     "Within",
     "Written",
+    "below_one",
     "commented",
     "comments",
     "differences",

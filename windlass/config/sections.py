@@ -129,6 +129,15 @@ def default(field: dataclasses.Field) -> Any:
     return field.default if factory is dataclasses.MISSING else factory()
 
 
+def below_one(instance: Any, *names: str) -> list[str]:
+    """Problems of fields of a section that count something, where they are not null."""
+    return [
+        f"{name} is {value}; it must be 1 or more"
+        for name in names
+        if (value := getattr(instance, name)) is not None and value < 1
+    ]
+
+
 def leaves(annotation: Any) -> list[Any]:
     """The plain types a leaf may have, and the words of its literals."""
     types = []

@@ -10,7 +10,7 @@ from typing import Literal
 import jax
 from jaxtyping import PRNGKeyArray
 
-from windlass.config import section
+from windlass.config import below_one, section
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.rotary import Pairing, Rotary
@@ -46,9 +46,8 @@ class Config:
 
     def __post_init__(self):
         counts = ("vocab", "embed", "mlp", "layers", "heads")
-        low = [name for name in counts if getattr(self, name) < 1]
-        problems = [f"{name} is {getattr(self, name)}; it must be 1 or more" for name in low]
-        if not low and self.embed % (2 * self.heads):
+        problems = below_one(self, *counts)
+        if not problems and self.embed % (2 * self.heads):
             problems.append(
                 f"embed is {self.embed}; it must be a multiple of {2 * self.heads}, as heads "
                 f"({self.heads}) have an even size: {_nearest(self.embed, 2 * self.heads)} would do"
@@ -58,8 +57,7 @@ class Config:
                 problems.append(f"{name} is {getattr(self, name)}; it must be 2 or more")
         if self.theta <= 1:
             problems.append(f"theta is {self.theta}; it must be above 1")
-        if self.kernel is not None and self.kernel < 1:
-            problems.append(f"kernel is {self.kernel}; it must be 1 or more")
+        problems += below_one(self, "kernel")
         if problems:
             raise ValueError(*problems)
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
-from windlass.config import section
+from windlass.config import below_one, section
 from windlass.devices.axes import shard
 from windlass.layers.attention import Attention
 from windlass.layers.auxiliary import Report, added
@@ -51,7 +51,7 @@ class Prefix:
     width: int | None = None  # entries of a row of the table, zeros behind them; null: embed
 
     def __post_init__(self):
-        if problems := _low(self, "positions", "identifiers", "width"):
+        if problems := below_one(self, "positions", "identifiers", "width"):
             raise ValueError(*problems)
 
 
@@ -63,7 +63,7 @@ class PositionMixing:
     mlp: int  # hidden size
 
     def __post_init__(self):
-        if problems := _low(self, "length", "mlp"):
+        if problems := below_one(self, "length", "mlp"):
             raise ValueError(*problems)
 
 
@@ -98,7 +98,7 @@ class Config:
 
     def __post_init__(self):
         counts = ("vocab", "embed", "mlp", "layers", "h_cycles", "l_cycles", "passes")
-        problems = _low(self, *counts, "heads", "kv_heads", "learned")
+        problems = below_one(self, *counts, "heads", "kv_heads", "learned")
         problems += [] if problems else self._problems()
         if problems:
             raise ValueError(*problems)
@@ -401,15 +401,6 @@ class RecursiveModel(eqx.Module):
 
 def _size(tree: PyTree) -> int:
     return sum(x.size for x in jax.tree.leaves(tree))
-
-
-def _low(section: Any, *names: str) -> list[str]:
-    """Problems of numbers that must be 1 or more, where they are given."""
-    return [
-        f"{name} is {value}; it must be 1 or more"
-        for name in names
-        if (value := getattr(section, name)) is not None and value < 1
-    ]
 
 
 def _block(config: Config, *, key: PRNGKeyArray) -> PostNormBlock:

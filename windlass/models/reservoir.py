@@ -19,7 +19,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from windlass import dynamics
-from windlass.config import section
+from windlass.config import below_one, section
 from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
 from windlass.layers.dropout import Dropout
@@ -52,9 +52,8 @@ class NVAR:
     projected: int  # dimensions that an input is projected to; products are quadratic in them
 
     def __post_init__(self):
-        low = [name for name in ("delays", "projected") if getattr(self, name) < 1]
-        if low:
-            raise ValueError(*(f"{n} is {getattr(self, n)}; it must be 1 or more" for n in low))
+        if problems := below_one(self, "delays", "projected"):
+            raise ValueError(*problems)
 
 
 @section
@@ -78,11 +77,7 @@ class Config:
     causal = True
 
     def __post_init__(self):
-        problems = [
-            f"{name} is {value}; it must be 1 or more"
-            for name in ("vocab", "embed", "layers", "readout", "positions")
-            if (value := getattr(self, name)) is not None and value < 1
-        ]
+        problems = below_one(self, "vocab", "embed", "layers", "readout", "positions")
         if not self.reservoirs and self.nvar is None:
             problems.append("reservoirs is empty, and nvar is null: one of them must be there")
         if not 0 <= self.dropout < 1:

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from windlass.config import section
+from windlass.config import below_one, section
 from windlass.devices.axes import Placed
 from windlass.dynamics import spectral_radius
 from windlass.layers import recurrence
@@ -62,11 +62,7 @@ class Reservoir:
     decay: float = 1.0  # of a window: factor by which each older input is weaker
 
     def __post_init__(self):
-        problems = [
-            f"{name} is {getattr(self, name)}; it must be 1 or more"
-            for name in ("size", "window")
-            if getattr(self, name) is not None and getattr(self, name) < 1
-        ]
+        problems = below_one(self, "size", "window")
         for name in ("leak", "density", "decay"):
             if not 0 < getattr(self, name) <= 1:
                 problems.append(f"{name} is {getattr(self, name)}; it is a share, above 0 up to 1")

@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float, Int
 
-from windlass.config import section
+from windlass.config import below_one, section
 from windlass.devices.axes import shard
 from windlass.layers.head import TILE_TOKENS, Head, log_z, pick
 from windlass.layers.recurrence import where
@@ -40,11 +40,7 @@ class Depth:
     l_cycles: int  # at most model.l_cycles
 
     def __post_init__(self):
-        wrong = [
-            f"{name} is {value}; it must be 1 or more"
-            for name, value in (("h_cycles", self.h_cycles), ("l_cycles", self.l_cycles))
-            if value < 1
-        ]
+        wrong = below_one(self, "h_cycles", "l_cycles")
         if not 0 < self.until < 1:
             wrong.append(f"until is {self.until}; it is a share of the run, above 0 and below 1")
         if wrong:

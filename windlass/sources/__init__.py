@@ -19,7 +19,7 @@ from typing import Any, ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 
-from windlass.columns import Column
+from windlass.columns import Column, Picture, square
 from windlass.config import listing, section, tree
 from windlass.config.reading import closest
 from windlass.errors import UserError
@@ -271,6 +271,11 @@ class Blocks(Numbered):
         """A row as `windlass data` prints it."""
         lines = (f"{name}: {np.array2string(x, threshold=64)}" for name, x in row.items())
         return "\n".join(lines)
+
+    @property
+    def picture(self) -> Picture | None:
+        """A row as a grid, for pages: usual, a square of numbers; None: it is none."""
+        return square(self.columns)
 
 
 @section

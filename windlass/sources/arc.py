@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from windlass.chance import keys, mix
-from windlass.columns import Column
+from windlass.columns import Column, Picture
 from windlass.config import listing, section
 from windlass.errors import UserError
 from windlass.files import parse_json
@@ -16,6 +16,11 @@ from windlass.puzzles import arc
 from windlass.sources import Blocks, Numbered, SourceFile, decode, files
 
 KINDS = ("train", "test")  # of pairs: demonstrations, and what is asked
+# Colors as they are shown wherever ARC is: black, blue, red, green, yellow, gray, ...
+PALETTE = (
+    *("#000000", "#0074d9", "#ff4136", "#2ecc40", "#ffdc00"),
+    *("#aaaaaa", "#f012be", "#ff851b", "#7fdbff", "#870c25"),
+)
 
 
 class Pair(NamedTuple):
@@ -138,6 +143,11 @@ class Source(Blocks):
         lines = (f"{one}  {other}".rstrip() for one, other in zip(*sides, strict=True))
         task, copy = divmod(number, self.copies)
         return "\n".join([f"task {task}, copy {copy}", *(line for line in lines if line)])
+
+    @property
+    def picture(self) -> Picture:
+        """Cells by color, and | at the end of a grid."""
+        return Picture(arc.SIDE, ("", "|", *[""] * arc.COLORS), ("", "", *PALETTE))
 
     def _drawn(
         self, numbers: np.ndarray, copies: np.ndarray, places: np.ndarray | None

@@ -111,7 +111,7 @@ class Source(Blocks):
 
     @property
     def picture(self) -> Picture:
-        """Cells by colour: walls, start and goal, the way."""
+        """Cells by color: walls, start and goal, the way."""
         symbols = ("", "", "", *DRAWN[2:4], "")
         return Picture(self.size, symbols, ("", "#3b4657", "", "#f6c453", "#f6c453", "#6ea8fe"))
 

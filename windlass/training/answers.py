@@ -7,7 +7,7 @@ import jax
 import numpy as np
 from jaxtyping import Array, PyTree
 
-from windlass.columns import Picture, square
+from windlass.columns import Picture
 from windlass.data.load import evaluation_batches
 from windlass.devices.axes import shard
 from windlass.objectives import BaseObjective
@@ -30,8 +30,7 @@ def picture(session: Session) -> Picture | None:
         return None
     if not (data.has_blocks and data.holds_out("validation") and data.source is not None):
         return None
-    # A source that has a picture of its own says so; of others a row may be a square of numbers.
-    return getattr(data.source, "picture", square(data.source.columns))
+    return data.source.picture
 
 
 class AnswerWriter:

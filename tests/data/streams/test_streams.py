@@ -6,14 +6,19 @@ import threading
 from dataclasses import replace
 from pathlib import Path
 
-import datasets
 import numpy as np
 import pytest
-from datasets import config
-from huggingface_hub import constants
 from rich.console import Console
 
-from tests.hub.dataset_server import NAME, DatasetHub, corpus, online
+from tests.hub.dataset_server import (
+    NAME,
+    DatasetHub,
+    corpus,
+    hurry,
+    keep_caches_below,
+    online,
+    write_corpus,
+)
 from windlass import seal
 from windlass.data import Data, integrity, prepare
 from windlass.data.load import Loader
@@ -31,19 +36,14 @@ CONSOLE = Console(file=io.StringIO())
 
 @pytest.fixture(autouse=True)
 def quiet(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(config, "HF_DATASETS_CACHE", tmp_path / "library")
-    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.setattr(downloads, "FIRST_WAIT", 0.001)
-    datasets.disable_progress_bars()
+    keep_caches_below(tmp_path, monkeypatch)
+    hurry(monkeypatch)
 
 
 @pytest.fixture
 def folder(tmp_path: Path) -> Path:
     """The files of a data set."""
-    for name, content in corpus().items():
-        (tmp_path / "made" / name).parent.mkdir(parents=True, exist_ok=True)
-        (tmp_path / "made" / name).write_bytes(content)
-    return tmp_path / "made"
+    return write_corpus(tmp_path / "made")
 
 
 def streamed(name: Path | str, cache: Path, part_tokens: int = 2000, **how) -> StreamedData:
