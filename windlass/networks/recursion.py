@@ -169,10 +169,11 @@ def _repeated(
     if times == 0:
         return state, None, {}
     if not loops:
-        reports = []
+        each = []
         for _ in range(times):
-            state, (_, report) = step(state, None)
-            reports.append(report)
-        return state, None, added(*reports)
+            state, both = step(state, None)
+            each.append(both)
+        left, reports = jax.tree.map(lambda *x: jnp.stack(x), *each)
+        return state, left, jax.tree.map(lambda x: jnp.sum(x, axis=0), reports)
     state, (left, reports) = jax.lax.scan(step, state, past, length=times)
     return state, left, jax.tree.map(lambda x: jnp.sum(x, axis=0), reports)
