@@ -5,6 +5,7 @@ import importlib
 import math
 import shlex
 import shutil
+import socket
 from itertools import groupby
 from pathlib import Path
 from typing import Any
@@ -320,6 +321,22 @@ def test_the_small_multiscale_recipe_has_the_parameters_that_it_says():
     built = Built(describe("nash-mhc-small", ["device=cpu"]))
     layer = of_a_layer(512, 1024, 3) + of_streams(512, 4)
     assert built.trainable.trained == 2 * 1024 * 512 + 512 + 6 * layer == 33_148_740
+
+
+def test_the_streaming_recipe_is_planned_without_the_network(monkeypatch):
+    """Its corpus and its tokenizer are on the hub, and a plan needs neither."""
+    from huggingface_hub import constants
+
+    called = []
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *address, **_: called.append(address))
+    monkeypatch.setattr(socket.socket, "connect", lambda _, address: called.append(address))
+    run = describe("nash-mhc-3b", ["device=cpu"]).run
+    (part,) = run.data.parts
+    assert part.source.is_streamed and run.train.steps == 100_000
+    plan = windlass.plan("nash-mhc-3b", on="v6e-8", overrides=["model.layers=2"])
+    assert isinstance(plan, Plan) and plan.fits == "yes" and plan.time is not None
+    assert called == []
 
 
 @pytest.mark.long

@@ -6,7 +6,10 @@ is at most one among the positions j s .. (j + 1) s - 1 of a row: that cell is i
 """
 
 import jax.numpy as jnp
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int
+
+from windlass.layers import recurrence
 
 EMPTY = -2  # the document of a slot that holds nothing; -1 is padding
 
@@ -41,7 +44,11 @@ class Cells:
         padded = jnp.pad(x, ((0, 0), (0, missing)) + ((0, 0),) * (x.ndim - 2))
         if not isinstance(self._offset, int):
             padded = jnp.roll(padded, self._offset, axis=1)
-        return padded.reshape(x.shape[0], self._count, self.stride, *x.shape[2:])
+        shape, spec = (x.shape[0], self._count, self.stride, *x.shape[2:]), recurrence.spec(x)
+        # With one row and one slot, as in decode of a single prompt, two axes are of 1, and JAX
+        # takes the batch axis of the layout for neither.
+        framed = None if spec is None else PartitionSpec(spec[0], None, *spec[1:])
+        return jnp.reshape(padded, shape, out_sharding=framed)
 
 
 def slots_of(length: int, stride: int, *, is_aligned: bool) -> int:

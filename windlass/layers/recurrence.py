@@ -70,12 +70,12 @@ def aged(x: Array, age: int, position: Int[Array, "batch seq"]) -> Array:
 def picked(x: Array, index: Int[Array, "batch picked"]) -> Array:
     """Entries of each row by their numbers."""
     rows = jnp.arange(x.shape[0])[:, None]
-    return x.at[rows, index].get(out_sharding=_spec(x))
+    return x.at[rows, index].get(out_sharding=spec(x))
 
 
 def zeros(x: Array, length: int) -> Array:
     """Zeros of another length, laid out as `x` is."""
-    return jnp.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, out_sharding=_spec(x))
+    return jnp.zeros((x.shape[0], length, *x.shape[2:]), x.dtype, out_sharding=spec(x))
 
 
 def per_row(start: PyTree, x: Array) -> PyTree:
@@ -103,5 +103,6 @@ def where(flag: Bool[Array, "..."], some: PyTree, others: PyTree) -> PyTree:
     return jax.tree.map(one, some, others)
 
 
-def _spec(x: Array) -> PartitionSpec | None:
+def spec(x: Array) -> PartitionSpec | None:
+    """Partition spec of an array; None where there is no mesh."""
     return None if jax.sharding.get_abstract_mesh().empty else jax.typeof(x).sharding.spec
