@@ -79,9 +79,9 @@ class Case(NamedTuple):
     @property
     def recipe(self) -> dict[str, Any]:
         """The run of the case, whose data is never read."""
-        if self.of:
-            return self._shipped(self.of)
         given = self.mesh and dict(zip(("data", "fsdp", "tensor"), self.mesh, strict=True))
+        if self.of:
+            return self._shipped(self.of) | ({"mesh": given} if given else {})
         lora = {"kind": "lora", "rank": self.rank, "dropout": self.dropout}
         data: dict[str, Any] = {"source": {"kind": "stories"}, "length": self.length}
         if self.objective == "preference":
@@ -118,7 +118,7 @@ HALF, SMALL, MIDDLE, THREE, EIGHT = (
 )
 FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
 STORIES = "tinystories-reservoir", "tinystories-transformer"  # models and all, as they ship
-ATHENA = "athena-large"
+ATHENA, NASH = "athena-large", "nash-mhc-3b"
 TPU = [
     case(HALF, "v6e-1", 8),
     case(HALF, "v6e-1", 16),
@@ -203,15 +203,9 @@ TPU = [
     case(SMALL, "v5e-4", 128, accumulation=8, of="recovery-lora"),
     case(SMALL, "v6e-1", 8, remat="saved", of="distil-small"),
     *(case(of, on, 128, length=128, of=of) for of in STORIES for on in ("v6e-1", "v5e-4")),
-    case(
-        "athena-large",
-        "v5e-8",
-        256,
-        length=2048,
-        microbatch=None,
-        accumulation=2,
-        of="athena-large",
-    ),
+    case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA),
+    case(NASH, "v6e-8", 32, length=2048, mesh=(2, 2, 2), of=NASH),
+    case(NASH, "v6e-16", 32, length=2048, of=NASH),
 ]
 GPU = [
     case(HALF, "h200", 32),
