@@ -1,5 +1,6 @@
 """Arrays as compilers hold them, of programs so small that they can be held in the head."""
 
+import functools
 import math
 
 import jax
@@ -41,6 +42,17 @@ def matrix(rows: int = SIDE) -> jax.ShapeDtypeStruct:
 def test_what_is_computed_where_it_is_used_takes_no_room():
     assert held(lambda x: jnp.tanh(x * 2 + 1), matrix()) == 0
     assert held(lambda x: jnp.sum(jnp.tanh(x)) * x, matrix()) == 4  # a sum is waited for
+
+
+def test_a_part_of_an_argument_is_written_anew_in_its_buffer():
+    pool = jax.ShapeDtypeStruct((3, SIDE, SIDE), jnp.float32)
+
+    def step(pool, x, *, of):
+        new = jax.lax.dynamic_update_index_in_dim(of(pool), x @ x, 1, 0)
+        return jnp.where(jnp.sum(x) > 0, new, pool)  # or nothing is
+
+    assert held(functools.partial(step, of=lambda pool: pool), pool, matrix()) == ONE + 8
+    assert held(functools.partial(step, of=jnp.tanh), pool, matrix()) > 3 * ONE
 
 
 def test_what_a_product_reads_and_gives_is_in_memory():

@@ -226,7 +226,7 @@ class _Liveness:
 
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
-        if self.is_alias(i):
+        if self.is_alias(i) or self.is_update_of_argument(i):
             return False
         if self.is_slice(i):
             # At once, as that frees the rest; but of two that are summed, the whole is summed.
@@ -240,6 +240,14 @@ class _Liveness:
                 self.compiler.materializes_shared and self.is_shared(value)
             )
         return not self.is_fused_into_sum(i)
+
+    def is_update_of_argument(self, i: int) -> bool:
+        """Return True if a part of an argument is written anew, which is donated: in its buffer."""
+        operation = self.operations[i]
+        if operation.name != "dynamic_update_slice":
+            return False
+        target = operation.arguments[0]
+        return target is not None and self.uncast(target) in self.inputs
 
     def is_random_word(self, value: int) -> bool:
         """Return True if a value is hashed bits, of which a mask is made by comparison."""
