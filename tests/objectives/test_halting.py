@@ -380,20 +380,32 @@ def run(folder: Path, *keys: str, signals: Signals | None = None) -> list[float]
 
 
 @pytest.mark.long
-def test_microbatches_of_any_number_have_the_same_losses(tmp_path):
-    whole, *others = (run(tmp_path / str(n), f"train.accumulation={n}") for n in (1, 2, 4))
+@pytest.mark.parametrize("pool", [1, 2])
+def test_microbatches_of_any_number_have_the_same_losses(pool, tmp_path):
+    keys = [f"objective.pool={pool}"]
+    whole, *others = (run(tmp_path / str(n), f"train.accumulation={n}", *keys) for n in (1, 2, 4))
     assert len(whole) == 6
     for parts in others:
         assert parts == pytest.approx(whole, rel=1e-5)
 
 
 @pytest.mark.long
-def test_a_run_stopped_while_rows_are_thinking_ends_with_the_same_bits(tmp_path):
-    run(tmp_path / "whole")
-    run(tmp_path / "halves", signals=Stops(2))
+def test_a_pool_of_batches_has_the_same_losses_on_a_mesh_of_all_three_axes(tmp_path):
+    mesh = ["device.count=8", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2"]
+    alone, spread = (run(tmp_path / str(len(k)), "objective.pool=2", *k) for k in ([], mesh))
+    assert spread == pytest.approx(alone, rel=1e-4)
+    assert alone != run(tmp_path / "other")  # without a pool
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("pool", [1, 2])
+def test_a_run_stopped_while_rows_are_thinking_ends_with_the_same_bits(pool, tmp_path):
+    keys = [f"objective.pool={pool}"]
+    run(tmp_path / "whole", *keys)
+    run(tmp_path / "halves", *keys, signals=Stops(2))
     rows = newest_step(tmp_path / "halves")
     assert rows == 2  # of three passes
-    run(tmp_path / "halves")
+    run(tmp_path / "halves", *keys)
     assert weights(tmp_path / "halves") == weights(tmp_path / "whole")
     api.report(tmp_path / "whole")
     page = (tmp_path / "whole" / REPORT).read_text()
