@@ -9,14 +9,16 @@ from multiprocessing import get_context
 import numpy as np
 
 PROCESSES = 2  # compiling, which is most of it, takes one core of each
+FIXED = "echo_state"  # all but its head, and no linear map that an adapter could stand in for
 
 
 def prove() -> dict:
     import windlass.models
 
     families = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
+    cases = [case for case in product(families, (False, True)) if case != (FIXED, True)]
     with ProcessPoolExecutor(PROCESSES, mp_context=get_context("spawn")) as pool:
-        each = pool.map(gaps, *zip(*product(families, (False, True)), strict=True))
+        each = pool.map(gaps, *zip(*cases, strict=True))
         worst = {name: gap for found in each for name, gap in found.items()}
     numbers = list(worst.values())
     return {
