@@ -99,7 +99,7 @@ def test_other_devices_are_tried_while_a_run_has_its_own_mesh():
     assert {"on 2xh200", "on 4xh200"} < {one.keys for one in found.changes}
 
 
-def _fails(self) -> Callable:
+def _fails(self, stage: int) -> Callable:
     raise JaxRuntimeError(TPU.replace("31.66G", "900.00G"))
 
 
