@@ -501,15 +501,21 @@ def test_a_stage_deeper_than_the_model_is_refused():
     ]
 
 
-def test_a_plan_is_of_the_last_stage_and_says_so():
-    staged = RECIPE | {"objective": {"kind": "halting", "curriculum": tree(STAGED)["curriculum"]}}
-    whole = RECIPE | {"objective": {"kind": "halting"}}
-    first, second = api.plans([staged, whole], "h100", rows=1000)
-    assert isinstance(first, Plan) and isinstance(second, Plan)
-    assert first.memory.total == second.memory.total
+def test_a_plan_is_of_the_last_stage_and_says_so_and_its_run_counts_each():
+    model = RECIPE["model"] | {"embed": 1024, "mlp": 4096}  # beyond what a host can feed
+    objective = {"kind": "halting"}
+    whole = RECIPE | {"model": model, "objective": objective, "train": {"steps": 9, "batch": 4096}}
+    staged = whole | {"objective": objective | {"curriculum": tree(STAGED)["curriculum"]}}
+    shallow = whole | {"model": model | {"h_cycles": 1, "l_cycles": 1}}
+    plans = api.plans([staged, whole, shallow], "h100", rows=1000)
+    first, second, third = (one for one in plans if isinstance(one, Plan))
+    assert first.memory.total == second.memory.total and first.time == second.time
+    assert first.cost and second.cost and third.cost
+    mean, deep, low = (one.inputs["step_seconds"] for one in (first.cost, second.cost, third.cost))
+    assert low < deep and mean == pytest.approx(0.7 * deep + 0.3 * low)
     note = (
-        "memory and time are those of the last of 2 stages, all cycles, from 30% of the run on: "
-        "steps before it are faster"
+        "memory and step are those of the last of 2 stages, all cycles, from 30% of the run on; "
+        "the run counts the steps of each"
     )
     assert note in first.notes and note not in second.notes
 

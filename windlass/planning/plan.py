@@ -142,6 +142,18 @@ class Plan:
         }
 
 
+def _averaged(described: Described, target: Target, last: Time) -> Time:
+    """Step time in the mean of a run, of the last of whose stages it is known."""
+    stages, parts = described.run.objective.stages, dict.fromkeys(last.parts, 0.0)
+    ends = [*(stage.begins for stage in stages[1:]), 1.0]
+    for number, (stage, end) in enumerate(zip(stages, ends, strict=True)):
+        is_last = number == len(stages) - 1
+        own = last if is_last else times.time(tracing.trace_stage(described, target, number))
+        assert own is not None
+        parts = {name: sum + (end - stage.begins) * own.parts[name] for name, sum in parts.items()}
+    return last._replace(parts=parts)
+
+
 @dataclass(frozen=True)
 class Refused:
     """A recipe that cannot be laid out on a target, or takes too much there, and why."""
@@ -193,7 +205,7 @@ def planned(
         memory = memory.as_compiled(report.peak_bytes)
     time = times.time(traced)
     cost = time and costs.cost(
-        time,
+        _averaged(described, target, time),
         length,
         target,
         known,
@@ -207,8 +219,8 @@ def planned(
     notes += [length.unknown] if length.unknown else []
     if len(stages := run.objective.stages) > 1:
         notes.append(
-            f"memory and time are those of the last of {len(stages)} stages, {stages[-1].name}, "
-            f"from {stages[-1].begins:.0%} of the run on: steps before it are faster"
+            f"memory and step are those of the last of {len(stages)} stages, {stages[-1].name}, "
+            f"from {stages[-1].begins:.0%} of the run on; the run counts the steps of each"
         )
     if isinstance(report, compiler.NoCompiler):
         notes.append(f"not compiled: {report.why}")

@@ -97,3 +97,15 @@ def trace(described: Described, target: Target, make: MakeCall | None = None) ->
         # Dead code elimination, as by a compiler.
         program, _ = dce_jaxpr(whole, [True] * len(whole.outvars), instantiate=True)
     return Traced(target, described, state, frozen, batch, program)
+
+
+def trace_stage(described: Described, target: Target, number: int) -> Traced:
+    """Trace the step of a stage of a run, of which there are several."""
+
+    def make(programs: Programs) -> tuple[Callable, Sequence[Any]]:
+        return programs.step(number).function, (
+            *programs.abstract_state(),
+            programs.abstract_batch(),
+        )
+
+    return trace(described, target, make)
