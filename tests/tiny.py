@@ -38,7 +38,8 @@ def wide(family: str, kv_heads: int = 2):
     """The tiny config with so many heads that eight devices can share them."""
     tiny = config(family)
     heads = dict(heads=8, kv_heads=kv_heads)
-    return dataclasses.replace(tiny, **heads) if hasattr(tiny, "heads") else tiny
+    own = {name: count for name, count in heads.items() if hasattr(tiny, name)}
+    return dataclasses.replace(tiny, **own)
 
 
 def model(family: str):
