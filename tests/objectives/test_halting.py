@@ -264,7 +264,7 @@ def test_without_targets_they_are_the_next_tokens_of_the_same_document():
         ({"halt_weight": -1.0}, "halt_weight is -1.0; it is a factor, 0 or more"),
         ({"exploration": 2.0}, "exploration is 2.0; it is a probability, 0 to 1"),
         ({"minimum": 0}, "minimum is 0; it must be 1 or more"),
-        ({"pool": 0}, "pool is 0; it is a number of batches, 1 or more"),
+        ({"pool": 0}, "pool is 0; it must be 1 or more"),
     ],
 )
 def test_keys_that_cannot_be_are_refused(keys, what):

@@ -106,10 +106,7 @@ class Objective(BaseObjective):
             wrong.append(f"halt_weight is {self.halt_weight}; it is a factor, 0 or more")
         if not 0 <= self.exploration <= 1:
             wrong.append(f"exploration is {self.exploration}; it is a probability, 0 to 1")
-        if self.minimum < 1:
-            wrong.append(f"minimum is {self.minimum}; it must be 1 or more")
-        if self.pool < 1:
-            wrong.append(f"pool is {self.pool}; it is a number of batches, 1 or more")
+        wrong += below_one(self, "minimum", "pool")
         ends = [depth.until for depth in self.curriculum]
         if any(later <= sooner for sooner, later in pairwise(ends)):
             wrong.append(

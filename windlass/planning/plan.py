@@ -142,18 +142,6 @@ class Plan:
         }
 
 
-def _averaged(described: Described, target: Target, last: Time) -> Time:
-    """Step time in the mean of a run, of the last of whose stages it is known."""
-    stages, parts = described.run.objective.stages, dict.fromkeys(last.parts, 0.0)
-    ends = [*(stage.begins for stage in stages[1:]), 1.0]
-    for number, (stage, end) in enumerate(zip(stages, ends, strict=True)):
-        is_last = number == len(stages) - 1
-        own = last if is_last else times.time(tracing.trace_stage(described, target, number))
-        assert own is not None
-        parts = {name: sum + (end - stage.begins) * own.parts[name] for name, sum in parts.items()}
-    return last._replace(parts=parts)
-
-
 @dataclass(frozen=True)
 class Refused:
     """A recipe that cannot be laid out on a target, or takes too much there, and why."""
@@ -245,6 +233,19 @@ def planned(
         tried=tried,
         compiled=check,
     )
+
+
+def _averaged(described: Described, target: Target, last: Time) -> Time:
+    """Step time in the mean of a run, of whose stages that of the last is known."""
+    stages, parts = described.run.objective.stages, dict.fromkeys(last.parts, 0.0)
+    ends = [*(stage.begins for stage in stages[1:]), 1.0]
+    for number, (stage, end) in enumerate(zip(stages, ends, strict=True)):
+        is_last = number == len(stages) - 1
+        own = last if is_last else times.time(tracing.trace_stage(described, target, number))
+        assert own is not None
+        share = end - stage.begins
+        parts = {name: so_far + share * own.parts[name] for name, so_far in parts.items()}
+    return last._replace(parts=parts)
 
 
 def _as_chosen(described: Described) -> Layers:

@@ -103,9 +103,7 @@ def trace_stage(described: Described, target: Target, number: int) -> Traced:
     """Trace the step of a stage of a run, of which there are several."""
 
     def make(programs: Programs) -> tuple[Callable, Sequence[Any]]:
-        return programs.step(number).function, (
-            *programs.abstract_state(),
-            programs.abstract_batch(),
-        )
+        arguments = (*programs.abstract_state(), programs.abstract_batch())
+        return programs.step(number).function, arguments
 
     return trace(described, target, make)
