@@ -35,10 +35,13 @@ def config(family: str):
 
 
 def wide(family: str, kv_heads: int = 2):
-    """The tiny config with so many heads that eight devices can share them."""
+    """The tiny config with so many heads that eight devices can share them.
+
+    And without dropout, whose masks are others where a batch is accumulated in other parts.
+    """
     tiny = config(family)
-    heads = dict(heads=8, kv_heads=kv_heads)
-    own = {name: count for name, count in heads.items() if hasattr(tiny, name)}
+    fields = dict(heads=8, kv_heads=kv_heads, dropout=0.0)
+    own = {name: value for name, value in fields.items() if hasattr(tiny, name)}
     return dataclasses.replace(tiny, **own)
 
 
