@@ -38,10 +38,10 @@ WARM = 5  # steps before the clock starts
 
 
 def corpus(most: int) -> np.ndarray:
-    """Bytes of all Python files here, in the order of a hash of their names."""
+    """Bytes of all Python files here, in the order of a hash of their paths."""
     folders = {sysconfig.get_paths()["stdlib"], *site.getsitepackages()}
     files = {file for folder in folders for file in Path(folder).rglob("*.py")}
-    order = sorted(files, key=lambda file: hashlib.sha256(file.name.encode()).digest())
+    order = sorted(files, key=lambda file: hashlib.sha256(str(file).encode()).digest())
     parts, size = [], 0
     for file in order:
         parts.append(np.frombuffer(file.read_bytes() + b"\0", np.uint8))

@@ -7,6 +7,7 @@ matrix are never the minor axis of an array, and all iterations are one elementw
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial, reduce
 from itertools import permutations
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,45 +31,44 @@ def sinkhorn(logits: Matrix, iterations: int) -> Matrix:
     least is e^-40, which leaves u, v and their gradients in the range of float32 for any logits.
     """
     kernel, ones = _kernel(logits), _ones(logits)
-    (u, v), _ = _loop(lambda now, _: (_iteration(kernel, now[0]), None), (ones, ones), iterations)
+    once = lambda _, now: _iteration(kernel, now[0])  # noqa: E731
+    u, v = jax.lax.fori_loop(0, iterations, once, (ones, ones))
     return _scaled(u, kernel, v)
 
 
-def _forward(logits: Matrix, iterations: int) -> tuple[Matrix, Matrix]:
-    return sinkhorn(logits, iterations), logits
-
-
-def _backward(iterations: int, logits: Matrix, gradient: Matrix) -> tuple[Matrix]:
-    """Gradient through every iteration; they are computed again.
+def sinkhorn_gradient(
+    iterations: int, logits: Matrix, gradient: Matrix, scan: Callable[..., Any] = jax.lax.scan
+) -> Matrix:
+    """Gradient of the logits through every iteration; they are computed again, by `scan`.
 
     It is that of log u, log K and log v: the derivatives of log u = −log Kv are the entries of
     −diag(u) K diag(v), those of log v alike, and none of them is above 1.
     """
-    kernel = _kernel(logits)
+    kernel, ones = _kernel(logits), _ones(logits)
+    again = lambda now, _: (_iteration(kernel, now[0]), now[0])  # noqa: E731
+    (u, v), befores = scan(again, (ones, ones), None, length=iterations)
+    of_kernel = _map(jnp.multiply, gradient, _scaled(u, kernel, v))
 
-    def again(u, _):
-        after, v = _iteration(kernel, u)
-        return after, (u, v, after)
-
-    u, steps = _loop(again, _ones(logits), iterations)
-    last = _scaled(u, kernel, tuple(lanes[-1] for lanes in steps[1]))
-    of_kernel = _map(jnp.multiply, gradient, last)
-
-    def back(now, step):
-        (of_kernel, of_u, of_v), (before, v, u) = now, step
+    def back(now, before):
+        of_kernel, of_u, of_v, u = now
+        v = _reciprocals(transposed(kernel), before)
         by_u = tuple(tuple(d * x for x in row) for d, row in _zip(of_u, _scaled(u, kernel, v)))
         of_v = tuple(d - total(column) for d, column in _zip(of_v, transposed(by_u)))
         by_v = tuple(tuple(d * x for d, x in _zip(of_v, row)) for row in _scaled(before, kernel, v))
         of_kernel = _map(lambda a, b, c: a - b - c, of_kernel, by_u, by_v)
         nothing = tuple(map(jnp.zeros_like, of_v))
-        return (of_kernel, tuple(-total(row) for row in by_v), nothing), None
+        return (of_kernel, tuple(-total(row) for row in by_v), nothing, before), None
 
     of_u, of_v = (tuple(map(total, lines)) for lines in (of_kernel, transposed(of_kernel)))
-    (of_kernel, *_), _ = _loop(back, (of_kernel, of_u, of_v), iterations, steps, reverse=True)
-    return (_map(lambda x, d: jnp.where(x > DEEPEST, d, 0), _below(logits), of_kernel),)
+    last = (of_kernel, of_u, of_v, u)
+    (of_kernel, *_), _ = scan(back, last, befores, length=iterations, reverse=True)
+    return _map(lambda x, d: jnp.where(x > DEEPEST, d, 0), _below(logits), of_kernel)
 
 
-sinkhorn.defvjp(_forward, _backward)
+sinkhorn.defvjp(
+    lambda logits, iterations: (sinkhorn(logits, iterations), logits),
+    lambda iterations, logits, gradient: (sinkhorn_gradient(iterations, logits, gradient),),
+)
 
 
 def permutation_sum(logits: Sequence[Lane], n: int) -> Matrix:
@@ -115,16 +115,14 @@ def entropy(matrix: Matrix) -> Lane:
     return total(parts) / len(matrix)
 
 
-def _loop(step: Callable, start, length: int, steps=None, *, reverse: bool = False):
-    """A scan, unrolled but on CPUs: a loop would launch a kernel each time for little work."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    unroll = 1 if device is None or device.platform == "cpu" else length
-    return jax.lax.scan(step, start, steps, length=length, unroll=unroll, reverse=reverse)
-
-
 def _iteration(kernel: Matrix, u: Vector) -> tuple[Vector, Vector]:
-    v = tuple(1 / _dot(column, u) for column in transposed(kernel))
-    return tuple(1 / _dot(row, v) for row in kernel), v
+    v = _reciprocals(transposed(kernel), u)
+    return _reciprocals(kernel, v), v
+
+
+def _reciprocals(matrix: Matrix, vector: Vector) -> Vector:
+    """1 / (matrix · vector)."""
+    return tuple(1 / _dot(row, vector) for row in matrix)
 
 
 def _kernel(logits: Matrix) -> Matrix:

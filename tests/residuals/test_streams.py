@@ -216,3 +216,12 @@ def test_a_model_without_a_residual_connection_is_refused():
         "residual.kind is mhc; the blocks of this model have no residual connection that it "
         "could replace: residual=plain leaves them as they are"
     )
+
+
+def test_metrics_are_means_over_tokens_and_padding_is_none():
+    model, document = made("qwen3", HC()), tiny.documents(96, [9])
+    padded, bare = (eqx.filter_jit(model)(tiny.packed([document], length))[1] for length in (12, 8))
+    assert {"residual_gain_forward", "residual_entropy", "residual_row_error_0"} <= bare.keys()
+    assert tiny.apart(padded, bare) < 1e-6
+    branches = 2 * tiny.config("qwen3").layers
+    assert float(bare["residual_entropy"][1]) == 8 * branches

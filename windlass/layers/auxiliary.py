@@ -13,7 +13,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Float, PyTree
+from jaxtyping import Array, Float, Int, PyTree
 
 Sum = Float[Array, ""]
 Report = dict[str, tuple[Sum, Sum]]  # by name, a total and its weight
@@ -58,6 +58,14 @@ def coefficients(model: PyTree) -> dict[str, float]:
 
     jax.tree.leaves(model, is_leaf=note)
     return factors
+
+
+def over_tokens(
+    values: Float[Array, "batch seq"], document: Int[Array, "batch seq"]
+) -> tuple[Sum, Sum]:
+    """The total of tokens' values and their number, to be reported; padding is in no document."""
+    is_token = document >= 0
+    return jnp.sum(jnp.where(is_token, values, 0)), jnp.sum(is_token, dtype=jnp.float32)
 
 
 def added(*reports: Report) -> Report:

@@ -44,7 +44,7 @@ class Streams:
         """The hidden states of those that leave the last block."""
         return x
 
-    def report(self, x: PyTree) -> Report:
+    def report(self, x: PyTree, context) -> Report:
         """Metrics of the streams that leave the last block, such as a gain over all layers."""
         return {}
 

@@ -81,7 +81,7 @@ class Stack(eqx.Module):
             x, out = one(kind)(x, _take(weights[kind], rounds), cache_odd[kind])
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
-        reported = added(self._reported(out_rounds, out_odd), self.streams.report(x))
+        reported = added(self._reported(out_rounds, out_odd), self.streams.report(x, context))
         return self.streams.narrow(x), left, reported
 
     @property

@@ -31,8 +31,9 @@ from windlass import doubly_stochastic
 from windlass.config import section
 from windlass.devices.axes import Placed, gathered, layout
 from windlass.doubly_stochastic import Matrix, Vector, total, transposed
-from windlass.layers.auxiliary import Report
+from windlass.layers.auxiliary import Report, over_tokens
 from windlass.layers.residual import Branch, Connection, Hidden, Plain
+from windlass.layers.sinkhorn import sinkhorn
 from windlass.residuals import BaseResidual
 
 Tokens = Float[Array, "batch seq"]
@@ -94,7 +95,7 @@ class HyperStreams(BaseResidual):
         sums = total(one.astype(jnp.float32) for one in x.streams)
         return (sums / len(x.streams)).astype(x.streams[0].dtype)
 
-    def report(self, x: Hidden | StreamState) -> Report:
+    def report(self, x: Hidden | StreamState, context) -> Report:
         """Composite gain over all layers, as the mean over tokens.
 
         It bounds the factor by which a stream grows on its way there, and a gradient on its way
@@ -105,7 +106,7 @@ class HyperStreams(BaseResidual):
         ways = {"forward": x.product, "backward": transposed(x.product)}
         gains = {way: doubly_stochastic.gain(product) for way, product in ways.items()}
         return {
-            f"residual_gain_{way}": (jnp.sum(gain), jnp.float32(gain.size))
+            f"residual_gain_{way}": over_tokens(gain, context.document)
             for way, gain in gains.items()
         }
 
@@ -206,7 +207,7 @@ class ManifoldConnection(SigmoidConnection):
     def mixing(self, logits: Vector) -> Matrix:
         n = math.isqrt(len(logits))
         rows = tuple(logits[start : start + n] for start in range(0, n * n, n))
-        return doubly_stochastic.sinkhorn(rows, self.iterations)
+        return sinkhorn(rows, self.iterations)
 
 
 def product(
@@ -263,4 +264,4 @@ def _report(res: Matrix, context) -> None:
     }
     for name, tokens in metrics.items():
         for each in (name, name + "_{layer}"):
-            context.auxiliary(each, jnp.sum(tokens), tokens.size)
+            context.auxiliary(each, *over_tokens(tokens, context.document))

@@ -25,7 +25,7 @@ from jaxtyping import Array, Bool, Float, PRNGKeyArray
 
 from windlass.config import section
 from windlass.devices.axes import Placed
-from windlass.layers.auxiliary import AuxiliaryLosses
+from windlass.layers.auxiliary import AuxiliaryLosses, over_tokens
 from windlass.layers.initializers import zeros
 from windlass.layers.linear import Linear
 
@@ -198,11 +198,10 @@ def _softmax(logits: Array, seen: Seen) -> Weights:
 
 def _report(weights: Weights, context) -> None:
     """Distance of the weights from the simplex, and their entropy, as means over tokens."""
-    is_token = (context.document >= 0).astype(jnp.float32)
     metrics = {
         "aggregation_simplex_error": jnp.abs(jnp.sum(weights, axis=0) - 1),
         "aggregation_entropy": jnp.sum(entr(weights), axis=0),
     }
     for name, tokens in metrics.items():
         for each in (name, name + "_{layer}"):
-            context.auxiliary(each, jnp.sum(tokens * is_token), jnp.sum(is_token))
+            context.auxiliary(each, *over_tokens(tokens, context.document))
