@@ -24,6 +24,11 @@ _zip = partial(zip, strict=True)
 
 @partial(jax.custom_vjp, nondiff_argnums=(1,))
 def sinkhorn(logits: Matrix, iterations: int) -> Matrix:
+    """Sinkhorn and Knopp's normalization, with a gradient of its own."""
+    return sinkhorn_values(logits, iterations)
+
+
+def sinkhorn_values(logits: Matrix, iterations: int) -> Matrix:
     """Sinkhorn and Knopp's normalization of K = exp(logits), columns and then rows, in turns.
 
     P = diag(u) K diag(v), where v ← 1 / Kᵀu and u ← 1 / Kv, from u = 1. Rows of P sum to 1, columns

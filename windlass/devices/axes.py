@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.sharding import AbstractMesh, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AbstractDevice, AbstractMesh, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, PyTree
 
 # Mesh axes that a named axis is split over; a name that is absent is never split. Models name axes,
@@ -198,6 +198,16 @@ def split_over(axis: str, size: int) -> str | tuple[str, ...] | None:
 
 def tensor_ways() -> int:
     return _ways(_mesh(), "tensor")
+
+
+def device() -> AbstractDevice:
+    """Kind of the mesh's devices, which need not be here; a CPU where there is no mesh."""
+    return getattr(_mesh(), "abstract_device", None) or AbstractDevice("cpu", None, "cpu")
+
+
+def is_nvidia(platform: str, device_kind: str) -> bool:
+    """Return True if these are JAX's words for a GPU of NVIDIA's."""
+    return platform in ("gpu", "cuda") and not device_kind.startswith(("AMD", "gfx"))
 
 
 def _mesh() -> AbstractMesh:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
 from windlass.devices import chips
-from windlass.devices.axes import layout, tensor_ways
+from windlass.devices.axes import device, is_nvidia, layout, tensor_ways
 from windlass.layers.pattern import CAUSAL, Pattern
 from windlass.layers.sketch import is_sketched
 
@@ -48,7 +48,7 @@ def choose(
     """
     if platform == "tpu":
         return Kernel("splash", "Pallas splash attention, by documents")
-    if platform not in ("gpu", "cuda") or device_kind.startswith(("AMD", "gfx")):
+    if not is_nvidia(platform, device_kind):
         return Kernel("xla", f"plain XLA: there is no flash kernel for {platform} devices")
     chip = chips.find(device_kind)
     widest = 128 if chip is None else chip.widest_head
@@ -149,8 +149,7 @@ def keeps(primitive: Any, *_: Any, **__: Any) -> bool:
 def xla(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
     seen = visible(document, slots, at, pattern)
     dtype = q.dtype
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    if dtype == jnp.float16 and (device is None or device.platform == "cpu"):
+    if dtype == jnp.float16 and device().platform == "cpu":
         # A CPU has no product of float16 that is summed in float32.
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     with jax.numpy_dtype_promotion("standard"):  # JAX mixes float16 and float32 there
@@ -250,13 +249,12 @@ def _seeing(mixed: Array, document: Array, slots: Array, at: Array, pattern: Pat
 
 def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
     """Kernel for the devices of the mesh; the flash kernels are for whole rows."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    _, length, _, dim = q.shape
+    here, (_, length, _, dim) = device(), q.shape
     cells = -(-length // pattern.stride)
     is_whole = isinstance(first, int) and first == 0 and slots.shape[1] == cells
-    if device is None or not is_whole:
+    if not is_whole:
         return "xla"
-    chosen = choose(device.platform, device.device_kind, q.dtype.name, dim, length, pattern)
+    chosen = choose(here.platform, here.device_kind, q.dtype.name, dim, length, pattern)
     return "sketch" if chosen.is_flash and is_sketched() else chosen.name
 
 

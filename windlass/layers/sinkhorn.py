@@ -4,6 +4,7 @@ In plain XLA each iteration is a launch or more for little work; unrolled, a com
 for the gradient. In a kernel all iterations over a block of tokens happen in registers.
 """
 
+import math
 from functools import partial
 from typing import Any
 
@@ -12,7 +13,7 @@ import jax.numpy as jnp
 from jaxtyping import Array, Float
 
 from windlass import doubly_stochastic
-from windlass.devices.axes import layout
+from windlass.devices.axes import device, is_nvidia, layout
 from windlass.doubly_stochastic import Matrix
 
 LANES = 128  # tokens side by side, the width of a TPU's registers
@@ -22,20 +23,19 @@ WARPS = 4  # of 32 threads
 Entries = Float[Array, "entries batch seq"]  # of matrices, row by row
 
 
-def sinkhorn(logits: Matrix, iterations: int) -> Matrix:
-    """`doubly_stochastic.sinkhorn` of tokens [batch, seq], each device those that it has."""
-    platform = _platform()
+def sinkhorn(logits: Entries, iterations: int) -> Matrix:
+    """`doubly_stochastic.sinkhorn` of a matrix for every token, each device those that it has."""
+    platform, n = _platform(), math.isqrt(len(logits))
     if platform is None:
-        return doubly_stochastic.sinkhorn(logits, iterations)
-    entries = jnp.stack([lane for row in logits for lane in row])
-    places = layout(". batch seq", entries.shape)
+        return doubly_stochastic.sinkhorn(_matrix(logits, n), iterations)
+    places = layout(". batch seq", logits.shape)
     local = jax.shard_map(
-        lambda entries: in_kernel(entries, len(logits), iterations, platform),
+        lambda logits: in_kernel(logits, n, iterations, platform),
         in_specs=places,
         out_specs=places,
         check_vma=False,  # the checker does not see into kernels
     )
-    return _matrix(local(entries), len(logits))
+    return _matrix(local(logits), n)
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(1, 2, 3, 4))
@@ -45,7 +45,7 @@ def in_kernel(
     """Sinkhorn's normalization of n × n matrices by a kernel for a platform, on one device."""
 
     def kernel(logits, out):
-        _write(out, doubly_stochastic.sinkhorn(_matrix(logits, n), iterations))
+        _write(out, doubly_stochastic.sinkhorn_values(_matrix(logits, n), iterations))
 
     return _called(kernel, [logits], [n * n], platform, interpret)[0]
 
@@ -111,10 +111,10 @@ def _called(kernel, inputs: list[Entries], sizes: list[int], platform: str, inte
 
 def _platform() -> str | None:
     """Platform of the mesh's devices, if there is a kernel for it, or else None."""
-    device = getattr(jax.sharding.get_abstract_mesh(), "abstract_device", None)
-    if device is None or device.device_kind.startswith(("AMD", "gfx")):
-        return None
-    return {"tpu": "tpu", "gpu": "gpu", "cuda": "gpu"}.get(device.platform)
+    here = device()
+    if is_nvidia(here.platform, here.device_kind):
+        return "gpu"
+    return "tpu" if here.platform == "tpu" else None
 
 
 def _matrix(entries: Any, n: int) -> Matrix:

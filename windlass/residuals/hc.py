@@ -27,6 +27,7 @@ from windlass.residuals.mhc import (
     HyperStreams,
     inverse_rms,
     product,
+    scaled,
 )
 
 
@@ -59,14 +60,12 @@ class TanhConnection(HyperConnection):
         )
 
     def coefficients(self, x: tuple[Hidden, ...]) -> Coefficients:
-        phi, every = gathered(self.phi.astype(x[0].dtype), self.axes["phi"]), range(len(x))
+        n, phi = len(x), gathered(self.phi.astype(x[0].dtype), self.axes["phi"])
         products = [checkpoint_name(product(phi, one), "residual") for one in x]
         moved = [jnp.tanh(p * inverse_rms(one)) for p, one in zip(products, x, strict=True)]
-        of_pre, of_post, of_res = self.alpha
-        return Coefficients(
-            pre=tuple(of_pre * moved[j][0] + self.pre[j] for j in every),
-            post=tuple(of_post * moved[j][1] + self.post[j] for j in every),
-            res=tuple(
-                tuple(of_res * moved[j][2 + i] + self.res[i, j] for j in every) for i in every
-            ),
-        )
+        # Those of one coefficient lie side by side, as the biases do.
+        moved = jnp.concatenate([one[i, None] for i in range(2 + n) for one in moved])
+        biases = jnp.concatenate([self.pre, self.post, self.res.reshape(-1)])
+        found = tuple(scaled(moved, self.alpha, biases, (n, n, n * n)))
+        pre, post, *res = (found[start : start + n] for start in range(0, len(found), n))
+        return Coefficients(pre, post, tuple(res))

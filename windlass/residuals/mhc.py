@@ -17,7 +17,7 @@ reads and writes them too, so would be their gradients, and they would stay one 
 
 import math
 from abc import abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import ClassVar, NamedTuple
 
@@ -29,7 +29,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass import doubly_stochastic
 from windlass.config import section
-from windlass.devices.axes import Placed, gathered, layout
+from windlass.devices.axes import Placed, device, gathered, layout
 from windlass.doubly_stochastic import Matrix, Vector, total, transposed
 from windlass.layers.auxiliary import Report, over_tokens
 from windlass.layers.residual import Branch, Connection, Hidden, Plain
@@ -37,6 +37,7 @@ from windlass.layers.sinkhorn import sinkhorn
 from windlass.residuals import BaseResidual
 
 Tokens = Float[Array, "batch seq"]
+Logits = Float[Array, "coefficients batch seq"]
 
 ALPHA = 0.01  # of the paper: what a token adds to the biases is small at first
 DIAGONAL = 6.0  # logit of a stream's own share of itself at first: 0.993 of it for n = 4
@@ -135,7 +136,12 @@ class HyperConnection(Connection, Placed):
         mixing = jax.lax.stop_gradient(res)
         _report(mixing, context)
         product = doubly_stochastic.matmul(mixing, x.product)
-        return StreamState(_written(x.streams, y, post, res), product)
+        streams = _written(x.streams, y, post, res)
+        if device().platform in ("gpu", "cuda"):
+            # And one around streams, which XLA else keeps in the float32 that they are summed in.
+            # TPUs hold them in fast memory, where a barrier costs more than it saves.
+            streams = jax.lax.optimization_barrier(streams)
+        return StreamState(streams, product)
 
 
 @section
@@ -169,7 +175,7 @@ class SigmoidConnection(HyperConnection):
         return dict(phi=phi, alpha=("parts",), pre=vector, post=vector, res=self.res_axes)
 
     @abstractmethod
-    def mixing(self, logits: Vector) -> Matrix:
+    def mixing(self, logits: Logits) -> Matrix:
         """Doubly stochastic matrices, from as many logits as `res` has entries."""
 
     def _start(self, n: int, layer: Int[Array, ""], width: int, res: Float[Array, "..."]) -> None:
@@ -184,12 +190,10 @@ class SigmoidConnection(HyperConnection):
         # Division by the norm after the product: the streams are read as they are.
         products = checkpoint_name(products, "residual") * inverse_rms(*x)
         biases = jnp.concatenate([self.pre, self.post, self.res.reshape(-1)])
-        counts = (n, n, self.res.size)
-        alpha = [self.alpha[part] for part, count in enumerate(counts) for _ in range(count)]
-        logits = tuple(a * p + b for a, p, b in zip(alpha, products, biases, strict=True))
+        logits = scaled(products, self.alpha, biases, (n, n, self.res.size))
         return Coefficients(
-            pre=tuple(map(jax.nn.sigmoid, logits[:n])),
-            post=tuple(2 * jax.nn.sigmoid(x) for x in logits[n : 2 * n]),
+            pre=tuple(jax.nn.sigmoid(logits[:n])),
+            post=tuple(2 * jax.nn.sigmoid(logits[n : 2 * n])),
             res=self.mixing(logits[2 * n :]),
         )
 
@@ -204,15 +208,26 @@ class ManifoldConnection(SigmoidConnection):
         self._start(n, layer, width, DIAGONAL * jnp.eye(n))
         self.iterations = iterations
 
-    def mixing(self, logits: Vector) -> Matrix:
-        n = math.isqrt(len(logits))
-        rows = tuple(logits[start : start + n] for start in range(0, n * n, n))
-        return sinkhorn(rows, self.iterations)
+    def mixing(self, logits: Logits) -> Matrix:
+        return sinkhorn(logits, self.iterations)
 
 
-def product(
-    phi: Float[Array, "coefficients embed"], x: Hidden
-) -> Float[Array, "coefficients batch seq"]:
+def scaled(
+    x: Logits,
+    alpha: Float[Array, " parts"],
+    biases: Float[Array, " coefficients"],
+    counts: Sequence[int],
+) -> Logits:
+    """α x + b, with an α for each part, of so many coefficients.
+
+    As one array: the gradients of a number for each would be as many sums over all tokens, which
+    are a launch or two each.
+    """
+    each = jnp.concatenate([jnp.full(count, a) for a, count in zip(alpha, counts, strict=True)])
+    return each[:, None, None] * x + biases[:, None, None]
+
+
+def product(phi: Float[Array, "coefficients embed"], x: Hidden) -> Logits:
     """φ x of every token, summed in float32, with coefficients in front: no axis is moved."""
     out = layout(". batch seq", (len(phi), *x.shape[:2]))
     contracted = (((1,), (2,)), ((), ()))

@@ -14,8 +14,8 @@ import jax.numpy as jnp
 from jaxtyping import Array, Int
 
 from windlass.config import section
-from windlass.doubly_stochastic import Matrix, Vector, permutation_sum
-from windlass.residuals.mhc import HyperConnection, HyperStreams, SigmoidConnection
+from windlass.doubly_stochastic import Matrix, permutation_sum
+from windlass.residuals.mhc import HyperConnection, HyperStreams, Logits, SigmoidConnection
 
 MOST = 5  # streams: 120 permutations
 IDENTITY = 8.0  # logit of the identity at first: 0.992 of all for n = 4
@@ -45,5 +45,5 @@ class PermutationConnection(SigmoidConnection):
     def __init__(self, n: int, layer: Int[Array, ""], width: int):
         self._start(n, layer, width, jnp.zeros(math.factorial(n)).at[0].set(IDENTITY))
 
-    def mixing(self, logits: Vector) -> Matrix:
-        return permutation_sum(logits, self.pre.shape[-1])
+    def mixing(self, logits: Logits) -> Matrix:
+        return permutation_sum(tuple(logits), self.pre.shape[-1])
