@@ -1,0 +1,285 @@
+"""Training steps of Windlass and of transformers + PyTorch on one GPU, in turns, in one run.
+
+    python benchmarks/gpu.py [CASE ...] [--to benchmarks/gpu.json]
+    python benchmarks/gpu.py --small          # all cases at a tiny size, on whatever is here
+
+The same random weights, tokens, dtypes, AdamW and clip on all sides: bfloat16 products over float32
+weights, or over a bfloat16 base with LoRA in float32. First the losses of 20 steps must agree, of
+tokens of which half can be learned. Then each side takes some steps in turn, so that clocks and
+neighbours fall on all alike; a step's time is the median over the turns. Sides:
+
+- windlass: the step that `windlass train` compiles of a recipe without settings;
+- transformers: its model with its own loss under torch.compile, fused AdamW, as people run it;
+- tuned: the same body, with a chunked linear cross-entropy whose gradients are computed in the
+  forward pass, so that logits are never whole.
+"""
+
+import argparse
+import importlib.metadata
+import json
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from datetime import date
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+HERE = Path(__file__).parent
+sys.path.insert(0, str(HERE.parent))
+
+from benchmarks import rivals  # noqa: E402
+from benchmarks.plan_cases import MODELS, QWEN3  # noqa: E402
+
+EIGHT = QWEN3 | dict(embed=4096, mlp=12_288, layers=36, heads=32, kv_heads=8, tied=False)
+SHAPES: dict[str, dict[str, Any]] = {**MODELS, "Qwen3-8B": EIGHT}
+AGREE, WITHIN = 20, 1e-2  # steps whose losses must agree, and how closely
+WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; steps in a turn
+TINY = dict(vocab=512, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
+
+
+class Case(NamedTuple):
+    """A model and the batch of a step."""
+
+    model: str
+    rows: int
+    length: int
+    rank: int | None = None  # of LoRA; None: all weights are trained
+    accumulation: int = 1
+
+    @property
+    def tokens(self) -> int:
+        return self.rows * self.length
+
+    def recipe(self, *, is_adapted: bool) -> dict[str, Any]:
+        lora = {"adapter": {"kind": "lora", "rank": self.rank}}
+        optim = {"kind": "adamw", "learning_rate": rivals.RATE, "weight_decay": rivals.DECAY}
+        optim |= {"beta1": rivals.BETAS[0], "beta2": rivals.BETAS[1], "clip_norm": rivals.CLIP}
+        return {
+            "model": SHAPES[self.model],
+            **(lora if is_adapted and self.rank else {}),
+            "tokenizer": {"kind": "byte"},
+            "data": {"source": {"kind": "stories"}, "length": self.length},
+            "optim": optim | {"schedule": {"shape": "constant"}},
+            "train": {"steps": 1000, "batch": self.rows, "accumulation": self.accumulation},
+        }
+
+    def small(self) -> "Case":
+        SHAPES[self.model] = SHAPES[self.model] | TINY
+        return self._replace(rows=2 * self.accumulation, length=64)
+
+
+CASES = {
+    "full-0.5b": Case("Qwen2.5-0.5B", 32, 1024),
+    "full-1.7b": Case("Qwen3-1.7B", 16, 1024),
+    "lora-1.7b": Case("Qwen3-1.7B", 16, 1024, rank=16),
+    "lora-2x2048x4-0.6b": Case("Qwen3-0.6B", 8, 2048, rank=16, accumulation=4),
+    "lora-2x2048x4-1.7b": Case("Qwen3-1.7B", 8, 2048, rank=16, accumulation=4),
+    "lora-2x2048x4-4b": Case("Qwen3-4B", 8, 2048, rank=16, accumulation=4),
+    "lora-2x2048x4-8b": Case("Qwen3-8B", 8, 2048, rank=16, accumulation=4),
+}
+
+
+class Side(NamedTuple):
+    """One of those that are compared."""
+
+    step: Callable[[np.ndarray], Any]  # from rows of tokens to the loss, which may be under way
+    wait: Callable[[], None]  # until all steps are done
+    peak: Callable[[], int]  # bytes of the GPU
+
+
+class Ours(NamedTuple):
+    """Windlass's side, and what the others begin with."""
+
+    side: Side
+    config: dict[str, Any]  # config.json of the model
+    tensors: dict[str, np.ndarray]  # by their names elsewhere
+    flops: int  # of the model in a step
+
+
+def ours(case: Case) -> Ours:
+    import jax
+
+    from windlass import models
+    from windlass.analysis.flops import step_flops
+    from windlass.devices import selection
+    from windlass.hub import config
+    from windlass.hub.names import to_tensors
+    from windlass.program.built import Built
+    from windlass.program.described import read_for
+    from windlass.program.programs import Programs
+    from windlass.starting import origin
+
+    def read(*, is_adapted: bool) -> Programs:
+        layers = origin.load(case.recipe(is_adapted=is_adapted), [])
+        chosen = selection.choose_here(selection.Device())
+        described = read_for(layers, chosen, jax.devices()[:1])
+        return Programs(Built(described), 1000)
+
+    plain = read(is_adapted=False)
+    with plain.built.described.scope():
+        state, frozen = plain.init()
+        whole = plain.built.whole(state.weights, frozen.model)
+        tensors = to_tensors(whole, models.names(plain.run.model))
+    del state, frozen, whole
+    programs = read(is_adapted=True)
+    described = programs.built.described
+    with described.scope():
+        state, frozen = programs.init()
+        compiled = programs.step()
+        flops = step_flops(programs, *programs.abstract_state())
+
+    def step(tokens: np.ndarray) -> Any:
+        nonlocal state
+        rows = tokens.shape[0], tokens.shape[1] - 1
+        columns = {
+            "tokens": tokens[:, :-1],
+            "targets": tokens[:, 1:],
+            "weight": np.ones(rows, np.float32),
+            "position": np.broadcast_to(np.arange(rows[1], dtype=np.int32), rows),
+            "document": np.zeros(rows, np.int32),
+        }
+        with described.scope():
+            batch = {
+                name: jax.device_put(np.ascontiguousarray(x), programs.place(x.shape, name))
+                for name, x in columns.items()
+            }
+            state, metrics = compiled(state, frozen, batch)
+        return metrics["loss"]
+
+    def peak() -> int:
+        return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
+
+    written = config.written(programs.run.model, length=case.length, dtype="float32")
+    side = Side(step, lambda: jax.block_until_ready(state), peak)
+    return Ours(side, written, tensors, flops)
+
+
+def batches(case: Case) -> Iterator[np.ndarray]:
+    """Rows with something to learn: half of their tokens follow from the one before."""
+    random, vocab = np.random.default_rng(0), SHAPES[case.model]["vocab"]
+    follows = random.permutation(vocab)
+    while True:
+        rows = random.integers(vocab, size=(case.rows, case.length + 1))
+        is_known = random.random(rows.shape) < 0.5
+        for place in range(1, case.length + 1):
+            known = is_known[:, place]
+            rows[known, place] = follows[rows[known, place - 1]]
+        yield rows.astype(np.int32)
+
+
+def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
+    """Losses of the first steps, which compile too; they must be the same."""
+    losses: dict[str, list[float]] = {name: [] for name in sides}
+    for number in range(AGREE):
+        tokens = next(rows)
+        for name, side in sides.items():
+            losses[name].append(float(side.step(tokens)))
+        first, *others = (each[-1] for each in losses.values())
+        apart = max(abs(other / first - 1) for other in others)
+        if not apart < WITHIN:
+            sys.exit(f"step {number + 1}: {losses} are {apart:.2g} apart: not the same model")
+    return losses
+
+
+def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
+    """Seconds of a step in each turn of each side."""
+    taken: dict[str, list[float]] = {name: [] for name in sides}
+    given = [next(rows) for _ in range(STEPS)]
+    for turn in range(-1, TURNS):
+        for name, side in sides.items():
+            tokens = given[:WARM] if turn < 0 else given
+            side.wait()
+            began = time.perf_counter()
+            for each in tokens:
+                side.step(each)
+            side.wait()
+            if turn >= 0:
+                taken[name].append((time.perf_counter() - began) / len(tokens))
+    return taken
+
+
+def measured(case: Case) -> dict[str, Any]:
+    windlass = ours(case)
+    begin = rivals.Begin(windlass.config, windlass.tensors, case.rank, case.accumulation)
+    sides = {"windlass": windlass.side}
+    for name, is_tuned in (("transformers", False), ("tuned", True)):
+        sides[name] = Side(*rivals.side(begin, is_tuned=is_tuned))
+    rows = batches(case)
+    losses, taken = agreement(sides, rows), seconds(sides, rows)
+    peak = _peak_flops()
+    found: dict[str, Any] = {"losses": {name: each[-1] for name, each in losses.items()}}
+    for name, times in taken.items():
+        middle = statistics.median(times)
+        found[name] = {
+            "step_ms": round(1000 * middle, 2),
+            "tokens_per_second": round(case.tokens / middle),
+            "peak_gib": round(sides[name].peak() / 2**30, 2),
+            **({"mfu": round(windlass.flops / middle / peak, 4)} if peak else {}),
+        }
+        if name != "windlass":
+            # Turn by turn, so that a slow moment of the machine is divided by one just as slow.
+            ratios = [a / b for a, b in zip(times, taken["windlass"], strict=True)]
+            found[name]["windlass_to_it"] = round(statistics.median(ratios), 3)
+            found[name]["turns"] = [round(ratio, 3) for ratio in ratios]
+    return found
+
+
+def _peak_flops() -> float | None:
+    import jax
+
+    from windlass.devices import chips
+
+    chip = chips.find(jax.devices()[0].device_kind)
+    return None if chip is None else chip.peak.get("bfloat16")
+
+
+def setting() -> dict[str, Any]:
+    """Date, versions, GPU and its clocks."""
+    import jax
+
+    names = ("jax", "torch", "transformers", "peft")
+    asked = ["nvidia-smi", "--query-gpu=name,driver_version,clocks.sm,clocks.max.sm,power.limit"]
+    try:
+        gpu = subprocess.run([*asked, "--format=csv,noheader"], capture_output=True, text=True)
+        clocks = gpu.stdout.strip()
+    except FileNotFoundError:
+        clocks = ""
+    return {
+        "date": date.today().isoformat(),
+        "device": jax.devices()[0].device_kind,
+        "gpu": clocks,
+        "versions": {name: importlib.metadata.version(name) for name in names},
+    }
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--small", action="store_true", help="tiny shapes, to try it anywhere")
+    parser.add_argument("--to", type=Path, default=HERE / "gpu.json")
+    asked = parser.parse_args()
+    if unknown := set(asked.cases) - set(CASES):
+        parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    if len(names := asked.cases or list(CASES)) > 1:
+        # Each in a process of its own, which gives the GPU's memory back.
+        for name in names:
+            words = [sys.executable, __file__, name, "--to", str(asked.to)]
+            subprocess.run([*words, *(["--small"] if asked.small else [])], check=True)
+        return
+    (name,) = names
+    case = CASES[name].small() if asked.small else CASES[name]
+    found = {**setting(), "case": case._asdict(), **measured(case)}
+    print(name, json.dumps(found, indent=1))
+    if not asked.small:
+        held = json.loads(asked.to.read_text()) if asked.to.exists() else {}
+        asked.to.write_text(json.dumps(held | {name: found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
