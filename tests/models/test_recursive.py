@@ -364,7 +364,7 @@ def test_flops_are_those_of_one_pass_with_its_cut_gradient_counted_by_hand(name)
 
 @pytest.mark.long
 def test_a_deep_model_on_a_mesh_drifts_as_far_as_rounding_that_steps_too_long_amplify():
-    config = dataclasses.replace(Config.tiny(), layers=2, l_cycles=3)
+    config = dataclasses.replace(Config.tiny(), layers=2, l_cycles=3, eps=1e-3)
     model, batches = tiny.made(config), ten_batches()
     rng = np.random.default_rng(0)
     other = jax.tree.map(
