@@ -3,7 +3,7 @@ from pathlib import Path
 
 import pytest
 
-from windlass.sources import _story_grammar as grammar
+from windlass.sources import _story_plots, _story_words
 from windlass.sources.stories import Source, tell
 
 SAMPLE = [tell(0, index) for index in range(2000)]
@@ -47,7 +47,7 @@ def test_stories_are_whole_sentences():
 
 def test_nobody_is_both_he_and_she():
     # Where everyone named is of one kind, no word of the other kind may stand.
-    people = (*grammar.HEROES, *grammar.ELDERS)
+    people = (*_story_words.HEROES, *_story_words.ELDERS)
     women = {person.name for person in people if person.he == "she"}
     men = {person.name for person in people if person.he == "he"}
     seen = 0
@@ -68,10 +68,14 @@ def test_other_counts_and_seeds_are_other_sources():
     assert Source(count=5).fingerprint() == sources[0].fingerprint()
 
 
-def test_a_grammar_of_other_words_is_another_source(tmp_path, monkeypatch):
-    before, file = Source().fingerprint(), tmp_path / "grammar.py"
-    file.write_text(Path(grammar.__file__).read_text().replace("puppy", "kitten"))
-    monkeypatch.setattr(grammar, "__file__", str(file))
+@pytest.mark.parametrize(
+    ("part", "word", "other"),
+    [(_story_words, "puppy", "kitten"), (_story_plots, "prize", "medal")],
+)
+def test_a_grammar_of_other_words_is_another_source(tmp_path, monkeypatch, part, word, other):
+    before, file = Source().fingerprint(), tmp_path / "part.py"
+    file.write_text(Path(part.__file__).read_text().replace(word, other))
+    monkeypatch.setattr(part, "__file__", str(file))
     assert Source().fingerprint() != before
 
 

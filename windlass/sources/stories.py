@@ -7,7 +7,8 @@ from typing import Any, ClassVar, TypeVar
 
 from windlass.config import section
 from windlass.sources import Documents
-from windlass.sources import _story_grammar as grammar
+from windlass.sources import _story_plots as plots
+from windlass.sources import _story_words as words
 
 T = TypeVar("T")
 
@@ -42,43 +43,44 @@ class Source(Documents):
     @cached_property
     def _grammar(self) -> str:
         # The words are part of the program: with other words these are other stories.
-        program = b"".join(Path(file).read_bytes() for file in (__file__, grammar.__file__))
+        files = (__file__, words.__file__, plots.__file__)
+        program = b"".join(Path(file).read_bytes() for file in files)
         return hashlib.sha256(program).hexdigest()
 
 
 def tell(seed: int, index: int) -> str:
     """One story."""
     pick = Chance(seed << 32 | index)
-    hero = pick(grammar.HEROES)
-    friend = pick([other for other in grammar.HEROES if other.name != hero.name])
-    words = {
+    hero = pick(words.HEROES)
+    friend = pick([other for other in words.HEROES if other.name != hero.name])
+    chosen = {
         "a": hero,
         "b": friend,
-        "elder": pick(grammar.ELDERS),
-        "place": pick(grammar.PLACES),
-        "pet": pick(grammar.PETS),
-        "toy": pick(grammar.TOYS),
-        "color": pick(grammar.COLORS),
-        "trait": pick(grammar.TRAITS),
-        "hobby": pick(grammar.HOBBIES),
-        "food": pick(grammar.FOODS),
-        "weather": pick(grammar.WEATHERS),
-        "time": pick(grammar.TIMES),
-        "spot": pick(grammar.SPOTS),
-        "plant": pick(grammar.PLANTS),
-        "fragile": pick(grammar.FRAGILE),
-        "skill": pick(grammar.SKILLS),
-        "fear": pick(grammar.FEARS),
-        "load": pick(grammar.LOADS),
+        "elder": pick(words.ELDERS),
+        "place": pick(words.PLACES),
+        "pet": pick(words.PETS),
+        "toy": pick(words.TOYS),
+        "color": pick(words.COLORS),
+        "trait": pick(words.TRAITS),
+        "hobby": pick(words.HOBBIES),
+        "food": pick(words.FOODS),
+        "weather": pick(words.WEATHERS),
+        "time": pick(words.TIMES),
+        "spot": pick(words.SPOTS),
+        "plant": pick(words.PLANTS),
+        "fragile": pick(words.FRAGILE),
+        "skill": pick(words.SKILLS),
+        "fear": pick(words.FEARS),
+        "load": pick(words.LOADS),
     }
-    beats = (*grammar.OPENING, *pick(grammar.ARCS), grammar.ENDING)
+    beats = (*plots.OPENING, *pick(plots.ARCS), plots.ENDING)
     leisure = pick((0, 1, 2, 3))
     told = [
         pick(beat)
         for beat in beats
-        if not isinstance(beat, grammar.Aside) or pick((1, 2, 3)) <= leisure
+        if not isinstance(beat, plots.Aside) or pick((1, 2, 3)) <= leisure
     ]
-    return " ".join(told).format_map(words)
+    return " ".join(told).format_map(chosen)
 
 
 class Chance:
