@@ -9,9 +9,11 @@ tokens of which half can be learned. Then each side takes some steps in turn, so
 neighbours fall on all alike; a step's time is the median over the turns. Sides:
 
 - windlass: the step that `windlass train` compiles of a recipe without settings;
-- transformers: its model with its own loss under torch.compile, fused AdamW, as people run it;
+- transformers: its model and a loss in float32 under torch.compile, fused AdamW, as people run it;
 - tuned: the same body, with a chunked linear cross-entropy whose gradients are computed in the
   forward pass, so that logits are never whole.
+
+Each rival is held against Windlass in a process of its own, so that the peaks of memory are theirs.
 """
 
 import argparse
@@ -23,6 +25,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from datetime import date
+from itertools import product
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -38,6 +41,7 @@ EIGHT = QWEN3 | dict(embed=4096, mlp=12_288, layers=36, heads=32, kv_heads=8, ti
 SHAPES: dict[str, dict[str, Any]] = {**MODELS, "Qwen3-8B": EIGHT}
 AGREE, WITHIN = 20, 1e-2  # steps whose losses must agree, and how closely
 WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; steps in a turn
+RIVALS = ("transformers", "tuned")
 TINY = dict(vocab=512, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 
 
@@ -202,13 +206,11 @@ def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, lis
     return taken
 
 
-def measured(case: Case) -> dict[str, Any]:
+def measured(case: Case, rival: str) -> dict[str, Any]:
     windlass = ours(case)
     begin = rivals.Begin(windlass.config, windlass.tensors, case.rank, case.accumulation)
-    sides = {"windlass": windlass.side}
-    for name, is_tuned in (("transformers", False), ("tuned", True)):
-        sides[name] = Side(*rivals.side(begin, is_tuned=is_tuned))
-    rows = batches(case)
+    other = Side(*rivals.side(begin, is_tuned=rival == "tuned"))
+    sides, rows = {"windlass": windlass.side, rival: other}, batches(case)
     losses, taken = agreement(sides, rows), seconds(sides, rows)
     peak = _peak_flops()
     found: dict[str, Any] = {"losses": {name: each[-1] for name, each in losses.items()}}
@@ -220,12 +222,10 @@ def measured(case: Case) -> dict[str, Any]:
             "peak_gib": round(sides[name].peak() / 2**30, 2),
             **({"mfu": round(windlass.flops / middle / peak, 4)} if peak else {}),
         }
-        if name != "windlass":
-            # Turn by turn, so that a slow moment of the machine is divided by one just as slow.
-            ratios = [a / b for a, b in zip(times, taken["windlass"], strict=True)]
-            found[name]["windlass_to_it"] = round(statistics.median(ratios), 3)
-            found[name]["turns"] = [round(ratio, 3) for ratio in ratios]
-    return found
+    # Turn by turn, so that a slow moment of the machine is divided by one just as slow.
+    ratios = [a / b for a, b in zip(taken[rival], taken["windlass"], strict=True)]
+    found["ratio"] = round(statistics.median(ratios), 3)
+    return found | {"turns": [round(ratio, 3) for ratio in ratios]}
 
 
 def _peak_flops() -> float | None:
@@ -261,24 +261,26 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
+    parser.add_argument("--rival", choices=RIVALS, help="one of them; both unless told")
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try it anywhere")
     parser.add_argument("--to", type=Path, default=HERE / "gpu.json")
     asked = parser.parse_args()
     if unknown := set(asked.cases) - set(CASES):
         parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
-    if len(names := asked.cases or list(CASES)) > 1:
-        # Each in a process of its own, which gives the GPU's memory back.
-        for name in names:
-            words = [sys.executable, __file__, name, "--to", str(asked.to)]
+    pairs = list(product(asked.cases or CASES, [asked.rival] if asked.rival else RIVALS))
+    if len(pairs) > 1:
+        for name, rival in pairs:
+            words = [sys.executable, __file__, name, "--rival", rival, "--to", str(asked.to)]
             subprocess.run([*words, *(["--small"] if asked.small else [])], check=True)
         return
-    (name,) = names
+    ((name, rival),) = pairs
     case = CASES[name].small() if asked.small else CASES[name]
-    found = {**setting(), "case": case._asdict(), **measured(case)}
-    print(name, json.dumps(found, indent=1))
+    found = {**setting(), "case": case._asdict(), **measured(case, rival)}
+    print(f"{name}, {rival}", json.dumps(found, indent=1))
     if not asked.small:
         held = json.loads(asked.to.read_text()) if asked.to.exists() else {}
-        asked.to.write_text(json.dumps(held | {name: found}, indent=1) + "\n")
+        own = held.get(name, {}) | {rival: found}
+        asked.to.write_text(json.dumps(held | {name: own}, indent=1) + "\n")
 
 
 if __name__ == "__main__":
