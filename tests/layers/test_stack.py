@@ -133,6 +133,24 @@ def test_policies_and_unrolling_change_no_gradient(kinds, remat, unroll):
     assert tiny.apart(jax.tree.leaves(found), jax.tree.leaves(by_hand(kinds))) < 1e-5
 
 
+def test_no_gradient_of_frozen_weights_is_computed_where_layers_take_turns(monkeypatch):
+    stack, x, batch = example(2)
+    weights, static = eqx.partition(stack, eqx.is_array)
+    trained = jax.tree.map(lambda x: x.ndim < 3, weights)  # norms and biases, not matrices
+    own, frozen = eqx.partition(weights, trained)
+
+    def flops() -> float:
+        def total(own):
+            return jnp.sum(eqx.combine(own, frozen, static)(x, Packed(batch))[0])
+
+        analysis = jax.jit(jax.grad(total)).lower(own).compile().cost_analysis()
+        return analysis["flops"] if analysis else 0.0
+
+    in_turn = flops()
+    monkeypatch.setattr("windlass.layers.stack._in_turn", lambda x, weights: (x, weights))
+    assert 0 < in_turn <= 1.01 * flops()
+
+
 @pytest.mark.parametrize("unroll", [1, 5])
 def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
     stack, x, batch = example(2)

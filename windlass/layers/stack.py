@@ -1,6 +1,7 @@
 """The layers of a model: scanned, rematerialised, in a repeating pattern of kinds."""
 
 import dataclasses
+import itertools
 import math
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
@@ -49,19 +51,21 @@ class Stack(eqx.Module):
 
         loops, x = self.is_loop, self.streams.widen(x)
 
-        def one(kind):
+        def one(kind, in_loop):
             def apply(x, weights, cache):
+                if in_loop and len(self.kinds) > 1:
+                    x, weights = _in_turn(x, weights)
                 view = context.layer(cache)
                 with inside(view):
                     y = eqx.combine(weights, rest[kind])(x, view)
                 return y, (view.leave(), view.reported)
 
-            return _rematerialised(apply, self.remat, in_loop=loops)
+            return _rematerialised(apply, self.remat, in_loop=in_loop)
 
         def around(x, now):
             out = []
             for kind, (own, old) in enumerate(zip(*now, strict=True)):
-                x, new = one(kind)(x, own, old)
+                x, new = one(kind, loops)(x, own, old)
                 out.append(new)
             return x, tuple(out)
 
@@ -71,14 +75,14 @@ class Stack(eqx.Module):
             x, out_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
         else:
             per_round = [((None, {}),) * len(self.kinds)] if rounds == 0 else []
-            for i in range(rounds):
-                x, out = around(x, _take(scanned, i))
+            for each in _unstacked(scanned, rounds):
+                x, out = around(x, each)
                 per_round.append(out)
             out_rounds = jax.tree.map(lambda *leaves: jnp.stack(leaves), *per_round)
 
         out_odd = []
         for kind in range(odd):
-            x, out = one(kind)(x, _take(weights[kind], rounds), cache_odd[kind])
+            x, out = one(kind, False)(x, _take(weights[kind], rounds), cache_odd[kind])
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         reported = added(self._reported(out_rounds, out_odd), self.streams.report(x, context))
@@ -135,6 +139,33 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
     return jax.checkpoint(function, policy=policy, prevent_cse=not in_loop)
 
 
+def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
+    """What goes into a layer. Its gradients are complete before the layer below has its turn.
+
+    The compiler would else go back through all layers in the body of a loop first, and compute the
+    gradients of their weights at the end, where what these are products of is held for all layers.
+    """
+    leaves, structure = jax.tree.flatten((x, weights))
+    is_trained = [False] * len(leaves)
+
+    def forward(*given):
+        is_trained[:] = [leaf.perturbed for leaf in given]
+        return tuple(leaf.value for leaf in given), None
+
+    def backward(_, gradients):
+        known = [
+            trained and not isinstance(gradient, SymbolicZero)
+            for trained, gradient in zip(is_trained, gradients, strict=True)
+        ]
+        complete = jax.lax.optimization_barrier(list(itertools.compress(gradients, known)))
+        rest = iter(complete)
+        return tuple(next(rest) if one else None for one in known)
+
+    same = jax.custom_vjp(lambda *leaves: leaves)
+    same.defvjp(forward, backward, symbolic_zeros=True)
+    return jax.tree.unflatten(structure, same(*leaves))
+
+
 def _is_computed(primitive: Primitive, *arrays: Any, **settings: Any) -> bool:
     """Rematerialization policy: save what is new, not the same numbers in a larger form.
 
@@ -150,3 +181,25 @@ def _is_computed(primitive: Primitive, *arrays: Any, **settings: Any) -> bool:
 
 def _take(tree: PyTree, index: int | slice) -> PyTree:
     return jax.tree.map(lambda x: x[index], tree)
+
+
+def _unstacked(tree: PyTree, count: int) -> list[PyTree]:
+    """What was stacked, one after the other."""
+    leaves, structure = jax.tree.flatten(tree)
+    each = [_rows(leaf) for leaf in leaves]
+    return [structure.unflatten([rows[i] for rows in each]) for i in range(count)]
+
+
+@jax.custom_vjp
+def _rows(x: Array) -> tuple[Array, ...]:
+    """Rows of an array, whose gradients are stacked once.
+
+    By JAX's own rule an update of the weights would look for each number among those of all layers.
+    """
+    return tuple(x[i] for i in range(len(x)))
+
+
+_rows.defvjp(
+    lambda x: (_rows(x), None),
+    lambda _, gradients: (jax.lax.optimization_barrier(jnp.stack(gradients)),),
+)
