@@ -14,7 +14,8 @@ import pytest
 
 from tests import tiny
 from windlass.devices.axes import shard
-from windlass.layers.head import Head, log_z, outside, pick, pick_several, top_k
+from windlass.layers.head import Head, outside, pick_several, top_k
+from windlass.layers.softmax import log_z, pick
 
 ROWS, LENGTH, EMBED = 4, 7, 16
 MESH = (2, 2, 2)

@@ -8,7 +8,7 @@ gradients. With logits z = W h and a loss ℓ(z) per token, a tile adds
 """
 
 from collections.abc import Callable
-from typing import ClassVar, NamedTuple
+from typing import Any, ClassVar, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -20,10 +20,12 @@ from windlass.devices.axes import (
     batch_shards,
     gathered,
     layout,
+    reduced,
     shard,
     split_over,
 )
 from windlass.layers.initializers import Initializer, small
+from windlass.layers.softmax import log_z, pick, statistics
 
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 GROUP = 64  # ids whose maximum is looked at first, for the highest of all
@@ -71,6 +73,7 @@ class Head(Placed):
         columns: dict[str, Array],
         *,
         constants: PyTree = None,
+        statistics_of: str | None = None,
         tile_tokens: int = TILE_TOKENS,
     ) -> tuple[Float[Array, ""], dict[str, Float[Array, ""]]]:
         """The sum of a per-token loss of the logits, and of what else `loss` reports.
@@ -80,17 +83,18 @@ class Head(Placed):
         one of them). Its gradient is taken where it is computed, so that no tile is computed twice;
         the backward pass only scales it. The sums carry no gradient.
 
-        `constants`, where there are any, are its third argument in every tile: a weight that
-        changes from step to step, or the head of a frozen model. They have no gradient.
+        `constants`, where there are any, are its last argument in every tile: a weight that
+        changes from step to step, or the head of a frozen model. They have no gradient. With
+        `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
-        tiles = _Tiles(hidden.shape, tile_tokens)
-        dtype = hidden.dtype
+        tiles, axes = _Tiles(hidden.shape, tile_tokens), self.axes["weight"]
+        dtype, kept = hidden.dtype, self.weight.dtype
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
-        def value(hidden, weight, columns, constants):
-            of_tile = _with(loss, constants)
+        def value(hidden, stored, columns, constants):
+            weight = gathered(stored.astype(dtype), axes)
+            of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(sums, tile):
                 values = of_tile(tile_logits(tile[0], weight), tile[1])
@@ -100,8 +104,9 @@ class Head(Placed):
             sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
             return _over_shards(sums)
 
-        def value_and_gradient(hidden, weight, columns, constants):
-            of_tile = _with(loss, constants)
+        def value_and_gradient(hidden, stored, columns, constants):
+            weight = gathered(stored.astype(dtype), axes)
+            of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(carry, tile):
                 sums, d_weight = carry
@@ -131,20 +136,20 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
+            d_weight = reduced(d_weight.astype(gradient_dtype), axes)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
-        def total(hidden, weight, columns, constants):
-            return value(hidden, weight, columns, constants)
+        def total(hidden, stored, columns, constants):
+            return value(hidden, stored, columns, constants)
 
         def backward(gradients, cotangents):
             scale = cotangents[0]
-            d_hidden, d_weight = ((g * scale.astype(g.dtype)).astype(dtype) for g in gradients)
-            return d_hidden, d_weight, None, None
+            d_hidden, d_weight = (g * scale.astype(g.dtype) for g in gradients)
+            return d_hidden.astype(dtype), d_weight.astype(dtype).astype(kept), None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, weight, columns, constants)
+        summed, others = total(hidden, self.weight, columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     def log_probabilities(
@@ -242,21 +247,6 @@ class _Tiles:
         shape = (self.batch, self.seq, *x.shape[3:])
         out = layout(("batch", *[""] * (len(shape) - 1)), shape)
         return jnp.reshape(x, shape, out_sharding=out)
-
-
-def log_z(logits: Float[Array, "... vocab"]) -> Float[Array, "..."]:
-    """The log-partition function, log Σ exp z over the vocabulary."""
-    return jax.nn.logsumexp(logits, axis=-1)
-
-
-def pick(logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> Float[Array, "..."]:
-    """The target logit of each token.
-
-    By comparison: an indexed read would scatter into a whole tile in the backward pass, and cannot
-    cross the devices that share the vocabulary.
-    """
-    hot = targets[..., None] == jnp.arange(logits.shape[-1])
-    return jnp.sum(jnp.where(hot, logits, 0.0), axis=-1)
 
 
 def pick_several(
@@ -365,10 +355,12 @@ def _weighted(logits, columns):
     return columns["weight"] * _log_probability(logits, columns["targets"]), {}
 
 
-def _with(loss: Callable, constants: PyTree) -> TileLoss:
-    if constants is None:
-        return loss
-    return lambda logits, columns: loss(logits, columns, constants)
+def _with(loss: Callable, constants: PyTree, statistics_of: str | None, dtype: Any) -> TileLoss:
+    def of_tile(logits, columns):
+        of = statistics_of and [statistics(logits, columns[statistics_of], dtype)]
+        return loss(logits, columns, *(of or ()), *(() if constants is None else (constants,)))
+
+    return of_tile
 
 
 def _gradient(loss, logits, columns):

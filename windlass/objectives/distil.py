@@ -17,7 +17,8 @@ from windlass.config.start import Start
 from windlass.devices.axes import gathered, replicated
 from windlass.errors import UserError
 from windlass.layers.auxiliary import Report
-from windlass.layers.head import TILE_TOKENS, log_z, pick, pick_several, tile_logits
+from windlass.layers.head import TILE_TOKENS, pick_several, tile_logits
+from windlass.layers.softmax import log_z, pick
 from windlass.objectives import BaseObjective, Carry, Tally
 
 CACHED = ("teacher_ids", "teacher_logits", "teacher_log_z")  # columns of a teacher's cache

@@ -14,8 +14,9 @@ from jaxtyping import Array, Bool, Float, Int
 
 from windlass.config import below_one, section
 from windlass.devices.axes import shard
-from windlass.layers.head import TILE_TOKENS, Head, log_z, pick
+from windlass.layers.head import TILE_TOKENS, Head
 from windlass.layers.recurrence import where
+from windlass.layers.softmax import log_z, pick
 from windlass.objectives import BaseObjective, Carry, Stage, Tally
 
 TILE_LOGITS = TILE_TOKENS * 2**15  # of a small vocabulary the whole batch is one tile

@@ -6,7 +6,7 @@ from typing import ClassVar
 import jax.numpy as jnp
 
 from windlass.config import section
-from windlass.layers.head import log_z, pick
+from windlass.layers.softmax import Statistics
 from windlass.objectives import BaseObjective, Tally
 
 COLLAPSED = 1e-4  # nats from the log Z of equal logits: far less than an untrained model has
@@ -43,13 +43,13 @@ class Objective(BaseObjective):
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
         hidden, auxiliary, _ = model(batch)
         columns = {name: batch[name] for name in ("targets", "weight")}
-        total, sums = model.head.reduce(self._tile, hidden, columns)
+        total, sums = model.head.reduce(self._tile, hidden, columns, statistics_of="targets")
         weight = jnp.sum(batch["weight"])
         means = {name: (value, weight) for name, value in sums.items()}
         return Tally(total, weight, means, {}, auxiliary), carry
 
-    def _tile(self, logits, columns):
-        z, target_logit = log_z(logits), pick(logits, columns["targets"])
+    def _tile(self, logits, columns, statistics: Statistics):
+        z, target_logit, highest = statistics
         cross_entropy = z - target_logit
         loss = cross_entropy + self.z_loss * z**2
         if self.label_smoothing:
@@ -58,7 +58,7 @@ class Objective(BaseObjective):
         weight = columns["weight"]
         # Logits that have collapsed into one value would be right about every token: they are right
         # by chance. To count the ties of all others would read every tile once more.
-        highest, vocab = jnp.max(logits, axis=-1), logits.shape[-1]
+        vocab = logits.shape[-1]
         is_best = (target_logit >= highest).astype(jnp.float32)
         is_collapsed = z - highest > math.log(vocab) - COLLAPSED
         accuracy = jnp.where(is_collapsed, 1 / vocab, is_best)

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 
 from windlass.config import section
-from windlass.layers.head import log_z, pick
+from windlass.layers.softmax import log_z, pick
 from windlass.objectives import BaseObjective, Carry, Tally
 
 
