@@ -177,7 +177,7 @@ def test_cudnn_has_no_stride_and_no_window_in_both_directions():
     def why(*, platform="gpu", **pattern) -> str:
         return choose(platform, "NVIDIA H200", "bfloat16", 64, 1024, Pattern(**pattern)).why
 
-    assert why(causal=False) == "cuDNN flash attention, with a mask of documents"
+    assert why(causal=False) == "cuDNN flash attention, by documents"
     assert why(stride=4) == "plain XLA: cuDNN has no flash kernel for a stride of 4"
     both = "plain XLA: cuDNN has no flash kernel for a window in both directions"
     assert why(causal=False, window=8) == both
@@ -203,3 +203,15 @@ def test_the_name_of_a_kernel_in_a_program_says_its_pattern_and_its_cost(both_wa
 def test_other_functions_of_a_program_are_no_attention():
     assert Pattern.of("attention") is None
     assert Pattern.of("causal_attention_of_mine") is None
+
+
+def test_segments_of_a_row_are_its_documents_and_its_padding():
+    document = jnp.array([[0, 0, 0, 1, 1, -1], [0] * 6, [0, 1, 2, 3, 3, 3], [-1] * 6])
+    offsets, lengths = kernels.segmented(document, 4)
+    assert offsets.tolist() == [
+        [0, 3, 5, -1, -1],
+        [0, -1, -1, -1, -1],
+        [0, 1, 2, 3, -1],
+        [0, -1, -1, -1, -1],
+    ]
+    assert lengths.tolist() == [[3, 2, 1, -1], [6, -1, -1, -1], [1, 1, 1, 3], [6, -1, -1, -1]]

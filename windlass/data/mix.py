@@ -7,9 +7,9 @@ import numpy as np
 
 from windlass.chance import mix
 from windlass.columns import Column
-from windlass.data.pack import Piece
+from windlass.data.pack import Piece, Sequences
 from windlass.data.shuffle import permuted
-from windlass.data.split import Arrays, Drawn, Numbers
+from windlass.data.split import Arrays, Drawn, Numbers, Split
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE
 
@@ -141,3 +141,10 @@ def _schedule(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     when = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     order = np.lexsort((part, when))
     return part[order], rank[order]
+
+
+def most_documents(rows: Split) -> int | None:
+    """Documents of the row that has most, if that is known before all of them are read."""
+    parts = rows.parts if isinstance(rows, Mixture) else (rows,)
+    each = [part.most_documents for part in parts if isinstance(part, Sequences)]
+    return max(each) if len(each) == len(parts) else None

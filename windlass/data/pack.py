@@ -135,6 +135,14 @@ class Sequences:
         return len(np.unique(self.index.document))
 
     @cached_property
+    def most_documents(self) -> int:
+        """Documents of the row that has most; padding counts as one where a row has several."""
+        first = self.index.first
+        pieces, filled = np.diff(first), np.add.reduceat(self.index.size, first[:-1], dtype=int)
+        most = int(pieces.max())
+        return most if most == 1 else int((pieces + (filled < self.length)).max())
+
+    @cached_property
     def longer(self) -> int:
         """Number of documents that are longer than a row."""
         return int(np.load(self.folder / "longer.npy")[0])

@@ -2,7 +2,9 @@
 
 import functools
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import jax
@@ -21,6 +23,25 @@ from windlass.layers.sketch import is_sketched
 LONGEST_WITHOUT_FLASH = 8192
 
 MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization policies
+
+# Documents of a row up to which cuDNN takes their lengths. It starts as many blocks for each as for
+# one of the length of the row, so that beyond this a mask is faster.
+MOST_SEGMENTS = 16
+
+_DOCUMENTS: ContextVar[int | None] = ContextVar("_DOCUMENTS", default=None)
+
+
+@contextmanager
+def rows_of(documents: int | None) -> Iterator[None]:
+    """Attention traced here is over rows of so many documents at most; None: of any number.
+
+    Padding at the end of a row counts as one, unless no row has more than one beside it.
+    """
+    before = _DOCUMENTS.set(documents)
+    try:
+        yield
+    finally:
+        _DOCUMENTS.reset(before)
 
 
 class Kernel(NamedTuple):
@@ -64,7 +85,7 @@ def choose(
     for what, applies in reasons.items():
         if applies:
             return Kernel("xla", f"plain XLA: cuDNN has no flash kernel for {what}")
-    return Kernel("cudnn", "cuDNN flash attention, with a mask of documents")
+    return Kernel("cudnn", "cuDNN flash attention, by documents")
 
 
 def attend(
@@ -95,7 +116,7 @@ def attend(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     pattern = Pattern(causal, window, stride)
     kernel = _kernel(q, slots, first, pattern)
-    mix = _program(kernel, pattern, scale)
+    mix = _program(kernel, pattern, scale, _DOCUMENTS.get() if kernel == "cudnn" else None)
     at = first if stride == 1 else _standing(document, first, stride, phase)
     rows = layout(("batch",), q.shape[:1])
     if rows is None:  # no mesh
@@ -160,18 +181,67 @@ def xla(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Arra
     return checkpoint_name(mixed, MIXED)
 
 
-def cudnn(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
+def cudnn(
+    q, k, v, document, slots, at, *, pattern: Pattern, scale: float, documents: int | None = None
+) -> Array:
+    """cuDNN's kernels, which know documents by their lengths or by a mask.
+
+    A mask costs them half as much time again. Rows of a single document need neither: what stands
+    behind it is padding, which no query of the document sees.
+    """
+    segments = 2 ** math.ceil(math.log2(documents)) if documents else None
+    is_plain = pattern.causal and pattern.window is None and q.shape[-1] <= 128
+    if is_plain and segments is not None and 1 < segments <= MOST_SEGMENTS and _takes_lengths():
+        return _by_lengths(q, k, v, document, segments, scale)
     same = document[:, None, :, None] == slots[:, None, None, :]
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
-        mask=same,
+        mask=None if pattern.causal and segments == 1 else same,
         is_causal=pattern.causal,
         scale=scale,
         local_window_size=None if pattern.window is None else (pattern.window - 1, 0),
         implementation="cudnn",
     )
+
+
+def _takes_lengths() -> bool:
+    chip = chips.find(device().device_kind)
+    return chip is not None and chip.has_segments
+
+
+def _by_lengths(q, k, v, document, segments: int, scale: float) -> Array:
+    # JAX shows attention with lengths of documents nowhere else.
+    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+
+    offsets, lengths = segmented(document, segments)
+    return dot_product_attention(
+        q,
+        k,
+        v,
+        q_seqlen=lengths,
+        kv_seqlen=lengths,
+        q_offsets=offsets,
+        kv_offsets=offsets,
+        scale=scale,
+        mask_type=MaskType.PADDING_CAUSAL,
+    )
+
+
+def segmented(
+    document: Int[Array, "batch seq"], most: int
+) -> tuple[Int[Array, "batch begins"], Int[Array, "batch segments"]]:
+    """Where each document of a row begins and how long it is; -1 beyond the last.
+
+    Padding is a document of its own.
+    """
+    is_first = jnp.diff(document, axis=1, prepend=document[:, :1] - 1) != 0
+    find = functools.partial(jnp.nonzero, size=most + 1, fill_value=-1)
+    offsets = jax.vmap(lambda row: find(row)[0])(is_first).astype(jnp.int32)
+    begin, after = offsets[:, :-1], offsets[:, 1:]
+    end = jnp.where(after < 0, document.shape[1], after)
+    return offsets, jnp.where(begin < 0, -1, end - begin)
 
 
 def splash(
@@ -259,11 +329,12 @@ def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
 
 
 @functools.cache
-def _program(kernel: str, pattern: Pattern, scale: float):
+def _program(kernel: str, pattern: Pattern, scale: float, documents: int | None):
     """A kernel as a part of its own in a program."""
+    how: dict[str, Any] = {} if documents is None else {"documents": documents}
 
     def mix(q, k, v, document, slots, at):
-        return KERNELS[kernel](q, k, v, document, slots, at, pattern=pattern, scale=scale)
+        return KERNELS[kernel](q, k, v, document, slots, at, pattern=pattern, scale=scale, **how)
 
     return jax.jit(_named(mix, pattern))
 

@@ -36,12 +36,13 @@ RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 class Programs:
     """The programs of a run of `steps` steps. To be used with its mesh set.
 
-    Devices that are described and not here will do, for whoever only compiles.
+    Devices that are described and not here will do, for whoever only compiles. No row that is
+    trained on has more than `documents`, where that is known.
     """
 
-    def __init__(self, built: Built, steps: int):
+    def __init__(self, built: Built, steps: int, documents: int | None = None):
         self.built, self.run, self.mesh = built, built.run, built.mesh
-        self.batches = built.described.batches
+        self.batches, self.documents = built.described.batches, documents
         trained, _ = built.parted(built.abstract)
         self.optimizer: optax.GradientTransformationExtraArgs
         self.steps, self.optimizer = steps, trainable.optimizer(self.run, steps, trained)
@@ -145,6 +146,7 @@ class Programs:
             ema=self.run.train.ema,
             hashed=self.run.data.hashed,
             helpers=self.built.joined,
+            documents=self.documents,
         )
         options = self.built.described.compiler_options
         is_last = number == len(self.stages) - 1

@@ -10,6 +10,7 @@ import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
 from windlass.devices.axes import layout
+from windlass.layers import kernels
 from windlass.layers.dropout import keyed
 from windlass.objectives import BaseObjective, Carry, Tally, settled
 from windlass.program import token_hash
@@ -126,6 +127,7 @@ def make_step(
     ema: float | None = None,
     hashed: Sequence[str] = ("tokens",),
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
+    documents: int | None = None,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
@@ -137,14 +139,15 @@ def make_step(
     but the count of such steps. After more than `skips` of them in a row no step changes anything,
     so that the loop may find out late. With a loss scale such a step is first taken for an
     overflow, which only halves the scale.
-    `ema` is how much of the average of the weights is kept at each step, and `hashed` the columns
-    of a batch that the token hash is over.
+    `ema` is how much of the average of the weights is kept at each step, `hashed` the columns
+    of a batch that the token hash is over, and `documents` the most that a row has, if known.
     """
     call = make_training_call(model, objective, steps, helpers)
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            return call(weights, frozen, rows, key, carry, state.step)
+            with kernels.rows_of(documents):
+                return call(weights, frozen, rows, key, carry, state.step)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)
         loss_scale = state.loss_scale
