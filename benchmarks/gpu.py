@@ -121,7 +121,7 @@ def ours(case: Case) -> Ours:
         layers = origin.load(case.recipe(is_adapted=is_adapted), [])
         chosen = selection.choose_here(selection.Device())
         described = read_for(layers, chosen, jax.devices()[:1])
-        return Programs(Built(described), 1000)
+        return Programs(Built(described), 1000, documents=1)
 
     plain = read(is_adapted=False)
     with plain.built.described.scope():

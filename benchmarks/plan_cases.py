@@ -25,6 +25,16 @@ MODELS = {
         **dict(vocab=128_256, embed=4096, mlp=14_336, layers=32, heads=32, kv_heads=8),
         **dict(head_dim=128, theta=5e5),
     ),
+    "Llama-2-7B": dict(
+        family="llama",
+        **dict(vocab=32_000, embed=4096, mlp=11_008, layers=32, heads=32, kv_heads=32),
+        **dict(head_dim=128, theta=1e4),
+    ),
+    "SmolLM2-1.7B": dict(
+        family="llama",
+        **dict(vocab=49_152, embed=2048, mlp=8192, layers=24, heads=32, kv_heads=32),
+        **dict(head_dim=64, theta=1.3e5, tied=True),
+    ),
     "164M": dict(
         family="llama",
         **dict(vocab=32_768, embed=1024, mlp=4096, layers=8, heads=8, kv_heads=8),
@@ -57,13 +67,15 @@ class Case(NamedTuple):
     train: tuple[tuple[str, Any], ...] = ()  # other keys of the section
     objective: str = "next_token"
     of: str | None = None  # a recipe that ships, of which is all but model, rows and steps
+    residual: str = "plain"
 
     @property
     def name(self) -> str:
         """By which its figures are kept."""
-        *usual, objective, of = self
-        others = [objective, of] if of else [] if objective == "next_token" else [objective]
-        return json.dumps([*usual, *others])
+        *usual, objective, of, residual = self
+        others = [] if (objective, of, residual) == ("next_token", None, "plain") else [objective]
+        others += [] if (of, residual) == (None, "plain") else [of]
+        return json.dumps([*usual, *others, *([] if residual == "plain" else [residual])])
 
     @property
     def settings(self) -> str:
@@ -73,6 +85,7 @@ class Case(NamedTuple):
         told += [f"dropout {self.dropout}"] if self.dropout else []
         told += [] if self.optim == "adamw" else [self.optim]
         told += [] if self.objective == "next_token" else [self.objective]
+        told += [] if self.residual == "plain" else [self.residual]
         told += [f"{name} {value}" for name, value in self.train]
         return ", ".join(told)
 
@@ -90,6 +103,7 @@ class Case(NamedTuple):
             "model": MODELS[self.model],
             **({"mesh": given} if given else {}),
             **({"adapter": lora} if self.rank else {}),
+            "residual": {"kind": self.residual},
             "tokenizer": {"kind": "byte"},
             "data": data,
             "objective": {"kind": self.objective},
@@ -117,6 +131,7 @@ HALF, SMALL, MIDDLE, THREE, EIGHT = (
     *("Qwen2.5-0.5B", "Qwen3-0.6B", "Qwen3-1.7B", "Qwen2.5-3B", "Llama-3.1-8B"),
 )
 FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
+SEVEN, SMOL = "Llama-2-7B", "SmolLM2-1.7B"  # as many heads of keys as of queries
 STORIES = "tinystories-reservoir", "tinystories-transformer"  # models and all, as they ship
 ATHENA, NASH = "athena-large", "nash-mhc-3b"
 TPU = [
@@ -206,6 +221,14 @@ TPU = [
     case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA),
     case(NASH, "v6e-8", 32, length=2048, mesh=(2, 2, 2), of=NASH),
     case(NASH, "v6e-16", 32, length=2048, of=NASH),
+    case(SMOL, "v6e-4", 16),
+    case(SMOL, "v6e-4", 16, residual="mhc"),
+    case(SMOL, "v5e-8", 32, remat="full"),
+    case(SEVEN, "v6e-8", 8, length=2048),
+    case(SEVEN, "v6e-8", 16, length=2048, rank=16),
+    case(MIDDLE, "v6e-4", 16, residual="mhc"),
+    case(SMALL, "v5e-8", 32, residual="mhc_lite"),
+    case(GEMMA, "v6e-8", 32, residual="mhc", remat="full"),
 ]
 GPU = [
     case(HALF, "h200", 32),
