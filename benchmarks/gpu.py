@@ -23,7 +23,7 @@ import statistics
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from datetime import date
 from itertools import product
 from pathlib import Path
@@ -104,40 +104,56 @@ class Ours(NamedTuple):
     flops: int  # of the model in a step
 
 
-def ours(case: Case) -> Ours:
-    import jax
+class Running(NamedTuple):
+    """Windlass's step of a case, and the program that it is compiled to."""
 
+    side: Side
+    text: Callable[[], str]
+
+
+def ours(case: Case) -> Ours:
     from windlass import models
     from windlass.analysis.flops import step_flops
-    from windlass.devices import selection
     from windlass.hub import config
     from windlass.hub.names import to_tensors
-    from windlass.program.built import Built
-    from windlass.program.described import read_for
-    from windlass.program.programs import Programs
-    from windlass.starting import origin
 
-    def read(*, is_adapted: bool) -> Programs:
-        layers = origin.load(case.recipe(is_adapted=is_adapted), [])
-        chosen = selection.choose_here(selection.Device())
-        described = read_for(layers, chosen, jax.devices()[:1])
-        return Programs(Built(described), 1000, documents=1)
-
-    plain = read(is_adapted=False)
+    plain = programs(case, is_adapted=False)
     with plain.built.described.scope():
         state, frozen = plain.init()
         whole = plain.built.whole(state.weights, frozen.model)
         tensors = to_tensors(whole, models.names(plain.run.model))
     del state, frozen, whole
-    programs = read(is_adapted=True)
+    adapted = programs(case, is_adapted=True)
+    with adapted.built.described.scope():
+        flops = step_flops(adapted, *adapted.abstract_state())
+    written = config.written(adapted.run.model, length=case.length, dtype="float32")
+    return Ours(running(adapted).side, written, tensors, flops)
+
+
+def programs(case: Case, *, is_adapted: bool, settings: Sequence[str] = ()) -> Any:
+    """What `windlass train` compiles of the case's recipe, for rows of one document each."""
+    import jax
+
+    from windlass.devices import selection
+    from windlass.program.built import Built
+    from windlass.program.described import read_for
+    from windlass.program.programs import Programs
+    from windlass.starting import origin
+
+    layers = origin.load(case.recipe(is_adapted=is_adapted), settings)
+    chosen = selection.choose_here(selection.Device())
+    return Programs(Built(read_for(layers, chosen, jax.devices()[:1])), 1000, documents=1)
+
+
+def running(programs: Any) -> Running:
+    import jax
+
     described = programs.built.described
     with described.scope():
         state, frozen = programs.init()
         compiled = programs.step()
-        flops = step_flops(programs, *programs.abstract_state())
 
-    def step(tokens: np.ndarray) -> Any:
-        nonlocal state
+    def placed(tokens: np.ndarray) -> dict[str, Any]:
         rows = tokens.shape[0], tokens.shape[1] - 1
         columns = {
             "tokens": tokens[:, :-1],
@@ -146,20 +162,25 @@ def ours(case: Case) -> Ours:
             "position": np.broadcast_to(np.arange(rows[1], dtype=np.int32), rows),
             "document": np.zeros(rows, np.int32),
         }
+        return {
+            name: jax.device_put(np.ascontiguousarray(x), programs.place(x.shape, name))
+            for name, x in columns.items()
+        }
+
+    def step(tokens: np.ndarray) -> Any:
+        nonlocal state
         with described.scope():
-            batch = {
-                name: jax.device_put(np.ascontiguousarray(x), programs.place(x.shape, name))
-                for name, x in columns.items()
-            }
-            state, metrics = compiled(state, frozen, batch)
+            state, metrics = compiled(state, frozen, placed(tokens))
         return metrics["loss"]
+
+    def text() -> str:
+        with described.scope():
+            return compiled.prepare(state, frozen, programs.abstract_batch()).as_text() or ""
 
     def peak() -> int:
         return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
 
-    written = config.written(programs.run.model, length=case.length, dtype="float32")
-    side = Side(step, lambda: jax.block_until_ready(state), peak)
-    return Ours(side, written, tensors, flops)
+    return Running(Side(step, lambda: jax.block_until_ready(state), peak), text)
 
 
 def batches(case: Case) -> Iterator[np.ndarray]:
@@ -212,7 +233,7 @@ def measured(case: Case, rival: str) -> dict[str, Any]:
     other = Side(*rivals.side(begin, is_tuned=rival == "tuned"))
     sides, rows = {"windlass": windlass.side, rival: other}, batches(case)
     losses, taken = agreement(sides, rows), seconds(sides, rows)
-    peak = _peak_flops()
+    peak = peak_flops()
     found: dict[str, Any] = {"losses": {name: each[-1] for name, each in losses.items()}}
     for name, times in taken.items():
         middle = statistics.median(times)
@@ -228,7 +249,7 @@ def measured(case: Case, rival: str) -> dict[str, Any]:
     return found | {"turns": [round(ratio, 3) for ratio in ratios]}
 
 
-def _peak_flops() -> float | None:
+def peak_flops() -> float | None:
     import jax
 
     from windlass.devices import chips

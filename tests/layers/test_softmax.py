@@ -1,5 +1,7 @@
 """Kernels of the head's softmax compute what plain XLA does."""
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -40,7 +42,7 @@ def test_the_kernels_equal_the_formula(monkeypatch, vocab, scale):
 def test_equal_and_very_low_logits_have_finite_statistics():
     for value in (0.0, -3e38, 3e38):
         logits = jnp.full((1, 300), value, jnp.bfloat16).astype(jnp.float32)
-        found = softmax.in_kernel(logits, jnp.array([7]), True)
+        found: Any = softmax.in_kernel(logits, jnp.array([7]), True)
         assert all(bool(jnp.isfinite(x).all()) for x in found)
         assert jnp.allclose(found.log_z - found.highest, jnp.log(300.0) if value == 0 else 0, 1e-5)
 

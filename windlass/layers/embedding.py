@@ -36,7 +36,7 @@ class Embedding(Placed):
 
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
         table = _Table(self.axes["weight"], len(self.weight), self.weight.dtype)
-        rows = _lookup(self.weight, tokens, table)
+        rows: Any = _lookup(self.weight, tokens, table)
         # The scale in the precision of the weights, as the models that have one were trained.
         return rows * jnp.asarray(self.scale, rows.dtype)
 

@@ -216,7 +216,7 @@ def _by_lengths(q, k, v, document, segments: int, scale: float) -> Array:
     from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
 
     offsets, lengths = segmented(document, segments)
-    return dot_product_attention(
+    mixed: Any = dot_product_attention(
         q,
         k,
         v,
@@ -227,6 +227,7 @@ def _by_lengths(q, k, v, document, segments: int, scale: float) -> Array:
         scale=scale,
         mask_type=MaskType.PADDING_CAUSAL,
     )
+    return mixed
 
 
 def segmented(

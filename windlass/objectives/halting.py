@@ -264,14 +264,12 @@ class Objective(BaseObjective):
         weight, targets = data["weight"], data["targets"]
         counts = (jnp.sum(weight, axis=1) > 0).astype(jnp.float32)
         share = weight / jnp.maximum(jnp.sum(weight, axis=1, keepdims=True), 1e-9)
-        size: dict[str, int] = dict(
-            tile_tokens=max(TILE_TOKENS, TILE_LOGITS // head.weight.shape[0])
-        )
+        tile = max(TILE_TOKENS, TILE_LOGITS // head.weight.shape[0])
         columns = {"targets": targets, "share": share}
-        total, _ = head.reduce(self._tile, hidden, columns, **size)
+        total, _ = head.reduce(self._tile, hidden, columns, tile_tokens=tile)
         none = jnp.zeros((*targets.shape, 0), jnp.int32)
         still = jax.lax.stop_gradient(hidden)
-        answers = head.candidates(still, 1, none, **size).ids[..., 0]
+        answers = head.candidates(still, 1, none, tile_tokens=tile).ids[..., 0]
         is_right = (answers == targets) | (weight == 0)
         is_asked = (weight > 0).astype(jnp.float32)
         right = jnp.sum(jnp.where(is_right, is_asked, 0.0), axis=1)
