@@ -47,13 +47,12 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
                 visit(called, count * often)
 
     visit(entry, 1)
-    # The parts of one that goes on beside other work share its channel. All that a `shard_map` says
-    # has channel 1.
+    # The parts of one that goes on beside other work share its channel.
     channels: dict[str, tuple[tuple[str, tuple[str, ...], int], int]] = {}
     for name, lines in computations.items():
         for number, line in enumerate(lines if times[name] else []):
             for one in _read(line, mesh, name):
-                said = re.search(r"channel_id=(?!1\b)(\d+)", line)
+                said = re.search(r"channel_id=(\d+)", line)
                 channels[said[1] if said else f"{name} {number}"] = one, times[name]
     found: Counter[tuple[str, tuple[str, ...], int]] = Counter()
     for one, count in channels.values():

@@ -51,11 +51,8 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     def spread(x: jax.Array, about: ArrayFacts) -> int:
         return 0 if about.is_matrix else held(x, about)
 
-    def table(x: jax.Array, about: ArrayFacts) -> int:
-        return held(x, about) if "vocab" in about.axes else 0
-
-    weights, in_pieces, vectors, tables = (
-        sum(jax.tree.leaves(annotate(model, of))) for of in (held, stored, spread, table)
+    weights, in_pieces, vectors = (
+        sum(jax.tree.leaves(annotate(model, of))) for of in (held, stored, spread)
     )
     tokens = ROWS // (sizes["data"] * sizes["fsdp"]) * LENGTH
     stream = tokens * config.embed * WORD
@@ -64,18 +61,13 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     keys = 2 * tokens * kv_heads * config.head_dim * WORD if surplus else 0
     # Loss, weight, norm and whether they are finite; the sum of squares of each array's pieces.
     figures = WORD * (2 * len(jax.tree.leaves(model)) + 16)
-    found: Table = {}
-    if rows == ("data", "fsdp"):
-        # Every gradient once, over all devices with rows of their own. That of a table over fsdp,
-        # from which every device takes a piece, and then the pieces over data.
-        found["sum", rows] = Share(weights - tables, weights - tables + figures)
-        found["sum", ("fsdp",)] = Share(tables, tables + figures)
-        found["sum", ("data",)] = Share(tables // sizes["fsdp"], tables // sizes["fsdp"])
-    elif rows:
-        found["sum", rows] = Share(weights, weights + figures)
+    table: Table = {}
+    if rows:
+        # Every gradient once, over all devices with rows of their own.
+        table["sum", rows] = Share(weights, weights + figures)
     if sizes["fsdp"] > 1:
         # Every weight before it is used: forward, and again in the backward pass.
-        found["gather", ("fsdp",)] = Share(in_pieces, 2 * in_pieces)
+        table["gather", ("fsdp",)] = Share(in_pieces, 2 * in_pieces)
     if sizes["tensor"] > 1:
         # In each layer what attention and MLP add to the stream, and the gradients of what they
         # read: query, key, value, gate and up; but key and value are whole where heads are few.
@@ -85,8 +77,8 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
         # Of each token the largest logit, the sum over words and the target's logit, both ways.
         words = 6 * tokens * WORD
         most = (layers * (2 + read) + 2) * stream + layers * keys + words + vectors + figures
-        found["sum", ("tensor",)] = Share(least, most)
-    return found | {("figures", ()): Share(0, figures)}
+        table["sum", ("tensor",)] = Share(least, most)
+    return table | {("figures", ()): Share(0, figures)}
 
 
 def unnamed(found: list[Collective], table: Table) -> list[str]:

@@ -179,37 +179,6 @@ def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
     return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
 
 
-def reduced(parts: Array, axes: tuple[str, ...]) -> Array:
-    """Sum of a weight's gradients of all groups of devices that share rows, where it is kept.
-
-    `parts` are those of the groups, `[shards, ...]`, each in the layout of `gathered`. Every device
-    gets its own piece of the sum (reduce-scatter), and nobody has all of it.
-    """
-    spec = stored(axes, parts.shape[1:])
-    if spec is None:
-        return jnp.sum(parts, axis=0)
-    if len(parts) == 1:
-        return jax.sharding.reshard(parts[0], spec)
-    met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
-    of_group = _spec(met, axes, parts.shape[1:], _mesh())
-    groups = ACTIVATIONS["batch"]
-
-    def own(part):
-        total, left = part[0], [axis for axis in groups if _ways(_mesh(), axis) > 1]
-        for place, axis in enumerate(spec):
-            if axis in left:
-                total = jax.lax.psum_scatter(total, axis, scatter_dimension=place, tiled=True)
-                left.remove(axis)
-        return jax.lax.psum(total, tuple(left)) if left else total
-
-    return jax.shard_map(
-        own,
-        in_specs=PartitionSpec(groups, *of_group),
-        out_specs=spec,
-        check_vma=False,  # the checker wants sums over axes of one device, too
-    )(parts)
-
-
 def replicated(x: Array) -> Array:
     """All-gather of an array over every mesh axis: each device holds all of it."""
     return x if _mesh().empty else jax.sharding.reshard(x, PartitionSpec())

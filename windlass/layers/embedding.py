@@ -1,15 +1,12 @@
 """Embeddings: a row of a table for each token id, or for each position."""
 
-from functools import partial
-from typing import Any, ClassVar, NamedTuple
+from typing import ClassVar
 
 import equinox as eqx
-import jax
 import jax.numpy as jnp
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout, reduced, split_over, tensor_ways
+from windlass.devices.axes import Placed, gathered, layout
 from windlass.layers.initializers import Initializer, small
 
 
@@ -35,54 +32,13 @@ class Embedding(Placed):
         return {"weight": ("vocab", "embed")}
 
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
-        table = _Table(self.axes["weight"], len(self.weight), self.weight.dtype)
-        rows: Any = _lookup(self.weight, tokens, table)
+        weight = gathered(self.weight, self.axes["weight"])
+        out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
+        # Through float32, so that the gradients of a token that occurs a thousand times are added
+        # in float32: bfloat16 would lose most of them.
+        rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
         # The scale in the precision of the weights, as the models that have one were trained.
-        return rows * jnp.asarray(self.scale, rows.dtype)
-
-
-class _Table(NamedTuple):
-    """What is known of a table without its numbers."""
-
-    axes: tuple[str, ...]
-    size: int  # rows
-    dtype: Any
-
-
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _lookup(weight: Array, tokens: Array, table: _Table) -> Array:
-    """Rows of a table that is kept in pieces. Its gradient is summed into these pieces."""
-    whole = gathered(weight, table.axes)
-    out = layout("batch seq embed", (*tokens.shape, whole.shape[-1]))
-    return whole.at[tokens].get(out_sharding=out)
-
-
-def _lookup_backward(table: _Table, tokens: Array, gradient: Array) -> tuple[Array, None]:
-    """Each group of devices adds up the gradients of its own rows, and all of them the sums.
-
-    The first in float32: of a token that occurs a thousand times bfloat16 would lose most.
-    """
-    split = split_over("vocab", table.size)
-
-    def own(tokens, gradient):
-        size = table.size // (1 if split is None else tensor_ways())
-        place = tokens - (0 if split is None else jax.lax.axis_index(split) * size)
-        place = jnp.where((place >= 0) & (place < size), place, size)  # of another device: nowhere
-        zeros = jnp.zeros((size, gradient.shape[-1]), jnp.float32)
-        total = zeros.at[place].add(gradient.astype(jnp.float32), mode="drop")
-        return total.astype(table.dtype)[None]
-
-    rows = layout("batch", tokens.shape[:1])
-    if rows is None:  # no mesh
-        return own(tokens, gradient)[0], None
-    specs = PartitionSpec(*rows, None), PartitionSpec(*rows, None, None)
-    parts = jax.shard_map(own, in_specs=specs, out_specs=PartitionSpec(*rows, split, None))
-    return reduced(parts(tokens, gradient), table.axes), None
-
-
-_lookup.defvjp(
-    lambda weight, tokens, table: (_lookup(weight, tokens, table), tokens), _lookup_backward
-)
+        return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
 
 
 class LearnedPositions(Placed):

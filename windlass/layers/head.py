@@ -20,7 +20,6 @@ from windlass.devices.axes import (
     batch_shards,
     gathered,
     layout,
-    reduced,
     shard,
     split_over,
 )
@@ -87,13 +86,13 @@ class Head(Placed):
         changes from step to step, or the head of a frozen model. They have no gradient. With
         `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        tiles, axes = _Tiles(hidden.shape, tile_tokens), self.axes["weight"]
-        dtype, kept = hidden.dtype, self.weight.dtype
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        tiles = _Tiles(hidden.shape, tile_tokens)
+        dtype = hidden.dtype
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
-        def value(hidden, stored, columns, constants):
-            weight = gathered(stored.astype(dtype), axes)
+        def value(hidden, weight, columns, constants):
             of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(sums, tile):
@@ -104,8 +103,7 @@ class Head(Placed):
             sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
             return _over_shards(sums)
 
-        def value_and_gradient(hidden, stored, columns, constants):
-            weight = gathered(stored.astype(dtype), axes)
+        def value_and_gradient(hidden, weight, columns, constants):
             of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(carry, tile):
@@ -136,20 +134,20 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = reduced(d_weight.astype(gradient_dtype), axes)
+            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
-        def total(hidden, stored, columns, constants):
-            return value(hidden, stored, columns, constants)
+        def total(hidden, weight, columns, constants):
+            return value(hidden, weight, columns, constants)
 
         def backward(gradients, cotangents):
             scale = cotangents[0]
-            d_hidden, d_weight = (g * scale.astype(g.dtype) for g in gradients)
-            return d_hidden.astype(dtype), d_weight.astype(dtype).astype(kept), None, None
+            d_hidden, d_weight = ((g * scale.astype(g.dtype)).astype(dtype) for g in gradients)
+            return d_hidden, d_weight, None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, self.weight, columns, constants)
+        summed, others = total(hidden, weight, columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     def log_probabilities(

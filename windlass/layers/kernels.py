@@ -233,7 +233,7 @@ def _by_lengths(q, k, v, document, segments: int, scale: float) -> Array:
 def segmented(
     document: Int[Array, "batch seq"], most: int
 ) -> tuple[Int[Array, "batch begins"], Int[Array, "batch segments"]]:
-    """Where each document of a row begins and how long it is; -1 beyond the last.
+    """Offsets and lengths of the documents of each row; -1 beyond the last.
 
     Padding is a document of its own.
     """

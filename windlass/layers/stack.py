@@ -140,7 +140,7 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
 
 
 def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
-    """What goes into a layer. Its gradients are complete before the layer below has its turn.
+    """Inputs of a layer, whose gradients are complete before the layer below has its turn.
 
     The compiler would else go back through all layers in the body of a loop first, and compute the
     gradients of their weights at the end, where what these are products of is held for all layers.
@@ -184,7 +184,7 @@ def _take(tree: PyTree, index: int | slice) -> PyTree:
 
 
 def _unstacked(tree: PyTree, count: int) -> list[PyTree]:
-    """What was stacked, one after the other."""
+    """Parts of what was stacked, one after the other."""
     leaves, structure = jax.tree.flatten(tree)
     each = [_rows(leaf) for leaf in leaves]
     return [structure.unflatten([rows[i] for rows in each]) for i in range(count)]
