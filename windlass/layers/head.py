@@ -355,8 +355,9 @@ def _weighted(logits, columns):
 
 def _with(loss: Callable, constants: PyTree, statistics_of: str | None, dtype: Any) -> TileLoss:
     def of_tile(logits, columns):
-        of = statistics_of and [statistics(logits, columns[statistics_of], dtype)]
-        return loss(logits, columns, *(of or ()), *(() if constants is None else (constants,)))
+        given = [] if statistics_of is None else [statistics(logits, columns[statistics_of], dtype)]
+        given += [] if constants is None else [constants]
+        return loss(logits, columns, *given)
 
     return of_tile
 

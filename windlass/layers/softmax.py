@@ -114,7 +114,8 @@ def _read(logits: Array, targets: Array, interpret: bool) -> Statistics:
         log_z[0], target[0], highest[0] = most + jnp.log(total), found, most
 
     shape = jax.ShapeDtypeStruct((targets.size,), jnp.float32)
-    found = _called(kernel, interpret, [shape] * 3)(logits.reshape(-1, vocab), targets.reshape(-1))
+    inputs = [logits.reshape(-1, vocab), targets.reshape(-1)]
+    found = _called(kernel, inputs, [shape] * 3, interpret)
     return Statistics(*(x.reshape(targets.shape) for x in found))
 
 
@@ -137,8 +138,8 @@ def _written(logits: Array, targets: Array, z: Array, gradient: Statistics, inte
     flat = logits.reshape(-1, vocab)
     of_tokens = [x.reshape(-1) for x in (targets, z, gradient.log_z, gradient.target)]
     shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
-    aliases = {"input_output_aliases": {0: 0}}
-    (out,) = _called(kernel, interpret, [shape], **aliases)(flat, *of_tokens)
+    in_place = {"input_output_aliases": {0: 0}}
+    (out,) = _called(kernel, [flat, *of_tokens], [shape], interpret, **in_place)
     return out.reshape(logits.shape)
 
 
@@ -153,8 +154,8 @@ def _place(array, i: Array):
     return array.at[jax.ds(i * CHUNK, CHUNK)]
 
 
-def _called(kernel, interpret: bool, shapes: list, **how: Any):
-    """A call of a kernel with a program for every token; what it is given has a row for each."""
+def _called(kernel, inputs: list, shapes: list, interpret: bool, **how: Any):
+    """Outputs of a kernel with a program for every token, which has a row of all arrays."""
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
@@ -163,20 +164,17 @@ def _called(kernel, interpret: bool, shapes: list, **how: Any):
             return pl.BlockSpec((1,), lambda i: (i,))
         return pl.BlockSpec((None, x.shape[1]), lambda i: (i, 0))
 
-    def call(*inputs):
-        params: Any = triton.CompilerParams(num_warps=WARPS, num_stages=1)
-        return pl.pallas_call(
-            kernel,
-            grid=(len(inputs[0]),),
-            in_specs=[row(x) for x in inputs],
-            out_specs=[row(x) for x in shapes],
-            out_shape=shapes,
-            compiler_params=params,
-            interpret=interpret,
-            **how,
-        )(*inputs)
-
-    return call
+    params: Any = triton.CompilerParams(num_warps=WARPS, num_stages=1)
+    return pl.pallas_call(
+        kernel,
+        grid=(len(inputs[0]),),
+        in_specs=[row(x) for x in inputs],
+        out_specs=[row(x) for x in shapes],
+        out_shape=shapes,
+        compiler_params=params,
+        interpret=interpret,
+        **how,
+    )(*inputs)
 
 
 def _has_kernel(logits: Array, dtype: Any) -> bool:
