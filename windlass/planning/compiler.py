@@ -132,7 +132,7 @@ def find(layers: Layers, target: Target) -> CompilerReport | NoCompiler:
     limit = usable(laid_out.chip) if laid_out.chip else None
     with laid_out.scope():
         lowered = _lowered(laid_out)
-    file = _file(lowered, by, limit)
+    file = _file(lowered, laid_out.compiler_options, by, limit)
     with suppress(OSError, ValueError, TypeError):  # what is missing or corrupt is compiled anew
         return CompilerReport(**json.loads(file.read_text(encoding="utf-8")))
     with laid_out.scope(), _uncached():
@@ -193,11 +193,14 @@ def _compiler(target: Target) -> str:
     return ", ".join([*named, f"JAX {jax.__version__}", f"for {target.name}"])
 
 
-def _file(lowered: jax.stages.Lowered, by: str, limit: int | None) -> Path:
-    """The cache file of a report, by program, compiler, flags and memory limit."""
+def _file(
+    lowered: jax.stages.Lowered, options: dict[str, bool], by: str, limit: int | None
+) -> Path:
+    """The cache file of a report, by program, compiler, options, flags and memory limit."""
     place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
     fields = " ".join(field.name for field in dataclasses.fields(CompilerReport))
-    known = "\n".join([by, fields, str(limit), flags(os.environ), lowered.as_text()])
+    given = [json.dumps(options), flags(os.environ)]
+    known = "\n".join([by, fields, str(limit), *given, lowered.as_text()])
     return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 

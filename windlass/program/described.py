@@ -12,7 +12,7 @@ import jax
 from windlass.checkpoint.store import identity_in
 from windlass.config import Layers, Problem
 from windlass.config.sections import flat
-from windlass.devices import absent, alignment, chips, mesh, precision
+from windlass.devices import absent, alignment, chips, mesh, overlap, precision
 from windlass.devices.absent import Absent
 from windlass.devices.mesh_choice import MeshChoice
 from windlass.devices.selection import DeviceChoice
@@ -75,7 +75,8 @@ class Described:
     def compiler_options(self) -> dict[str, bool]:
         """XLA options of the programs that train and evaluate."""
         exact = self.run.train.deterministic and self.chosen.kind == "gpu"
-        return {"xla_gpu_deterministic_ops": True} if exact else {}
+        exactly = {"xla_gpu_deterministic_ops": True} if exact else {}
+        return exactly | overlap.options(self.chip, len(self.devices))
 
     @contextmanager
     def scope(self) -> Iterator[None]:
