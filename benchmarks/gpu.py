@@ -19,6 +19,7 @@ Each rival is held against Windlass in a process of its own, so that the peaks o
 import argparse
 import importlib.metadata
 import json
+import os
 import statistics
 import subprocess
 import sys
@@ -288,6 +289,8 @@ def main() -> None:
     asked = parser.parse_args()
     if unknown := set(asked.cases) - set(CASES):
         parser.error(f"there is no case {', '.join(sorted(unknown))}; there are {', '.join(CASES)}")
+    # Both sides hold memory of one GPU at once.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     pairs = list(product(asked.cases or CASES, [asked.rival] if asked.rival else RIVALS))
     if len(pairs) > 1:
         for name, rival in pairs:

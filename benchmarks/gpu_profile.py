@@ -26,6 +26,7 @@ STEPS = 3
 HEAD = "head: softmax and its gradient"  # what reads logits, but matmuls
 # Other kinds by parts of a kernel's name, the first that fits.
 NAMES = {
+    HEAD: ("softmax",),
     "attention": ("cudnn", "fmha", "sdpa"),
     "matmuls": ("nvjet", "gemm", "cutlass", "splitKreduce"),
     "copies": ("memcpy", "Memcpy", "Memset", "dynamic_update_slice", "loop_broadcast", "wrapped_"),

@@ -81,8 +81,7 @@ class Anchor(NamedTuple):
         devices = targets.find(self.on).devices
         train = {"steps": 10, "batch": self.rows * devices * self.accumulation}
         train |= {"accumulation": self.accumulation, "remat": self.remat}
-        if self.unrolled:
-            train["layers_per_loop"] = MODELS[self.model]["layers"]
+        train["layers_per_loop"] = MODELS[self.model]["layers"] if self.unrolled else 1
         return {
             "model": MODELS[self.model],
             "tokenizer": {"kind": "byte"},

@@ -108,7 +108,9 @@ class Case(NamedTuple):
             "data": data,
             "objective": {"kind": self.objective},
             "optim": {"kind": self.optim, "learning_rate": 1e-3},
-            "train": {"steps": compiler.STEPS, "batch": self.rows, **dict(self.train)},
+            # As they were compiled and measured: a layer in an iteration, where none is said.
+            "train": {"steps": compiler.STEPS, "batch": self.rows, "layers_per_loop": 1}
+            | dict(self.train),
         }
 
     def _shipped(self, name: str) -> dict[str, Any]:

@@ -1,6 +1,7 @@
 """Plain residuals, HC, mHC and mHC-lite in one decoder: loss at equal steps, at equal time, speed.
 
     python benchmarks/residuals.py [--seconds 300] [--only NAME] [--small]
+    python benchmarks/residuals.py --table    # of what was found before
 
 A decoder of llama's blocks, 6 layers of 512, on sequences of 1,024 bytes; the same first weights,
 batches and AdamW for all. A variant trains for so many seconds without counting the compiler;
@@ -33,7 +34,7 @@ SIZES = dict(vocab=256, embed=512, mlp=1536, layers=6, heads=8, kv_heads=8, head
 SMALL = dict(vocab=256, embed=64, mlp=128, layers=2, heads=2, kv_heads=2, head_dim=32)
 RATE, WARMUP, DECAY, CLIP = 1e-3, 200, 0.1, 1.0
 MOST_BYTES = 400_000_000
-AVERAGED = 50  # steps, of which the mean is a loss
+AVERAGED = 1000  # steps, of which the mean is a loss: the same batches for all variants
 WARM = 5  # steps before the clock starts
 
 
@@ -154,18 +155,22 @@ def table(results: dict[str, dict]) -> str:
     common = min(one["steps"] for one in results.values())
     plain = results.get("plain")
     lines = [
-        f"| residual | parameters | steps | loss at step {common:,} | loss at the end | step, ms |"
-        " to plain | gain |",
-        "|---|---|---|---|---|---|---|---|",
+        f"| residual | parameters | steps | loss at step {common:,} | below plain | at the end "
+        "| step, ms | to plain | gain |",
+        "|---|---|---|---|---|---|---|---|---|",
     ]
+
+    def loss(one: dict, steps: int) -> float:
+        return float(np.mean(one["losses"][max(steps - AVERAGED, 0) : steps]))
+
     for name, one in results.items():
-        at = np.mean(one["losses"][max(common - AVERAGED, 0) : common])
-        end = np.mean(one["losses"][-AVERAGED:])
+        at, end = loss(one, common), loss(one, one["steps"])
+        below = f"{loss(plain, common) - at:+.4f}" if plain else ""
         ratio = f"{one['step_ms'] / plain['step_ms']:.3f}" if plain else ""
         gain = f"{one['residual_gain_forward']:.2f}" if "residual_gain_forward" in one else ""
         lines.append(
-            f"| {name} | {one['parameters']:,} | {one['steps']:,} | {at:.4f} | {end:.4f} | "
-            f"{one['step_ms']:.2f} | {ratio} | {gain} |"
+            f"| {name} | {one['parameters']:,} | {one['steps']:,} | {at:.4f} | {below} | {end:.4f} "
+            f"| {one['step_ms']:.2f} | {ratio} | {gain} |"
         )
     return "\n".join(lines)
 
@@ -176,7 +181,11 @@ def main() -> None:
     parser.add_argument("--only", choices=VARIANTS)
     parser.add_argument("--small", action="store_true", help="a tiny shape, to try it on a CPU")
     parser.add_argument("--to", type=Path, default=RESULTS)
+    parser.add_argument("--table", action="store_true", help="print the figures there are")
     asked = parser.parse_args()
+    if asked.table:
+        print(table(json.loads(asked.to.read_text())["variants"]))
+        return
     sizes, rows, length = (SMALL, 4, 64) if asked.small else (SIZES, 32, 1024)
     import jax
 

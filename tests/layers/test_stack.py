@@ -11,12 +11,15 @@ import pytest
 
 from tests import tiny
 from tests.strangers.models import gru
+from windlass.devices import mesh
 from windlass.devices.axes import cast
+from windlass.layers import stack as layers_stack
 from windlass.layers.attention import Attention
 from windlass.layers.context import Packed
 from windlass.layers.kv_cache import DecodeContext, KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
+from windlass.layers.residual import Streams
 from windlass.layers.rotary import Rotary
 from windlass.layers.stack import arrange, stacked
 from windlass.models import llama
@@ -133,8 +136,26 @@ def test_policies_and_unrolling_change_no_gradient(kinds, remat, unroll):
     assert tiny.apart(jax.tree.leaves(found), jax.tree.leaves(by_hand(kinds))) < 1e-5
 
 
+def test_rows_that_a_gpu_copies_one_by_one_are_the_same_gradient(monkeypatch):
+    rows = jax.random.normal(jax.random.key(0), (3, 4, 5))
+    d = jax.random.normal(jax.random.key(1), rows.shape)
+
+    def stacked_gradient():
+        back = jax.vjp(lambda x: jnp.stack(layers_stack._rows(x)), rows)[1]
+        return jax.jit(back)(d)[0]
+
+    with jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])):
+        plain = stacked_gradient()
+        monkeypatch.setattr(layers_stack, "is_nvidia", lambda *_: True)
+        monkeypatch.setattr(layers_stack, "LARGE", 1)
+        # Written where nothing was, so that nothing must be left of that.
+        copied = stacked_gradient()
+    assert (plain == d).all() and (copied == d).all()
+
+
 def test_no_gradient_of_frozen_weights_is_computed_where_layers_take_turns(monkeypatch):
     stack, x, batch = example(2)
+    stack = dataclasses.replace(stack, streams=Streams())  # of several streams, though one runs
     weights, static = eqx.partition(stack, eqx.is_array)
     trained = jax.tree.map(lambda x: x.ndim < 3, weights)  # norms and biases, not matrices
     own, frozen = eqx.partition(weights, trained)

@@ -5,7 +5,7 @@ two thirds of the memory's speed. Kernels read a tile once for all three, and wr
 over it.
 """
 
-from functools import partial
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -16,8 +16,9 @@ from jaxtyping import Array, Float, Int
 from windlass.devices.axes import device, is_nvidia, layout, split_over, tensor_ways
 from windlass.layers.sketch import is_sketched
 
-CHUNK = 4096  # logits that a program of a kernel looks at together
-WARPS = 8  # of 32 threads
+WARPS = 8  # of 32 threads, that look at a token's logits
+LANES = 8 * 32 * WARPS  # logits that they look at together: 16 bytes a thread
+PARTS = 4  # of so many logits, that an iteration looks at
 
 
 class Statistics(NamedTuple):
@@ -42,13 +43,14 @@ def statistics(
     if rows is None:  # no mesh
         return in_kernel(logits, targets)
     tokens = PartitionSpec(*rows, *[None] * (targets.ndim - 1))
+    specs = PartitionSpec(*tokens, split_over("vocab", logits.shape[-1])), tokens
     local = jax.shard_map(
         in_kernel,
-        in_specs=(PartitionSpec(*tokens, split_over("vocab", logits.shape[-1])), tokens),
+        in_specs=specs,
         out_specs=tokens,
         check_vma=False,  # the checker does not see into kernels
     )
-    return local(logits, jax.sharding.reshard(targets, tokens))
+    return local(*map(jax.sharding.reshard, (logits, targets), specs))
 
 
 def log_z(logits: Float[Array, "... vocab"]) -> Float[Array, "..."]:
@@ -66,7 +68,7 @@ def pick(logits: Float[Array, "... vocab"], targets: Int[Array, "..."]) -> Float
     return jnp.sum(jnp.where(hot, logits, 0.0), axis=-1)
 
 
-@partial(jax.custom_vjp, nondiff_argnums=(2,))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
 def in_kernel(
     logits: Float[Array, "*tokens vocab"], targets: Int[Array, "*tokens"], interpret: bool = False
 ) -> Statistics:
@@ -98,24 +100,32 @@ def _read(logits: Array, targets: Array, interpret: bool) -> Statistics:
 
     vocab = logits.shape[-1]
 
-    def kernel(logits, targets, log_z, target, highest):
+    def softmax(logits, targets, log_z, target, highest):
         own = targets[0]
 
-        def chunk(i, now):
+        def part(i, now):
+            # A maximum and a sum in every lane: lanes are joined once, at the end.
             most, total, found = now
-            x, at = _chunk(triton, logits, i, vocab, other=-jnp.inf)
-            new = jnp.maximum(most, jnp.max(x))
-            total = total * jnp.exp(most - new) + jnp.sum(jnp.exp(x - new))
-            return new, total, found + jnp.sum(jnp.where(at == own, x, 0.0))
+            parts = [
+                _part(triton, logits, PARTS * i + j, vocab, other=-jnp.inf) for j in range(PARTS)
+            ]
+            new = functools.reduce(jnp.maximum, [x for x, _ in parts], most)
+            total = total * jnp.exp(most - new)
+            for x, at in parts:
+                total += jnp.exp(x - new)
+                found += jnp.where(at == own, x, 0.0)
+            return new, total, found
 
-        low = jnp.float32(jnp.finfo(jnp.float32).min)
-        first = low, jnp.float32(0), jnp.float32(0)
-        most, total, found = jax.lax.fori_loop(0, -(-vocab // CHUNK), chunk, first)
-        log_z[0], target[0], highest[0] = most + jnp.log(total), found, most
+        low = jnp.full(LANES, jnp.finfo(jnp.float32).min)
+        none = jnp.zeros(LANES, jnp.float32)
+        lanes = jax.lax.fori_loop(0, -(-vocab // (PARTS * LANES)), part, (low, none, none))
+        most = jnp.max(lanes[0])
+        total = jnp.sum(lanes[1] * jnp.exp(lanes[0] - most))
+        log_z[0], target[0], highest[0] = most + jnp.log(total), jnp.sum(lanes[2]), most
 
     shape = jax.ShapeDtypeStruct((targets.size,), jnp.float32)
     inputs = [logits.reshape(-1, vocab), targets.reshape(-1)]
-    found = _called(kernel, inputs, [shape] * 3, interpret)
+    found = _called(softmax, inputs, [shape] * 3, interpret)
     return Statistics(*(x.reshape(targets.shape) for x in found))
 
 
@@ -125,33 +135,33 @@ def _written(logits: Array, targets: Array, z: Array, gradient: Statistics, inte
 
     vocab = logits.shape[-1]
 
-    def kernel(logits, targets, z, d_z, d_target, out):
+    def softmax_gradient(logits, targets, z, d_z, d_target, out):
         own, z, d_z, d_target = targets[0], z[0], d_z[0], d_target[0]
 
-        def chunk(i, _):
-            x, at = _chunk(triton, logits, i, vocab, other=0.0)
+        def part(i, _):
+            x, at = _part(triton, logits, i, vocab, other=0.0)
             d = jnp.exp(x - z) * d_z + jnp.where(at == own, d_target, 0.0)
             triton.store(_place(out, i), d.astype(out.dtype), mask=at < vocab)
 
-        jax.lax.fori_loop(0, -(-vocab // CHUNK), chunk, None)
+        jax.lax.fori_loop(0, -(-vocab // LANES), part, None)
 
     flat = logits.reshape(-1, vocab)
     of_tokens = [x.reshape(-1) for x in (targets, z, gradient.log_z, gradient.target)]
     shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
     in_place = {"input_output_aliases": {0: 0}}
-    (out,) = _called(kernel, [flat, *of_tokens], [shape], interpret, **in_place)
+    (out,) = _called(softmax_gradient, [flat, *of_tokens], [shape], interpret, **in_place)
     return out.reshape(logits.shape)
 
 
-def _chunk(triton, logits, i: Array, vocab: int, *, other: float) -> tuple[Array, Array]:
-    """A chunk of a token's logits in float32, with `other` beyond the last, and their ids."""
-    at = i * CHUNK + jnp.arange(CHUNK)
+def _part(triton, logits, i: Array, vocab: int, *, other: float) -> tuple[Array, Array]:
+    """A part of a token's logits in float32, with `other` beyond the last, and their ids."""
+    at = i * LANES + jnp.arange(LANES)
     x = triton.load(_place(logits, i), mask=at < vocab, other=other)
     return x.astype(jnp.float32), at
 
 
 def _place(array, i: Array):
-    return array.at[jax.ds(i * CHUNK, CHUNK)]
+    return array.at[jax.ds(i * LANES, LANES)]
 
 
 def _called(kernel, inputs: list, shapes: list, interpret: bool, **how: Any):
@@ -173,6 +183,7 @@ def _called(kernel, inputs: list, shapes: list, interpret: bool, **how: Any):
         out_shape=shapes,
         compiler_params=params,
         interpret=interpret,
+        name=kernel.__name__,
         **how,
     )(*inputs)
 

@@ -11,11 +11,14 @@ import jax
 import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jax.extend.core import Primitive
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
+from windlass.devices.axes import device, is_nvidia
 from windlass.layers import kernels, recurrence
 from windlass.layers.auxiliary import Report, added, inside, over_layers
 from windlass.layers.residual import ONE_STREAM, Hidden, Streams
+from windlass.layers.sketch import is_sketched
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products and the
 # states of recurrences, which are dear to compute again. Norms, rotations and activations are
@@ -25,6 +28,7 @@ SAVED = (
 )
 # What is made again even under `none`, as it is quicker to make than to fetch.
 FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
+LARGE = 2**20  # bytes of a layer's gradient, from which copying it takes longer than to launch that
 
 
 Maker = Callable[[PRNGKeyArray, Int[Array, ""]], PyTree]  # a block, from a key and its layer
@@ -53,7 +57,7 @@ class Stack(eqx.Module):
 
         def one(kind, in_loop):
             def apply(x, weights, cache):
-                if in_loop and len(self.kinds) > 1:
+                if in_loop and len(self.kinds) > 1 and self.streams is not ONE_STREAM:
                     x, weights = _in_turn(x, weights)
                 view = context.layer(cache)
                 with inside(view):
@@ -142,8 +146,9 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
 def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
     """Inputs of a layer, whose gradients are complete before the layer below has its turn.
 
-    The compiler would else go back through all layers in the body of a loop first, and compute the
-    gradients of their weights at the end, where what these are products of is held for all layers.
+    With several streams the compiler would else go back through all layers in the body of a loop
+    first, and compute the gradients of their weights at the end, where what these are products of
+    is held for all layers. With one it seldom does, and what is complete takes room itself.
     """
     leaves, structure = jax.tree.flatten((x, weights))
     is_trained = [False] * len(leaves)
@@ -199,7 +204,24 @@ def _rows(x: Array) -> tuple[Array, ...]:
     return tuple(x[i] for i in range(len(x)))
 
 
+def _whole(gradients: Sequence[Array]) -> Array:
+    """Rows stacked: large ones on a GPU alone one after the other into a new array.
+
+    A kernel that concatenates many arrays looks for each number among all of them, and takes five
+    times as long.
+    """
+    mesh, here, row = jax.sharding.get_abstract_mesh(), device(), gradients[0]
+    on_gpu = is_nvidia(here.platform, here.device_kind) and not is_sketched()
+    if not on_gpu or mesh.size > 1 or row.nbytes < LARGE:
+        return jnp.stack(gradients)
+    spec = PartitionSpec(None, *jax.typeof(row).sharding.spec)
+    whole = jax.lax.empty((len(gradients), *row.shape), row.dtype, out_sharding=spec)
+    for i, gradient in enumerate(gradients):
+        whole = jax.lax.dynamic_update_index_in_dim(whole, gradient, i, 0)
+    return whole
+
+
 _rows.defvjp(
     lambda x: (_rows(x), None),
-    lambda _, gradients: (jax.lax.optimization_barrier(jnp.stack(gradients)),),
+    lambda _, gradients: (jax.lax.optimization_barrier(_whole(gradients)),),
 )

@@ -273,7 +273,7 @@ def settings(described: Described) -> dict[str, Any]:
         "row_tokens": described.run.data.length,
         "mesh": dict(described.mesh.shape),
         "remat": train.remat,
-        "layers_per_loop": train.layers_per_loop,
+        "layers_per_loop": described.layers_per_loop,
         "compute": described.compute,
         "attention": None if kernel is None else kernel.name,
     }

@@ -245,8 +245,10 @@ def _keys(described: Described, first: Setting, setting: Setting) -> dict[str, A
         if recipe.batch_per_device is not None:
             train["batch_per_device"] = batch // (setting.accumulation * setting.groups)
         train["accumulation"] = setting.accumulation
-    changed = {"remat": setting.remat, "layers_per_loop": setting.layers_per_loop}
-    train |= {key: value for key, value in changed.items() if value != getattr(recipe, key)}
+    if setting.remat != recipe.remat:
+        train["remat"] = setting.remat
+    if setting.layers_per_loop != described.layers_per_loop:
+        train["layers_per_loop"] = setting.layers_per_loop
     if setting.accumulation == (recipe.accumulation or 1) and recipe.microbatch is None:
         # As many microbatches as the recipe has already, or as the default, one.
         train.pop("accumulation", None)

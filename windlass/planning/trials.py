@@ -147,7 +147,8 @@ def setting(described: Described) -> Setting:
     """Setting of a run as it is laid out."""
     train = described.run.train
     split = tuple((name, described.layout.split[name]) for name in mesh.AXES)
-    return Setting(split, described.batches.accumulation, train.remat, train.layers_per_loop)
+    loops = described.layers_per_loop
+    return Setting(split, described.batches.accumulation, train.remat, loops)
 
 
 def altered(described: Described, setting: Setting) -> Described | None:

@@ -92,8 +92,7 @@ class Built:
         return model
 
     def _arranged(self, model: Any) -> Any:
-        train = self.run.train
-        return arrange(model, remat=train.remat, unroll=train.layers_per_loop)
+        return arrange(model, remat=self.run.train.remat, unroll=self.described.layers_per_loop)
 
     def _lowered(self, arrays: PyTree) -> PyTree:
         """The dtypes of arrays that are not trained: no more precise than what they meet."""

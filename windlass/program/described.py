@@ -12,7 +12,7 @@ import jax
 from windlass.checkpoint.store import identity_in
 from windlass.config import Layers, Problem
 from windlass.config.sections import flat
-from windlass.devices import absent, alignment, chips, mesh, overlap, precision
+from windlass.devices import absent, alignment, chips, mesh, precision
 from windlass.devices.absent import Absent
 from windlass.devices.mesh_choice import MeshChoice
 from windlass.devices.selection import DeviceChoice
@@ -72,11 +72,21 @@ class Described:
         return checks.attention(self.run, self.chosen.kind, self.devices[0].device_kind)
 
     @property
+    def layers_per_loop(self) -> int:
+        """Layers in an iteration of the scan: as the recipe says, or all on a GPU alone.
+
+        Several GPUs gather the weights of a layer in its iteration. If all were in one, the
+        compiler might hold those of many layers.
+        """
+        is_alone = self.chosen.kind == "gpu" and len(self.devices) == 1
+        default = getattr(self.run.model, "layers", 1) if is_alone else 1
+        return self.run.train.layers_per_loop or default
+
+    @property
     def compiler_options(self) -> dict[str, bool]:
         """XLA options of the programs that train and evaluate."""
         exact = self.run.train.deterministic and self.chosen.kind == "gpu"
-        exactly = {"xla_gpu_deterministic_ops": True} if exact else {}
-        return exactly | overlap.options(self.chip, len(self.devices))
+        return {"xla_gpu_deterministic_ops": True} if exact else {}
 
     @contextmanager
     def scope(self) -> Iterator[None]:

@@ -51,7 +51,9 @@ class Train:
     trainable: tuple[str, ...] | None = None
     # activation checkpointing: saves all, some or none
     remat: Literal["none", "saved", "full"] = "saved"
-    layers_per_loop: int = 1  # unroll the scan over layers: faster on GPUs, slower to compile
+    # unroll the scan over layers: faster on GPUs, slower to compile; null: all of them on a GPU
+    # alone, else 1
+    layers_per_loop: int | None = None
     deterministic: bool = False  # bitwise reproducible on GPUs, at some cost in speed
     nonfinite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite
     skips: int = 10  # with nonfinite skip: the most such steps in a row
