@@ -146,7 +146,7 @@ def test_rows_that_a_gpu_copies_one_by_one_are_the_same_gradient(monkeypatch):
 
     with jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])):
         plain = stacked_gradient()
-        monkeypatch.setattr(layers_stack, "is_nvidia", lambda *_: True)
+        monkeypatch.setattr(layers_stack, "on_one_gpu", lambda: True)
         monkeypatch.setattr(layers_stack, "LARGE", 1)
         # Written where nothing was, so that nothing must be left of that.
         copied = stacked_gradient()

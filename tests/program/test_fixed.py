@@ -13,9 +13,9 @@ from tests import tiny
 from tests.training.campaign import RECIPE, weights
 from windlass.checkpoint.store import load_frozen
 from windlass.devices.axes import cast
+from windlass.devices.sketch import sketched
 from windlass.errors import UserError
 from windlass.layers.initializers import host
-from windlass.layers.sketch import sketched
 from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.program.trainable import choose

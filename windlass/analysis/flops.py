@@ -29,8 +29,8 @@ from windlass.analysis.primitives import (
     shape,
     sub_jaxprs,
 )
+from windlass.devices.sketch import sketched
 from windlass.layers.pattern import Pattern
-from windlass.layers.sketch import sketched
 from windlass.program.programs import Programs
 from windlass.program.step import Frozen, State
 

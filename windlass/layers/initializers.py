@@ -10,7 +10,7 @@ import numpy as np
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.layers.sketch import is_sketched
+from windlass.devices.sketch import is_sketched
 
 Initializer = Callable[[PRNGKeyArray, tuple[int, ...], int], Float[Array, "..."]]
 HostInitializer = Callable[[np.random.Generator, tuple[int, ...], int], np.ndarray]

@@ -15,8 +15,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from windlass.devices import chips
 from windlass.devices.axes import device, is_nvidia, layout, tensor_ways
+from windlass.devices.sketch import is_sketched
 from windlass.layers.pattern import CAUSAL, Pattern
-from windlass.layers.sketch import is_sketched
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
 # with 16 heads. Flash kernels hold none of them.

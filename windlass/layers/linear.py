@@ -2,15 +2,21 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout
+from windlass.devices.axes import Placed, gathered, layout, replicated
 from windlass.layers.initializers import Initializer, narrow
+from windlass.layers.row_kernels import on_one_gpu
+
+JOINED = "joined"  # checkpoint name of the products of several maps, for rematerialization policies
+MANY = 2048  # tokens from which it pays to put the weights of maps side by side
 
 
 class LinearMap(Placed):
@@ -106,3 +112,20 @@ class Linear(LinearMap):
 
     def merged(self) -> "Linear":
         return self
+
+
+def can_join(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> bool:
+    """Return True if maps of one input are faster as one matmul: plain ones of many tokens, on a
+    GPU alone. There each would read the input again, and the sum of its gradients is one more pass.
+    """
+    is_plain = all(type(one) is Linear and len(one.reads) == 1 for one in maps)
+    return is_plain and math.prod(x.shape[:-1]) >= MANY and on_one_gpu()
+
+
+def joined_product(maps: Sequence[LinearMap], x: Float[Array, "... a"]) -> Float[Array, "... b"]:
+    """Products of an input with several maps, side by side, without biases."""
+    matrices = [one.merged().weight.astype(x.dtype) for one in maps]
+    flat = [replicated(one).reshape(one.shape[0], -1) for one in matrices]
+    out = layout(("batch", "seq", "")[: x.ndim - 1] + ("",), (*x.shape[:-1], 1))
+    product = jnp.tensordot(x, jnp.concatenate(flat, axis=1), axes=1, out_sharding=out)
+    return checkpoint_name(product, JOINED)

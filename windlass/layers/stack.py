@@ -14,17 +14,17 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
-from windlass.devices.axes import device, is_nvidia
-from windlass.layers import kernels, recurrence
+from windlass.layers import kernels, linear, recurrence
 from windlass.layers.auxiliary import Report, added, inside, over_layers
 from windlass.layers.residual import ONE_STREAM, Hidden, Streams
-from windlass.layers.sketch import is_sketched
+from windlass.layers.row_kernels import on_one_gpu
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products and the
 # states of recurrences, which are dear to compute again. Norms, rotations and activations are
 # recomputed from them.
 SAVED = (
-    *("query", "key", "value", "cells", kernels.MIXED, "gate", "up", "residual", recurrence.STATE),
+    *("query", "key", "value", linear.JOINED, "cells", kernels.MIXED),
+    *("gate", "up", "residual", recurrence.STATE),
 )
 # What is made again even under `none`, as it is quicker to make than to fetch.
 FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
@@ -210,9 +210,8 @@ def _whole(gradients: Sequence[Array]) -> Array:
     A kernel that concatenates many arrays looks for each number among all of them, and takes five
     times as long.
     """
-    mesh, here, row = jax.sharding.get_abstract_mesh(), device(), gradients[0]
-    on_gpu = is_nvidia(here.platform, here.device_kind) and not is_sketched()
-    if not on_gpu or mesh.size > 1 or row.nbytes < LARGE:
+    row = gradients[0]
+    if not on_one_gpu() or row.nbytes < LARGE:
         return jnp.stack(gradients)
     spec = PartitionSpec(None, *jax.typeof(row).sharding.spec)
     whole = jax.lax.empty((len(gradients), *row.shape), row.dtype, out_sharding=spec)

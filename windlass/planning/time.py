@@ -6,7 +6,7 @@ from windlass import units
 from windlass.analysis.flops import step_flops
 from windlass.analysis.fusion import Amount
 from windlass.analysis.work import Collective, Work
-from windlass.layers.sketch import sketched
+from windlass.devices.sketch import sketched
 from windlass.planning import calibration, efficiency
 from windlass.planning.calibration import Fitted
 from windlass.planning.efficiency import (

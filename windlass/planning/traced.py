@@ -13,7 +13,7 @@ from windlass.analysis import cost_model
 from windlass.analysis.work import Work
 from windlass.config import AnyRecipe, Layers
 from windlass.devices.selection import DeviceChoice
-from windlass.layers.sketch import sketched
+from windlass.devices.sketch import sketched
 from windlass.planning.targets import Target
 from windlass.program.built import Built
 from windlass.program.described import Described, read_for

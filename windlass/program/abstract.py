@@ -7,7 +7,7 @@ import equinox as eqx
 import jax
 
 from windlass.adapters import BaseAdapter
-from windlass.layers.sketch import sketched
+from windlass.devices.sketch import sketched
 from windlass.models import names
 from windlass.residuals import Architecture
 
