@@ -7,6 +7,8 @@ PY := $(VENV)/bin/python
 INSTALL := $(PY) -m pip install -qq --disable-pip-version-check --no-compile
 # And it keeps that, or every process of the tests would compile all of JAX again.
 unexport PYTHONDONTWRITEBYTECODE
+# The versions that were tested, for pip: a release of tomorrow breaks nothing here.
+versions = sed -n 's/^\([a-z0-9].*[^ ]\) \\$$/\1/p' $(1) > $(VENV)/versions
 
 .PHONY: help quickstart test check lock proof bench docs clean
 
@@ -47,7 +49,8 @@ clean:
 $(VENV)/.core: pyproject.toml
 	@echo "installing windlass into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
-	@$(INSTALL) -e .
+	@$(call versions,requirements.lock)
+	@$(INSTALL) -c $(VENV)/versions -e .
 	@touch $@
 
 # The parity tests compare with PyTorch, and with PEFT, which needs it. It has no wheel for every
@@ -56,8 +59,9 @@ $(VENV)/.core: pyproject.toml
 $(VENV)/.dev: pyproject.toml
 	@echo "installing windlass and what its tests need into $(VENV)"
 	@$(PYTHON) -m venv $(VENV)
+	@$(call versions,requirements-dev.lock)
 	@$(INSTALL) --no-warn-conflicts --no-deps torch==2.13.0 & torch=$$!; \
-	$(INSTALL) --no-warn-conflicts -e '.[dev]' || exit 1; \
+	$(INSTALL) --no-warn-conflicts -c $(VENV)/versions -e '.[dev]' || exit 1; \
 	{ wait $$torch && $(INSTALL) torch==2.13.0 'peft>=0.18'; } || \
 		echo "torch 2.13.0 cannot be installed here: parity is tested against a record"
 	@touch $(VENV)/.core $@
