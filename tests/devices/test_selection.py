@@ -1,19 +1,15 @@
 """The choice of devices, from invented inventories."""
 
-import os
-import subprocess
-import sys
-
 import pytest
 
 from windlass.config import read
-from windlass.devices import selection
 from windlass.devices.selection import Device, choose, devices, present
 from windlass.errors import UserError
 
 CPU = {"cpu": ["cpu"]}
 TPU = {"tpu": ["TPU v5 lite"] * 8, "cpu": ["cpu"]}
 GPU = {"gpu": ["NVIDIA H200"] * 2, "cpu": ["cpu"]}
+BUSY = {"tpu": "it is busy"}
 BOTH = {"tpu": ["TPU v6 lite"], "gpu": ["Tesla T4", "NVIDIA L4"], "cpu": ["cpu"]}
 
 
@@ -61,71 +57,37 @@ def test_fallback_warns_and_goes_on():
     ]
 
 
-HELD = (
-    "Backend 'tpu' failed to initialize: ABORTED: Internal error when accessing libtpu "
-    'multi-process lockfile. Run "$ sudo rm /tmp/libtpu_lockfile".. Available backends are '
-    "['cpu']"
-)
-BUSY = (
-    "Backend 'tpu' failed to initialize: UNKNOWN: TPU initialization failed: open(/dev/accel0): "
-    "Device or resource busy. Available backends are ['cpu']"
-)
-NONE = (
-    "Backend 'tpu' failed to initialize: NOT_FOUND: TPU initialization failed: No jellyfish "
-    "device found.. Available backends are ['cpu']"
-)
-NO_FILE = (
-    "Backend 'tpu' failed to initialize: INTERNAL: Failed to open libtpu.so: libtpu.so: cannot "
-    "open shared object file: No such file or directory. Available backends are ['cpu']"
-)
-NO_LIBRARY = "Unknown backend tpu. Available backends are ['cpu']"
-
-
-@pytest.mark.parametrize(
-    "error, is_here, why",
-    [
-        (HELD, True, "another process uses it, or one that was killed has left /tmp/libtpu_lock"),
-        (HELD, False, None),  # by a compilation without a TPU
-        (BUSY, True, "UNKNOWN: TPU initialization failed: open(/dev/accel0): Device or resource b"),
-        (BUSY, False, None),
-        (NONE, True, "NOT_FOUND: TPU initialization failed: No jellyfish device found."),
-        (NONE, False, None),
-        (NO_LIBRARY, True, "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has"),
-        (NO_LIBRARY, False, None),
-        (NO_FILE, True, "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has"),
-        (NO_FILE, False, None),
-    ],
-)
-def test_a_tpu_that_does_not_answer_is_not_a_tpu_that_is_absent(error, is_here, why):
-    found = selection._why_silent(error, is_here)
-    assert (found is None) if why is None else (found or "").startswith(why)
-
-
-@pytest.mark.skipif(selection.has_tpu(), reason="a TPU is attached")
-def test_a_machine_without_a_tpu_has_none_that_is_silent():
-    ask = "from windlass.devices.selection import silent_tpu; print(silent_tpu())"
-    environ = {name: x for name, x in os.environ.items() if name != "JAX_PLATFORMS"}
-    words = [sys.executable, "-c", ask]
-    done = subprocess.run(words, env=environ, capture_output=True, text=True, check=True)
-    assert done.stdout == "None\n"
-
-
 def test_a_tpu_that_does_not_answer_is_refused_unless_another_device_is_requested():
-    assert refused(Device(), CPU, {}, "it is busy") == (
+    assert refused(Device(), CPU, {}, BUSY) == (
         "a TPU is here and does not answer: it is busy; device=cpu runs without it, and "
         "device.fallback=true goes on with the best there is"
     )
     for device, environ in ((Device(kind="tpu"), {}), (Device(), {"PJRT_DEVICE": "TPU"})):
-        assert refused(device, GPU, environ, "it is busy").startswith("a TPU is here and does not")
-    assert choose(Device(kind="cpu"), CPU, {}, "it is busy") == ("cpu", 1, "cpu", [], [])
-    assert choose(Device(), CPU, {"PJRT_DEVICE": "CPU"}, "it is busy").kind == "cpu"
-    chosen = choose(Device(fallback=True), CPU, {}, "it is busy")
+        assert refused(device, GPU, environ, BUSY).startswith("a TPU is here and does not")
+    assert choose(Device(kind="cpu"), CPU, {}, BUSY) == ("cpu", 1, "cpu", [], [])
+    assert choose(Device(), CPU, {"PJRT_DEVICE": "CPU"}, BUSY).kind == "cpu"
+    chosen = choose(Device(fallback=True), CPU, {}, BUSY)
     assert (chosen.kind, chosen.warnings) == (
         "cpu",
         [
             "a TPU is here and does not answer: it is busy: going on with 1 CPU, because "
             "device.fallback is true"
         ],
+    )
+
+
+def test_a_gpu_that_does_not_answer_counts_where_nothing_better_is_present():
+    failing = {"gpu": "its driver is too old"}
+    assert refused(Device(), CPU, {}, failing).startswith(
+        "a GPU is here and does not answer: its driver is too old; device=cpu runs without it"
+    )
+    assert choose(Device(), TPU, {}, failing).kind == "tpu"
+    assert refused(Device(kind="gpu"), TPU, {}, failing).startswith("a GPU is here and does not")
+
+
+def test_where_nothing_works_the_reason_is_given_even_with_fallback():
+    assert refused(Device(fallback=True), {}, {}, BUSY) == (
+        "a TPU is here and does not answer: it is busy; no other device is present"
     )
 
 

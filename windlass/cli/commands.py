@@ -36,6 +36,7 @@ from windlass.cli.options import (
 )
 from windlass.cli.words import Command, Commands
 from windlass.config import listing, section, shipped
+from windlass.devices import versions
 from windlass.errors import PeerLost, UserError
 from windlass.files import FULL
 from windlass.processes.signals import Signals
@@ -67,6 +68,10 @@ def run(words: list[str], signals: Signals) -> int:
     except typer.TyperException as error:
         what = error.format_message().rstrip(".")
         return _refuse(f"{what[:1].lower()}{what[1:]}; windlass --help says what there is")
+    except (ImportError, RuntimeError) as error:  # JAX, as it is imported
+        if (advice := versions.refusal(error)) is None:
+            raise
+        return _refuse(f"{signals.who}{advice}")
     except OSError as error:  # of the surroundings, and no fault of the user's or of ours
         _refuse(f"{signals.who}{_cause(error)}")
         return 1

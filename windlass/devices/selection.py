@@ -2,13 +2,13 @@
 
 import os
 from collections.abc import Mapping
-from glob import glob
+from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
 import jax
-from jax._src import hardware_utils  # JAX shows its table of TPUs on the PCI bus nowhere else
 
 from windlass.config import KINDS, listing, section
+from windlass.devices import failing
 from windlass.errors import UserError
 
 
@@ -43,26 +43,31 @@ _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
 def choose_here(device: Device) -> DeviceChoice:
     """The kind and number of devices of this machine to use."""
-    return choose(device, present(), os.environ, silent_tpu())
+    found = present()
+    return choose(device, found, os.environ, failing.reasons(found))
 
 
 def choose(
     device: Device,
     present: Mapping[str, list[str]],
     environ: Mapping[str, str],
-    silent: str | None = None,  # the reason why a TPU that is here does not answer
+    failing: Mapping[str, str] = MappingProxyType({}),
 ) -> DeviceChoice:
     """The kind and number of devices to use, from the names of those present, by kind.
 
-    `PJRT_DEVICE` and `TPU_NUM_DEVICES` count where the recipe leaves the choice open.
+    `failing` has the reasons why accelerators that are here do not work, by kind. `PJRT_DEVICE` and
+    `TPU_NUM_DEVICES` count where the recipe leaves the choice open.
     """
-    if not any(present.values()):
-        raise UserError("no device is present: JAX finds no TPU, GPU or CPU")
     kind, request = _kind(device, environ)
-    best = next(one for one in KINDS if present.get(one))
+    best = next((one for one in KINDS if present.get(one)), None)
+    failed = _failed(kind, best, failing)
+    if best is None:
+        if failed is None:
+            raise UserError("no device is present: JAX finds no TPU, GPU or CPU")
+        raise UserError(f"{does_not_answer(failed, failing)}; no other device is present")
     notes, warnings = [], []
-    if silent is not None and kind in ("auto", "tpu"):
-        wrong = f"a TPU is here and does not answer: {silent}"
+    if failed is not None:
+        wrong = does_not_answer(failed, failing)
         if not device.fallback:
             works = listing(f"device={one}" for one in _kinds(present))
             raise UserError(
@@ -82,7 +87,7 @@ def choose(
         if not device.fallback:
             works = listing(f"device={one}" for one in [*_kinds(present), "auto"])
             raise UserError(
-                f"{request}, and no {kind.upper()} is present, only {_inventory(present)}; "
+                f"{request}, and no {kind.upper()} is present, only {inventory(present)}; "
                 f"{works} would run here, and device.fallback=true goes on with the best there is"
             )
         warnings.append(
@@ -105,52 +110,30 @@ def choose(
 
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
+    failing.start()
     names = {}
     for kind in KINDS:
         try:
             names[kind] = [device.device_kind for device in jax.devices(kind)]
-        except RuntimeError:  # how JAX says that there is no such platform
-            continue
+        except RuntimeError as error:  # how JAX says that there is no such platform
+            failing.note(error)
     return names
 
 
-def has_tpu() -> bool:
-    """Return True if a TPU is attached to this machine, whether it answers or not."""
-    count, _ = hardware_utils.num_available_tpu_chips_and_device_id()
-    return count > 0 or bool(glob("/dev/accel[0-9]*"))
-
-
-def silent_tpu() -> str | None:
-    """Reason why the TPU of this machine does not answer; None where it does, or none is here."""
-    platforms = jax.config.jax_platforms  # type: ignore[attr-defined]
-    if platforms and "tpu" not in platforms.split(","):
-        return None  # and so not asked
-    try:
-        jax.devices("tpu")
-    except RuntimeError as error:
-        return _why_silent(str(error), has_tpu())
-    return None
-
-
-def _why_silent(error: str, is_here: bool) -> str | None:
-    """Reason in an error of JAX, as which it also says that there is no TPU at all."""
-    if not is_here:
-        return None
-    _, has_failed, said = error.partition("failed to initialize: ")
-    said = said.partition(". Available backends")[0].strip()
-    if not has_failed or "libtpu.so" in said:
-        return "libtpu is missing, its library; `pip install 'windlass-lm[tpu]'` has it"
-    if "lockfile" in said:
-        return (
-            "another process uses it, or one that was killed has left /tmp/libtpu_lockfile, which "
-            "may be deleted then"
-        )
-    return said.partition("\n")[0]
+def does_not_answer(kind: str, failing: Mapping[str, str]) -> str:
+    """A device that is here and does not work, with the reason."""
+    return f"a {kind.upper()} is here and does not answer: {failing[kind]}"
 
 
 def devices(chosen: DeviceChoice) -> list:
     """The JAX devices that were chosen."""
     return jax.devices(chosen.kind)[: chosen.count]
+
+
+def _failed(kind: str, best: str | None, failing: Mapping[str, str]) -> str | None:
+    """The kind that was requested and fails: of `auto` one that is better than all present."""
+    wanted = KINDS[: KINDS.index(best)] if best else KINDS
+    return next((one for one in (wanted if kind == "auto" else (kind,)) if one in failing), None)
 
 
 def _kind(device: Device, environ: Mapping[str, str]) -> tuple[str, str]:
@@ -176,7 +159,7 @@ def _kinds(present: Mapping[str, list[str]]) -> list[str]:
     return [kind for kind in KINDS if present.get(kind)]
 
 
-def _inventory(present: Mapping[str, list[str]]) -> str:
+def inventory(present: Mapping[str, list[str]]) -> str:
     return listing((_all(kind, present) for kind in _kinds(present)), "and")
 
 
