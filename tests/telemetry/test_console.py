@@ -192,6 +192,15 @@ def test_on_a_terminal_a_silence_is_explained_in_place():
     assert "training" not in shown.partition("step 0/10")[2] and shown.rstrip().endswith("left")
 
 
+def test_what_may_draw_a_bar_of_its_own_has_lines_above_it():
+    report, file, clock = terminal()
+    with report, report.doing("preparing the data", draws=True):
+        clock.now = 30
+        report.beat()
+        assert "preparing the data, 0:30\n" in file.getvalue()
+        assert "..." not in file.getvalue()
+
+
 def test_a_loss_that_jumps_far_above_the_last_ones_is_warned_of_once():
     report, file, _ = plain()
     losses = [6.9, 5.0, 5.2, 4.8, 9.0, 4.7, 117.0, 120.0, float("inf"), 300.0]

@@ -1,6 +1,7 @@
 """Reading a recipe, with what it starts from, for the devices that are here."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 
 import jax
 
@@ -14,14 +15,21 @@ from windlass.starting import origin
 
 
 def describe(
-    recipe: AnyRecipe, overrides: Sequence[str] = (), *, is_trained: bool = True
+    recipe: AnyRecipe,
+    overrides: Sequence[str] = (),
+    *,
+    is_trained: bool = True,
+    doing: Callable[[str], AbstractContextManager] = nullcontext,
 ) -> Described:
     """Read a recipe, choose the devices, and check that one goes with the other.
 
-    Of a run that is not trained here, the batch size is not checked.
+    Of a run that is not trained here, the batch size is not checked. `doing` is told what goes on:
+    a model of the hub is looked up, and an accelerator may take minutes to start.
     """
-    layers = origin.load(recipe, overrides)
-    chosen = choose_devices(layers)
+    with doing("reading the recipe"):
+        layers = origin.load(recipe, overrides)
+    with doing("starting the devices"):
+        chosen = choose_devices(layers)
     return read_for(layers, chosen, selection.devices(chosen), is_trained=is_trained)
 
 

@@ -87,14 +87,17 @@ class ConsoleReport:
         self._print(Text(", ".join([took, *remarks])))
 
     @contextmanager
-    def doing(self, name: str, last: float | None = None, patience: float = 0) -> Iterator[None]:
+    def doing(
+        self, name: str, last: float | None = None, patience: float = 0, *, draws: bool = False
+    ) -> Iterator[None]:
         """An activity for the heartbeat to report, and the seconds it took last time.
 
-        With `patience` it may be silent for as many seconds, where others are reported sooner.
+        With `patience` it may be silent for as many seconds, where others are reported sooner. One
+        that `draws` may have a progress bar of its own, and the heartbeat prints lines above it.
         """
         with self._lock:
             self._doing.append(Doing(name, self._clock(), last, patience))
-        is_alone = self._is_live and self._bar is None and self._status is None
+        is_alone = self._is_live and not draws and self._bar is None and self._status is None
         status = self.console.status(Text(f"{name} ...")) if is_alone else None
         try:
             if status is not None:
@@ -119,7 +122,7 @@ class ConsoleReport:
             quiet = now - max(doing.began, self._spoke)
             if quiet < max(self._patience, doing.patience):
                 return
-            if self._is_live:
+            if self._bar is not None or self._status is not None:
                 self._show(doing.after(quiet))
             elif doing.reported < self._spoke or now - doing.reported >= self._pause(quiet):
                 doing.reported = now

@@ -4,6 +4,7 @@ import dataclasses
 import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -101,7 +102,7 @@ def _train(
     plans: bool,
 ) -> Trained:
     with signals.phase("reading the recipe"):
-        described = describe(recipe, overrides)
+        described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
     if described.run.train.microbatch and described.divided is None and plans:
         with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
             described = _divided(described)
@@ -128,11 +129,13 @@ def _train(
         if processes.is_first():
             runs.check_checkpoints(folder)
         is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
-        with signals.phase("looking for the weights to start from"):
+        searching = "looking for the weights to start from"
+        with signals.phase(searching), report.doing(searching, draws=True):
             if described.run.start is not None and is_new:
                 origin.check(described.run.start)
             frozen_models.check(described.run)
-        with signals.phase("preparing the data"):
+        reading = "preparing the data"
+        with signals.phase(reading), report.doing(reading, draws=True):
             session = open_session(described, report.console)
         return Loop(session, folder, signals, report, watch, plans).run()
 
