@@ -35,7 +35,7 @@ COMMANDS = [
     "launch",
     "verify",
 ]
-COMMANDS += ["runs", "report", "compare", "schema", "prices"]
+COMMANDS += ["runs", "report", "compare", "schema", "prices", "doctor"]
 ALL = f"{', '.join(COMMANDS[:-1])} and {COMMANDS[-1]}"
 
 

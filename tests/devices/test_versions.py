@@ -85,7 +85,7 @@ def test_a_jaxlib_that_does_not_fit_is_said_without_a_traceback(tmp_path):
     (tmp_path / "jaxlib/version.py").write_text('__version__ = "0.4.1"\n')
     around = trained.environment()
     around["PYTHONPATH"] = f"{tmp_path}:{around['PYTHONPATH']}"
-    for words in (["train", "quickstart"],):
+    for words in (["train", "quickstart"], ["doctor"]):
         done = subprocess.run(
             [sys.executable, "-m", "windlass", *words],
             cwd=tmp_path,

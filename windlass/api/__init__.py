@@ -1,5 +1,7 @@
 """Python API: each command as one call."""
 
+from windlass.api.checkup import doctor
+from windlass.api.checkup.check import Check
 from windlass.api.evaluation import diagnose, evaluate, subject, tasks
 from windlass.api.generation import chat, each, generate, stream
 from windlass.api.launching import launch, launches
@@ -14,6 +16,7 @@ from windlass.training.teaching import Taught
 
 __all__ = [
     "RUNS",
+    "Check",
     "Standing",
     "Taught",
     "Trained",
@@ -25,6 +28,7 @@ __all__ = [
     "data",
     "delete",
     "diagnose",
+    "doctor",
     "each",
     "evaluate",
     "export",

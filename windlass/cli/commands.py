@@ -12,6 +12,7 @@ from rich.text import Text
 
 from windlass.cli import (
     completion,
+    doctor,
     export,
     launch,
     measuring,
@@ -262,6 +263,7 @@ def schema(ctx: typer.Context) -> None:
 
 
 app.command(cls=Command)(prices.prices)
+app.command(cls=Command, context_settings=WITH_KEYS)(doctor.doctor)
 
 
 @section
