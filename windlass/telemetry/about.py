@@ -16,7 +16,7 @@ from windlass.processes import hosts
 from windlass.version import __version__
 
 PACKAGES = (
-    "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers tensorboard "
+    "jax jaxlib equinox optax orbax-checkpoint grain numpy tokenizers "
     "libtpu jax-cuda12-plugin jax-cuda13-plugin"
 ).split()
 GIT_SECONDS = 5  # a repository that takes longer to say where it stands is not waited for

@@ -1,12 +1,13 @@
 """TensorBoard event files, in the folder of the run."""
 
+import json
 import re
 from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-NO_CURVE = ("step", "time", "token_hash")
+from windlass.telemetry import event_file, panels
+
 NAME = "events.out.tfevents."  # what TensorBoard looks for; it reads the files in order of name
 
 
@@ -26,47 +27,40 @@ class Events:
         # A clock may have been set back, and a run started twice in a second.
         number = max([int(now), *(number + 1 for number in _numbers(self._folder))])
         self._path = self._folder / f"{NAME}{number}"
-        self._add(wall_time=now, file_version="brain.Event:2")
-        log = _messages("event").SessionLog
-        self._add(wall_time=now, step=step + 1, session_log=log(status=log.START))
+        event_file.append(self._path, event_file.event(now, version=event_file.VERSION))
+        event_file.append(self._path, event_file.event(now, step + 1, start=True))
 
     def write(self, step: int, now: float, numbers: Mapping[str, Any]) -> None:
-        """The numbers of a record, each under its own name."""
-        summary = _messages("summary").Summary
-        values = [
-            summary.Value(tag=name, simple_value=value)
-            for name, value in numbers.items()
-            if isinstance(value, int | float) and name not in NO_CURVE
-        ]
-        self._put(step, now, summary(value=values))
+        """The numbers of a record, each under its name in panels."""
+        points = panels.curves(numbers).items()
+        self._put(step, now, *(event_file.scalar(name, value) for name, value in points))
 
     def text(self, step: int, now: float, name: str, text: str) -> None:
-        messages, kind = _messages("summary"), _messages("types").DT_STRING
         # TensorBoard reads text as Markdown, in which an indented line stands as it is.
         verbatim = "".join(f"    {line}\n" for line in text.splitlines())
-        tensor = _messages("tensor").TensorProto(dtype=kind, string_val=[verbatim.encode()])
-        plugin = messages.SummaryMetadata(plugin_data={"plugin_name": "text"})
-        value = messages.Summary.Value(tag=name, tensor=tensor, metadata=plugin)
-        self._put(step, now, messages.Summary(value=[value]))
+        self._put(step, now, event_file.text(name, verbatim))
 
-    def _put(self, step: int, now: float, summary: Any) -> None:
+    def hyperparameters(self, step: int, now: float, values: Mapping[str, Any]) -> None:
+        """Hyper-parameters by their full keys, for the HParams panel."""
+        self._put(step, now, event_file.hparams_start(_scalars(values), now))
+
+    def end(self, step: int, now: float, is_finished: bool) -> None:
+        """The end of a start, for the HParams panel."""
+        self._put(step, now, event_file.hparams_end(is_finished, now))
+
+    def _put(self, step: int, now: float, *values: bytes) -> None:
         if self._path is None:
             self.begin(step - 1, now)
-        self._add(wall_time=now, step=step, summary=summary)
-
-    def _add(self, **fields: Any) -> None:
-        # Not TensorBoard's own writer: it imports TensorFlow where that is installed, and writes
-        # in a thread, which a killed process loses.
-        from tensorboard.summary.writer.record_writer import RecordWriter
-
         assert self._path is not None
-        with open(self._path, "ab") as file:
-            RecordWriter(file).write(_messages("event").Event(**fields).SerializeToString())
+        event_file.append(self._path, event_file.summary(now, step, *values))
 
 
-def _messages(name: str) -> Any:
-    """The generated classes of one of TensorBoard's files of messages."""
-    return import_module(f"tensorboard.compat.proto.{name}_pb2")
+def _scalars(values: Mapping[str, Any]) -> dict[str, event_file.Scalar]:
+    """Values that the panel can show: a list, or none, as it is written in a recipe."""
+    return {
+        name: value if isinstance(value, event_file.Scalar) else json.dumps(value, default=str)
+        for name, value in values.items()
+    }
 
 
 def _numbers(folder: Path) -> list[int]:
