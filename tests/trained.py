@@ -91,5 +91,5 @@ def windlass(folder: Path, *words: str, code: int = 0) -> subprocess.CompletedPr
 
 
 def environment() -> dict[str, str]:
-    source = str(Path(__file__).parents[1])
+    source = os.pathsep.join([str(Path(__file__).parents[1]), os.environ.get("PYTHONPATH", "")])
     return os.environ | {"PYTHONPATH": source, "XLA_FLAGS": quick(), "COLUMNS": "80"}

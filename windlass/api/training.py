@@ -8,6 +8,7 @@ from typing import Any
 from rich.console import Console
 
 from windlass import config
+from windlass.api.run_folders import report as report_of
 from windlass.config import AnyRecipe, Layers, Overrides, Written, json_schema, words
 from windlass.config.reading import report as problem_report
 from windlass.data import Prepared, prepare
@@ -19,6 +20,7 @@ from windlass.processes.clusters import Hosts
 from windlass.processes.signals import Signals
 from windlass.program.length import Length
 from windlass.run import Run
+from windlass.run_folder.folder import REPORT
 from windlass.starting import origin, tuning
 from windlass.telemetry.console import ConsoleReport
 from windlass.training import loop
@@ -43,7 +45,7 @@ def train(
     the error says what would fit. On several hosts see `training.loop.train`.
     """
     how = {"hosts": hosts, "signals": signals, "report": report}
-    trained = loop.train(recipe, words(overrides, keys), **how, plans=True)
+    trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
     if signals is None and trained.stopped_by is not None:
         if trained.stopped_by != SIGINT:
             raise SystemExit(128 + trained.stopped_by)
@@ -111,6 +113,11 @@ def new(file: str | Path, base: AnyRecipe = "quickstart") -> Path:
 def schema() -> dict[str, Any]:
     """JSON schema of a recipe."""
     return json_schema(Run)
+
+
+def _page(folder: Path) -> str:
+    """Report of a run in HTML, written to its folder too."""
+    return report_of(folder).standing.folder.joinpath(REPORT).read_text(encoding="utf-8")
 
 
 def _kind(layers: Layers) -> str | None:

@@ -75,6 +75,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "checkpoint.every": ("save_steps", "save_interval", "save_every"),
     "checkpoint.keep": ("save_total_limit",),
     "telemetry.every": ("logging_steps", "log_interval", "log_every_n_steps", "log_freq"),
+    "telemetry.trackers": ("report_to", "log_with"),
+    "telemetry.project": ("wandb_project", "trackio_project", "project_name"),
     "precision.compute": ("mixed_precision", "torch_dtype", "dtype", "bf16", "fp16"),
     "mesh.data": ("data_parallel_size", "data_parallel_replicate_degree"),
     "mesh.fsdp": ("fsdp_size", "data_parallel_shard_degree"),

@@ -15,16 +15,18 @@ from windlass.data import reference
 from windlass.errors import UserError
 from windlass.processes import shared_folders
 from windlass.run_folder import folder as folders
-from windlass.telemetry import about, metrics, tensorboard
+from windlass.telemetry import about, metrics, tensorboard, trackers
 
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 REPLACED = (*LINES, folders.ANSWERS, folders.ABOUT, folders.PLAN, folders.SEAL, folders.RECIPE)
+REPLACED += (trackers.NAME,)
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.
 WRITTEN = (
     *(*LINES, folders.ANSWERS, folders.TOKENIZER, folders.ABOUT),
     *(folders.PLAN, folders.REPORT, folders.LOCK),
     folders.SEAL,
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
+    *(trackers.NAME, trackers.WANDB_FOLDER),
     # Left by a kill.
     *(f"{name}.*{files.PARTIAL}" for name in REPLACED),
     *(f"{name}{files.DAMAGED}*" for name in LINES),

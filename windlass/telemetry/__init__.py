@@ -1,6 +1,41 @@
 """Telemetry of a run: metrics in a file, progress on a terminal, throughput and compilations."""
 
-from windlass.config import Every, section
+from dataclasses import dataclass
+from typing import Any, ClassVar
+
+from windlass.config import Every, listing, section
+from windlass.config.reading import closest
+from windlass.config.sections import Spelled
+
+TRACKERS = ("wandb", "trackio")
+PROJECT = "windlass"  # where a recipe names none
+
+
+@dataclass(frozen=True)
+class TrackerNames(Spelled):
+    """Experiment trackers as a recipe names them: `wandb`, or a list, or null for none."""
+
+    words: ClassVar[str] = f"{listing(TRACKERS)}, a list of these, or null"
+    schema: ClassVar[dict[str, Any]] = {
+        "anyOf": [
+            {"enum": [*TRACKERS, None]},
+            {"type": "array", "items": {"enum": [*TRACKERS]}},
+        ]
+    }
+
+    names: tuple[str, ...] = ()
+
+    @classmethod
+    def read(cls, value: Any) -> "TrackerNames":
+        several = [] if value is None else value if isinstance(value, list | tuple) else [value]
+        for name in several:
+            if name not in TRACKERS:
+                meant = closest(name, TRACKERS)
+                raise ValueError(f"did you mean {meant}?" if meant else f"it must be {cls.words}")
+        return cls(tuple(dict.fromkeys(several)))
+
+    def written(self) -> Any:
+        return None if not self.names else self.names[0] if len(self.names) == 1 else [*self.names]
 
 
 @section
@@ -8,3 +43,12 @@ class Telemetry:
     """Metrics and progress."""
 
     every: Every = Every(10)  # logging interval
+    # trackers that the run is sent to, beside TensorBoard's files, which are always written
+    trackers: TrackerNames = TrackerNames()
+    project: str | None = None  # project of the run in trackers; null: windlass, or WANDB_PROJECT
+
+    def __post_init__(self):
+        if self.project is None:
+            return
+        if not self.project.strip() or set(self.project) & set("/\\#?%:"):
+            raise ValueError(f'project is "{self.project}"; it must be a name without / \\ # ? % :')

@@ -77,11 +77,25 @@ class Metrics:
         if self._is_writer:
             self._events.text(step, round(self._clock(), 3), name, text)
 
+    def hyperparameters(self, step: int, values: Mapping[str, Any]) -> None:
+        """Hyper-parameters by their full keys, in TensorBoard alone."""
+        if self._is_writer:
+            self._events.hyperparameters(step, round(self._clock(), 3), values)
+
+    def end(self, step: int, is_finished: bool) -> None:
+        """The end of a start, in TensorBoard alone."""
+        if self._is_writer:
+            self._events.end(step, round(self._clock(), 3), is_finished)
+
     def truncate(self, step: int) -> None:
         """Drop the records after a step: a run that goes on from there takes those steps again."""
         if self._is_writer:
             truncate(self.path, step)
             self._events.begin(step, self._clock())
+
+    def read(self) -> list[dict[str, Any]]:
+        """All records so far; none where another process writes them."""
+        return read(self.path) if self._is_writer and self.path.exists() else []
 
     def last(self, name: str = "step") -> dict[str, Any] | None:
         """The newest record that has a value of this name."""

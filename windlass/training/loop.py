@@ -28,11 +28,12 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import frozen_models, origin
 from windlass.starting.describe import describe
-from windlass.telemetry import metrics
+from windlass.telemetry import metrics, trackers
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
 from windlass.telemetry.metrics import Meter
+from windlass.telemetry.trackers import Trackers
 from windlass.terminal import Terminal
 from windlass.training import answers, reference
 from windlass.training.report import RunReport
@@ -69,17 +70,20 @@ def train(
     signals: Signals | None = None,
     report: ConsoleReport | None = None,
     plans: bool = False,
+    page: Callable[[Path], str] | None = None,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     Where several processes make this call they train one run: `hosts` is the place of this one, or
     it is found as `windlass train` finds it. One that `plans` notes what it will take, and explains
-    it where memory runs out. JAX must not have touched a device before. Unlike a
-    command, a call has no parent: SIGTERM still stops all processes after the same step, but when
-    another process is lost, JAX ends this one, in its own words; and what another process refuses
-    is printed here before this one ends, too.
+    it where memory runs out. `page` makes the report of a run, in HTML, which its trackers get at
+    its end. JAX must not have touched a device before. Unlike a command, a call has no parent:
+    SIGTERM still stops all processes after the same step, but when another process is lost, JAX
+    ends this one, in its own words; and what another process refuses is printed here before this
+    one ends, too.
     """
-    settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ), "plans": plans}
+    settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ)}
+    settings |= {"plans": plans, "page": page}
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, signals=signals, report=report, **settings)
@@ -90,7 +94,7 @@ def train(
         with ConsoleReport(None if is_first else Terminal(quiet=True)) as report:
             return train(recipe, overrides, signals=signals, report=report, **settings)
     with together(hosts, signals, newest_step) as peers:
-        return _train(recipe, overrides, signals, report, peers, plans)
+        return _train(recipe, overrides, signals, report, peers, plans, page)
 
 
 def _train(
@@ -100,9 +104,11 @@ def _train(
     report: ConsoleReport,
     peers: Peers | None,
     plans: bool,
+    page: Callable[[Path], str] | None,
 ) -> Trained:
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
+        trackers.check(described.run.telemetry)
     if described.run.train.microbatch and described.divided is None and plans:
         with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
             described = _divided(described)
@@ -119,25 +125,55 @@ def _train(
         report.warning(warning)
     former = folders.compiles(folder, described.name)
     strict, cache = described.run.train.strict, described.compile_cache
-    with (
-        folders.roomy(folder),
-        folders.locked(folder),
-        described.scope(),
-        Watch(report, strict=strict, cache=cache, former=former) as watch,
-    ):
-        folders.check_shared(folder)
-        if processes.is_first():
-            runs.check_checkpoints(folder)
-        is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
-        searching = "looking for the weights to start from"
-        with signals.phase(searching), report.doing(searching, draws=True):
-            if described.run.start is not None and is_new:
-                origin.check(described.run.start)
-            frozen_models.check(described.run)
-        reading = "preparing the data"
-        with signals.phase(reading), report.doing(reading, draws=True):
-            session = open_session(described, report.console)
-        return Loop(session, folder, signals, report, watch, plans).run()
+    settings = (described.run.telemetry, report.warning, report.fact)
+    with Trackers(folder, *settings) as tracked:
+        with (
+            folders.roomy(folder),
+            folders.locked(folder),
+            described.scope(),
+            Watch(report, strict=strict, cache=cache, former=former) as watch,
+        ):
+            trained = _trained(described, signals, report, watch, tracked, plans)
+        if tracked.are_on:
+            _hand_over(tracked, trained, report, page)
+    return trained
+
+
+def _trained(
+    described: Described,
+    signals: Signals,
+    report: ConsoleReport,
+    watch: Watch,
+    tracked: Trackers,
+    plans: bool,
+) -> Trained:
+    folder = described.folder
+    folders.check_shared(folder)
+    if processes.is_first():
+        runs.check_checkpoints(folder)
+    is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
+    searching = "looking for the weights to start from"
+    with signals.phase(searching), report.doing(searching, draws=True):
+        if described.run.start is not None and is_new:
+            origin.check(described.run.start)
+        frozen_models.check(described.run)
+    reading = "preparing the data"
+    with signals.phase(reading), report.doing(reading, draws=True):
+        session = open_session(described, report.console)
+    return Loop(session, folder, signals, report, watch, tracked, plans).run()
+
+
+def _hand_over(
+    tracked: Trackers, trained: Trained, report: ConsoleReport, page: Callable[[Path], str] | None
+) -> None:
+    """Send the report of a run that came to an end, and end it in its trackers."""
+    with report.doing("waiting for trackers"):
+        if page is not None:
+            try:
+                tracked.page(trained.step, "report", page(trained.folder))
+            except UserError as error:  # of a file that somebody edited meanwhile
+                report.warning(f"trackers get no report of the run: {error}")
+        tracked.close(trained.is_finished)
 
 
 def _divided(described: Described) -> Described:
@@ -156,6 +192,7 @@ class Loop:
         signals: Signals,
         terminal: ConsoleReport,
         watch: Watch,
+        tracked: Trackers,
         plans: bool = False,
     ):
         run = session.run
@@ -171,7 +208,8 @@ class Loop:
             workers=run.data.workers,
             prefetch=run.data.prefetch,
         )
-        self.report = RunReport(session, self.loader, folder, terminal, watch, plans, self.abstract)
+        shown = (terminal, watch, tracked)
+        self.report = RunReport(session, self.loader, folder, *shown, plans, self.abstract)
         self.store = Store(
             folder, say=terminal.warning, keep=run.checkpoint.keep, best=run.train.watched
         )

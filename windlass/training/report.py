@@ -9,6 +9,8 @@ from jaxtyping import Array
 
 from windlass.analysis.flops import step_flops
 from windlass.checkpoint.store import folder_of, steps_in
+from windlass.config import tree
+from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.data.streams.rows import StreamedRows
 from windlass.errors import UserError
@@ -27,6 +29,7 @@ from windlass.telemetry.compiles import Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import device_peak, memory, program_parts
 from windlass.telemetry.metrics import Meter, Metrics
+from windlass.telemetry.trackers import Trackers
 from windlass.training.banner import banner
 from windlass.training.outcome import outcome
 from windlass.training.session import Session
@@ -43,11 +46,12 @@ class RunReport:
         folder: Path,
         terminal: ConsoleReport,
         watch: Watch,
+        trackers: Trackers,
         plans: bool,
         abstract: tuple[State, Frozen],
     ):
         self.session, self.loader, self.folder = session, loader, folder
-        self.terminal, self.watch, self.plans = terminal, watch, plans
+        self.terminal, self.watch, self.trackers, self.plans = terminal, watch, trackers, plans
         self.described, self.steps = session.built.described, session.length.steps
         self.records = Metrics(folder / folders.METRICS)
         if self.records.mended is not None:
@@ -89,12 +93,16 @@ class RunReport:
 
     def begin(self, first: int) -> None:
         """The run trains from here on: what an earlier start wrote after this step is dropped."""
+        before = self.records.read() if self.trackers.are_wanted else []
         self.records.truncate(first)
         built = self.session.built
         learned = self.session.run.objective.solved(built.abstract) or built.trainable.trained
         parameters = {"trainable": learned, "total": built.trainable.total}
         facts = {"parameters": parameters, **self.described.facts}
         self.about.begin(step=first, steps=self.steps, **facts)
+        config = {**tree(self.session.run), "parameters": parameters}
+        self.records.hyperparameters(first, flat(config))
+        self.trackers.begin(first, config, before)
         self.watch.open(self.folder / folders.COMPILES, first)
 
     def resumed(self, step: int) -> None:
@@ -146,7 +154,7 @@ class RunReport:
             values["tokens"] = tokens
         values |= self.meter.read() | memory(self.described.devices)
         values |= self._data_progress(done)
-        self.records.write(done, values)
+        self._record(done, values)
         self.terminal.step(done, values)
         self.watch.flush()
         return values
@@ -160,11 +168,16 @@ class RunReport:
         return progress
 
     def evaluation(self, done: int, metrics: dict[str, float]) -> None:
-        self.records.write(done, metrics)
+        self._record(done, metrics)
         self.terminal.evaluation(done, metrics)
+
+    def _record(self, done: int, values: dict[str, float]) -> None:
+        self.records.write(done, values)
+        self.trackers.write(done, values)
 
     def sample(self, done: int, text: str) -> None:
         self.records.text(done, "sample", text)
+        self.trackers.text(done, "sample", text)
         self.terminal.sample(text)
 
     def already_finished(self, state: State, is_early: bool) -> dict[str, Any]:
@@ -182,9 +195,13 @@ class RunReport:
         return self.records.last() or {}
 
     def end(self, state: State, latest: dict[str, float], is_finished: bool) -> None:
-        self.about.end(at=int(state.step), is_finished=is_finished)
+        done = int(state.step)
+        self.about.end(at=done, is_finished=is_finished)
+        self.records.end(done, is_finished)
         if processes.is_first():
-            self.terminal.end(self._summary(state, latest, is_finished))
+            facts = [*self._summary(state, latest, is_finished)]
+            self.records.text(done, "report", "\n".join(f"{name}: {fact}" for name, fact in facts))
+            self.terminal.end(facts)
 
     def _summary(
         self, state: State, latest: dict[str, float], is_finished: bool
