@@ -39,10 +39,11 @@ A run's `metrics.jsonl` has a JSON object per line, one every `telemetry.every` 
 evaluation. Besides what is listed, an objective adds the parts of its loss (`cross_entropy`) and
 other metrics (`accuracy`, a share); metrics on held-out data begin with `validation_`. A number
 that is not finite is written as the text "NaN", "Infinity" or "-Infinity". `tensorboard --logdir
-runs` plots the same metrics under the same names, and shows samples as text. `about.json` beside it
-records each start of the run: versions, commits, devices, keys.
+runs` plots the same metrics, as `train/loss`, `eval/loss` and so on, beside samples and the keys of
+the recipe, and `telemetry.trackers` sends them to Weights & Biases and Trackio (`tracking.md`).
+`about.json` beside it records each start of the run: versions, commits, devices, keys.
 
-With `telemetry.every: 1` the folder of a run grows by 0.74 MB in 1,000 steps, 0.45 of it in
+With `telemetry.every: 1` the folder of a run grows by 0.8 MB in 1,000 steps, 0.45 of it in
 `metrics.jsonl` and the rest for TensorBoard; by default by a tenth of that. Checkpoints
 come on top, as many as `checkpoint.keep` says. `python proofs/run.py load` measures it, and
 `windlass runs RUN` prints the size of a run."""
