@@ -145,3 +145,13 @@ def test_where_nothing_fits_the_nearest_is_named(large, by_rows, monkeypatch, tm
         "nothing that was tried would fit; the least is 2.4 GiB, by train.remat=full "
         "train.accumulation=4"
     )
+
+
+def test_a_change_that_the_recipe_does_not_take_is_not_offered_and_no_error():
+    target = targets.find("cpu")
+    groups = ["optim.groups=[{match: embedding.weight, kind: sign}]", "train.remat=full"]
+    run = traced.trace(traced.described(RECIPE, target, groups), target)
+    none = memories.memory(run)._replace(limit=1)
+    found = changes.several(run, none)
+    assert found.changes == [] and found.least is not None
+    assert found.least.keys.startswith("train.accumulation=")  # an adapter has no embedding

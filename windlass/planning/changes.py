@@ -137,9 +137,10 @@ class _Alternatives(NamedTuple):
         """Estimate of a changed run; None where it cannot be laid out so."""
         try:
             described = laid_out(layers, target)
+            # Groups of an optimizer are matched with weights no earlier than here.
+            again = trace(divided(described, target, limit), target)
         except UserError:
             return None
-        again = trace(divided(described, target, limit), target)
         batch, before = again.batches.rows, self.traced.batches.rows
         remark = f"a step has {batch} sequences there, not {before}" if batch != before else ""
         is_same = batch == before and target == self.traced.target
