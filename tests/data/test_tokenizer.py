@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, processors, trainers
 from tokenizers import Tokenizer as Library
-from tokenizers import models, normalizers, pre_tokenizers, processors
 
 from windlass.data import vocabulary as vocabularies
 from windlass.data.tokenizer import Tokenizer
@@ -67,6 +67,60 @@ def test_added_tokens_that_hold_spaces_are_found(tmp_path: Path, learned: Vocabu
     tokens = load(str(tmp_path), None).encode("the cat and the hat").tolist()
     assert tokens == library.encode("the cat and the hat", add_special_tokens=False).ids
     assert library.token_to_id("cat and the") in tokens
+
+
+def cut_by(pattern: str) -> list[pre_tokenizers.PreTokenizer]:
+    split = pre_tokenizers.Split(Regex(pattern), "isolated")
+    return [split, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+
+
+CUTS = {
+    "llama 3": cut_by(vocabularies.PATTERNS[0]),
+    "qwen": cut_by(vocabularies.PATTERNS[1]),
+    "smollm": [pre_tokenizers.Digits(True), pre_tokenizers.ByteLevel(add_prefix_space=False)],
+    "gpt-2": [pre_tokenizers.ByteLevel(add_prefix_space=False)],
+}
+LETTERS = [*"ab'sSt  \n\r\t.,!<>019é世", "\u0301", "\u00a0", "<tool>", "'ll", " the", " 12"]
+
+
+def scrambled(count: int) -> list[str]:
+    """Texts in which any letter, digit, sign, space or accent follows any other."""
+    random = np.random.default_rng(0)
+    return ["".join(random.choice(LETTERS, random.integers(1, 40))) for _ in range(count)]
+
+
+@pytest.mark.parametrize("name", CUTS)
+def test_words_that_are_remembered_have_the_tokens_of_the_whole_text(tmp_path: Path, name: str):
+    texts = [*STRANGE, *STORIES[:20], *scrambled(3000)]
+    library = Library(models.BPE())
+    library.pre_tokenizer = pre_tokenizers.Sequence(CUTS[name])
+    library.normalizer = normalizers.NFC()
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    library.train_from_iterator(
+        texts, trainers.BpeTrainer(vocab_size=900, initial_alphabet=alphabet, show_progress=False)
+    )
+    library.add_special_tokens(["<end>"])
+    library.add_tokens([AddedToken("<tool>", normalized=False)])
+    library.save(str(tmp_path / "tokenizer.json"))
+    vocabulary = load(str(tmp_path), "<end>")
+    assert vocabulary._has_words
+    library.encode_special_tokens = True
+    for _ in range(2):
+        for text, tokens in zip(texts, vocabulary.encode_batch(texts), strict=True):
+            assert tokens.tolist() == library.encode(text, add_special_tokens=False).ids, text
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"pre_tokenizer": {"type": "Sequence", "pretokenizers": []}},
+        {"normalizer": {"type": "Lowercase"}},
+        {"added_tokens": [{"content": "<t>", "special": False, "rstrip": True}]},
+    ],
+)
+def test_a_vocabulary_that_may_join_words_remembers_none(learned: Vocabulary, change: dict):
+    assert learned._has_words
+    assert not vocabularies._cuts_at_spaces(json.dumps(json.loads(learned.text) | change))
 
 
 def test_a_saved_vocabulary_is_read_back_as_the_same_one(tmp_path: Path, learned: Vocabulary):

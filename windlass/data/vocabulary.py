@@ -33,6 +33,13 @@ MOST_TOKENS = 2**24
 # and remembered. Only where ASCII is on both sides: elsewhere opinions differ on what a space is.
 BETWEEN_WORDS = re.compile("(?<=[!-~])(?= [!-~])")
 
+# How vocabularies cut text before pairs are merged: Llama 3's takes up to three digits, Qwen's one.
+PATTERNS = [
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|" + digits + "|"
+    r" ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+    for digits in (r"\p{N}{1,3}", r"\p{N}")
+]
+
 # How well-known vocabularies write the end of a document, where nothing else says it.
 KNOWN_ENDS = (END, "</s>", "<|end_of_text|>", "<eos>", "<|eot_id|>", "<|im_end|>")
 
@@ -301,16 +308,39 @@ def _byte_text() -> str:
 
 
 def _cuts_at_spaces(text: str) -> bool:
+    """Test that a byte-level vocabulary encodes what `BETWEEN_WORDS` splits as it does the whole.
+
+    So do GPT-2's pattern, also behind a split at digits (SmolLM), and those of Llama 3 and Qwen:
+    each takes a space as the first character alone, and reads nothing behind it.
+    """
     settings = json.loads(text)
     cutting = settings.get("pre_tokenizer") or {}
-    return (
-        cutting.get("type") == "ByteLevel"
-        and cutting.get("use_regex", True)
-        and not cutting.get("add_prefix_space", True)
-        and settings.get("normalizer") is None
-        # Other added tokens are found in a text before it is cut, and may hold spaces.
-        and all(token["special"] for token in settings.get("added_tokens", []))
-    )
+    steps = cutting["pretokenizers"] if cutting.get("type") == "Sequence" else [cutting]
+    *before, last = steps or [{}]
+    if last.get("type") != "ByteLevel" or last.get("add_prefix_space", True):
+        return False
+    if last.get("use_regex", True):
+        is_known = all(step.get("type") == "Digits" for step in before)
+    else:
+        patterns = [step.get("pattern", {}).get("Regex") for step in before if _isolates(step)]
+        is_known = len(before) == 1 and patterns in [[one] for one in PATTERNS]
+    # NFC composes no character with a space behind it.
+    normalizer = (settings.get("normalizer") or {}).get("type")
+    # Added tokens are found in a text before it is cut; special ones are not looked for.
+    added = [token for token in settings.get("added_tokens", []) if not token["special"]]
+    return is_known and normalizer in (None, "NFC") and all(map(_is_within_a_word, added))
+
+
+def _isolates(step: dict[str, Any]) -> bool:
+    """Test that a step of a pre-tokenizer makes each match of its pattern a piece."""
+    is_split = step.get("type") == "Split" and step.get("behavior") == "Isolated"
+    return is_split and not step.get("invert")
+
+
+def _is_within_a_word(token: dict[str, Any]) -> bool:
+    """Test that an added token neither holds spaces nor takes those around it."""
+    takes = any(token.get(name, False) for name in ("lstrip", "rstrip", "single_word"))
+    return not takes and not re.search(r"\s", token["content"])
 
 
 def _byte_letters() -> dict[str, int]:
