@@ -10,6 +10,7 @@ from jax.sharding import PartitionSpec as P
 from windlass.data import Prepared
 from windlass.data.load import Loader, addressable_rows, evaluation_batches
 from windlass.data.pack import Sequences
+from windlass.data.shuffle import permuted
 from windlass.errors import UserError
 
 Documents = Callable[..., Prepared]
@@ -56,6 +57,19 @@ def test_an_epoch_covers_every_row_once_but_those_dropped(rows: Sequences):
         epochs.append(np.concatenate([loader.row_numbers(step) for step in steps]).tolist())
     assert all(len(set(epoch)) == 9 for epoch in epochs)
     assert len({tuple(epoch) for epoch in epochs}) == 4
+
+
+@pytest.mark.parametrize("at_once", [1, 6, 4096])
+def test_rows_are_the_same_however_many_are_shuffled_at_once(
+    rows: Sequences, monkeypatch: pytest.MonkeyPatch, at_once: int
+):
+    monkeypatch.setattr("windlass.data.load.SHUFFLED", at_once)
+    loader = Loader(rows, 3, seed=5, shuffle=True)
+    for step in (0, 1, 2, 3, 100, 5, 4):
+        epoch, number = divmod(step, 3)
+        places = np.arange(3 * number, 3 * number + 3)
+        expected = permuted(places, len(rows), seed=5, epoch=epoch)
+        assert loader.row_numbers(step).tolist() == expected.tolist()
 
 
 def test_without_shuffling_rows_come_in_their_order(rows: Sequences):

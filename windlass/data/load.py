@@ -25,6 +25,7 @@ Batch = dict[str, jax.Array]
 
 AHEAD = 4  # batches, unless a recipe says otherwise
 ENDLESS = 2**62  # steps
+SHUFFLED = 4096  # rows whose places are drawn at once: for the few of a batch it takes as long
 
 
 def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset:
@@ -36,6 +37,13 @@ def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset
     """
     count = len(rows)
     batches = count // batch
+    together = max(1, SHUFFLED // batch)
+
+    @functools.lru_cache(maxsize=2)
+    def shuffled(epoch: int, first: int) -> np.ndarray:
+        """The rows of some batches of an epoch, from `first` on."""
+        places = np.arange(first * batch, min(first + together, batches) * batch)
+        return permuted(places, count, seed=seed, epoch=epoch)
 
     def drawn(step: int) -> Drawn:
         if isinstance(rows, Mixture):
@@ -43,8 +51,10 @@ def order(rows: Split, batch: int, seed: int, shuffle: bool) -> grain.MapDataset
         if isinstance(rows, StreamedRows):
             return rows.drawn(int(step), batch, seed, shuffle)
         epoch, number = divmod(int(step), batches)
-        places = np.arange(number * batch, (number + 1) * batch)
-        numbers = permuted(places, count, seed=seed, epoch=epoch) if shuffle else places
+        numbers = np.arange(number * batch, (number + 1) * batch)
+        if shuffle:
+            first = number // together * together
+            numbers = shuffled(epoch, first)[numbers - first * batch]
         return Drawn(numbers, np.full(batch, epoch), seed)
 
     return grain.MapDataset.range(ENDLESS).map(drawn)
@@ -181,8 +191,9 @@ def _placed(
 
     def part(name: str, index: Any) -> np.ndarray:
         some, *others = index
-        which = np.searchsorted(mine, np.arange(count)[some])
-        return columns[name][(which, *others)]
+        # All rows of a shard are here, and so stand together: a view of them does.
+        first, size = np.searchsorted(mine, some.start or 0), len(range(*some.indices(count)))
+        return columns[name][(slice(first, first + size), *others)]
 
     with EXCLUSIVE:
         placed = {
