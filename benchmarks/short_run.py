@@ -1,0 +1,58 @@
+"""A short run: `windlass train` in a process of its own, stopped once it has taken some steps."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).parents[1]
+WINDLASS = [sys.executable, "-m", "windlass"]
+POLLED = 0.05  # seconds from a look for a step to the next
+
+
+class Failed(Exception):
+    """A run that ended before its steps were taken, with what it printed."""
+
+
+class Records(NamedTuple):
+    """What a start of a run wrote down."""
+
+    began: float  # seconds since 1970, when the command was given
+    metrics: list[dict[str, Any]]
+    compiled: list[dict[str, Any]]
+
+
+def train(
+    recipe: str | Path, folder: Path, cache: Path, *, keys: Sequence[str] = (), steps: int
+) -> Records:
+    """Start a run, or go on with it, and stop it after so many steps, which it saves."""
+    words = [*WINDLASS, "train", str(recipe), f"run.dir={folder}", "telemetry.every=1", *keys]
+    metrics, log = folder / "metrics.jsonl", folder.with_suffix(".log")
+    began = time.time()
+    with log.open("w") as output:
+        variables = surroundings({"WINDLASS_CACHE": str(cache)})
+        process = subprocess.Popen(words, env=variables, stdout=output, stderr=output)
+    while process.poll() is None and len(_since(began, metrics)) < steps:
+        time.sleep(POLLED)
+    process.send_signal(signal.SIGTERM)
+    if process.wait() not in (0, 128 + signal.SIGTERM):  # 0: it was finished before
+        raise Failed(f"{' '.join(words)}\n{log.read_text()}")
+    return Records(began, _since(began, metrics), _since(began, folder / "compile.jsonl"))
+
+
+def surroundings(more: dict[str, str]) -> dict[str, str]:
+    """Variables of a process that imports this checkout."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
+    return os.environ | {"PYTHONPATH": path} | more
+
+
+def _since(began: float, file: Path) -> list[dict[str, Any]]:
+    """Records that were written since then, but for a last line that is not finished."""
+    written = file.read_text().splitlines(keepends=True) if file.exists() else []
+    records = [json.loads(line) for line in written if line.endswith("\n")]
+    return [record for record in records if record["time"] > began]
