@@ -13,12 +13,15 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-SIZES = dict(vocab=151_936, embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64)
+SIZES: dict[str, Any] = dict(
+    vocab=151_936, embed=896, mlp=4864, layers=24, heads=14, kv_heads=2, head_dim=64
+)
 THETA, EPS, RANK, RATE, CLIP = 1e6, 1e-6, 16, 2e-4, 1.0
 ROWS, LENGTH = 16, 1024
 WITHIN = 0.02  # nats, between first losses in bfloat16
@@ -105,9 +108,8 @@ def theirs(tensors: dict[str, np.ndarray]) -> Step:
         rope_parameters={"rope_type": "default", "rope_theta": THETA},
         tie_word_embeddings=True,
         use_cache=False,
-        attn_implementation="sdpa",
     )
-    model = Qwen2ForCausalLM(config)
+    model: Any = Qwen2ForCausalLM._from_config(config, attn_implementation="sdpa")
     state = {name: torch.from_numpy(tensor) for name, tensor in tensors.items()}
     model.load_state_dict(state, strict=False)  # the head is the embedding
     lora = LoraConfig(r=RANK, lora_alpha=2 * RANK, target_modules="all-linear")
