@@ -37,8 +37,8 @@ lock:  ## requirements.lock and requirements-dev.lock, of the newest versions; n
 proof: $(VENV)/.dev  ## the long experiments behind the claims
 	$(PY) proofs/run.py
 
-bench: $(VENV)/.dev  ## the speed of a step, as a ratio to others
-	$(PY) benchmarks/cpu.py
+bench: $(VENV)/.dev  ## steps, starts, data and checkpoints on this machine, beside others
+	$(PY) benchmarks/all.py
 
 docs: $(VENV)/.core  ## the schema and the reference of every key, from the source
 	$(PY) -m docs.write

@@ -1,6 +1,6 @@
 """Training steps of one model in Windlass and in transformers + PyTorch, in turns, in one run.
 
-    make bench
+    python benchmarks/cpu.py
 
 The same weights, tokens, AdamW and number of threads, in float32. First the losses of all must
 agree; then each takes a step in turn, so that whatever else the machine does falls on all alike.
@@ -17,6 +17,9 @@ from pathlib import Path
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
+
+from benchmarks import table  # noqa: E402
+from benchmarks.table import Line  # noqa: E402
 
 # Layers, width, heads and length of nanoGPT's small example, with a vocabulary of words.
 VOCAB, EMBED, MLP, LAYERS, HEADS, KV_HEADS, HEAD_DIM = 8192, 384, 1024, 6, 6, 2, 64
@@ -172,6 +175,7 @@ def check(sides: dict[str, Step], rows: Iterator[np.ndarray]) -> None:
 
 
 def main() -> None:
+    asked = table.parser(__doc__).parse_args()
     windlass, tensors, parameters = ours()
     eager, compiled = theirs(tensors, compiled=False), theirs(tensors, compiled=True)
     sides = {"windlass": windlass, "torch eager": eager, "torch compiled": compiled}
@@ -201,6 +205,14 @@ def main() -> None:
     ratios = [a / b for a, b in zip(seconds[best], seconds["windlass"], strict=True)]
     spread = f"rounds from {min(ratios):.2f} to {max(ratios):.2f}"
     print(f"\nwindlass to {best}: {statistics.median(ratios):.2f} ({spread}; the goal is {GOAL})")
+    speeds = {name: ROWS * LENGTH / statistics.median(times) for name, times in seconds.items()}
+    line = Line(
+        f"training step, {parameters / 1e6:.1f}M parameters on a CPU",
+        f"{speeds['windlass']:,.0f} tokens/s",
+        f"{speeds[best]:,.0f} tokens/s {best}",
+        statistics.median(ratios),
+    )
+    table.finish([line], asked.to)
 
 
 if __name__ == "__main__":
