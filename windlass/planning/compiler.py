@@ -19,7 +19,7 @@ from jax.errors import JaxRuntimeError
 from windlass import files
 from windlass.analysis.hlo import Text, flags
 from windlass.config import AnyRecipe, Layers
-from windlass.devices import selection
+from windlass.devices import failing, selection
 from windlass.devices.chips import usable
 from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
@@ -94,7 +94,7 @@ def topology(name: str, slices: int = 1) -> list:
 
 def _share_libtpu() -> None:
     """Let several processes load libtpu at once, where there is no TPU that they could share."""
-    if not selection.has_tpu():
+    if not failing.has_tpu():
         os.environ.setdefault("ALLOW_MULTIPLE_LIBTPU_LOAD", "1")
 
 
