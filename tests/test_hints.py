@@ -24,6 +24,7 @@ NEEDED = {
     "harness": {"lm-eval"},
     "hub": {"datasets"},
     "tpu": {"jax[tpu]"},
+    "track": {"tensorboard", "trackio", "wandb"},
 }
 HINT = re.compile(r"pip install ((?:'[^'\n]+'|[\w.-]+(?: |(?=[`\"]))?)+)")
 OURS = re.compile(r"windlass-lm(?:\[([\w,-]+)\])?")

@@ -26,7 +26,7 @@ def recipe(mesh=(1, 1, 1), rank=None, dropout=0.0, length=LENGTH, vocab=VOCAB, *
         "tokenizer": {"kind": "byte"},
         "data": {"source": {"kind": "stories"}, "length": length},
         "optim": {"kind": "adamw", "learning_rate": 1e-3},
-        "train": {"steps": 10, "batch": ROWS} | train,
+        "train": {"steps": 10, "batch": ROWS, "layers_per_loop": 1} | train,
         "mesh": dict(zip(("data", "fsdp", "tensor"), mesh, strict=True)),
     } | ({} if rank is None else {"adapter": lora})
 

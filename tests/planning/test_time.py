@@ -145,7 +145,7 @@ def recurrent(length, state=512, layers=4) -> dict:
         "tokenizer": {"kind": "byte"},
         "data": {"source": {"kind": "stories"}, "length": length},
         "optim": {"kind": "adamw", "learning_rate": 1e-3},
-        "train": {"steps": 10, "batch": 8, "remat": "none"},
+        "train": {"steps": 10, "batch": 8, "remat": "none", "layers_per_loop": 1},
     }
 
 

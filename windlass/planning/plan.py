@@ -244,7 +244,8 @@ def _averaged(described: Described, target: Target, last: Time) -> Time:
         own = last if is_last else times.time(tracing.trace_stage(described, target, number))
         assert own is not None
         share = end - stage.begins
-        parts = {name: so_far + share * own.parts[name] for name, so_far in parts.items()}
+        for name, seconds in own.parts.items():
+            parts[name] = parts.get(name, 0.0) + share * seconds
     return last._replace(parts=parts)
 
 
