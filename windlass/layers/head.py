@@ -18,6 +18,7 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 from windlass.devices.axes import (
     Placed,
     batch_shards,
+    device,
     gathered,
     layout,
     shard,
@@ -120,7 +121,7 @@ class Head(Placed):
                     preferred_element_type=gradient_dtype,
                     out_sharding=_rows(h),
                 )
-                more = jnp.einsum("gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32)
+                more = _weight_gradient(d_logits, h)
                 if back is not None:
                     d_h, more = d_h * back, more * back[:, 0]
                 return (_add(sums, values), d_weight + more), d_h
@@ -403,3 +404,19 @@ def _over_shards(sums):
 
 def _rows(x):
     return layout(("batch", *[""] * (x.ndim - 1)), x.shape)
+
+
+def _weight_gradient(d_logits: Float[Array, "shards rows seq vocab"], h: Array) -> Array:
+    """The gradient of a head's weight by the tokens of a tile, a sum for each group of devices."""
+    if device().platform != "cpu":
+        return jnp.einsum("gbsv,gbse->gve", d_logits, h, preferred_element_type=jnp.float32)
+    # With a single axis of tokens, or XLA for CPUs makes the gradient of the logits a second time,
+    # transposed.
+    d_logits, h = _by_token(d_logits, "vocab"), _by_token(h, "")
+    return jnp.einsum("gtv,gte->gve", d_logits, h, preferred_element_type=jnp.float32)
+
+
+def _by_token(x: Float[Array, "shards rows seq last"], last: str) -> Float[Array, "shards t last"]:
+    """A tile with one axis for the tokens of each group of devices."""
+    shape = (x.shape[0], x.shape[1] * x.shape[2], x.shape[3])
+    return jnp.reshape(x, shape, out_sharding=layout(("batch", "", last), shape))

@@ -9,9 +9,10 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout, replicated
+from windlass.devices.axes import Placed, device, gathered, layout, replicated
 from windlass.layers.initializers import Initializer, narrow
 from windlass.layers.row_kernels import on_one_gpu
 
@@ -102,13 +103,16 @@ class Linear(LinearMap):
 
     def product(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         weight = gathered(self.weight.astype(x.dtype), self.axes["weight"])
-        contracted = len(self.reads)
-        leading = x.shape[: x.ndim - contracted]
-        out = layout(
-            ("batch", "seq", "")[: len(leading)] + self.writes,
-            leading + weight.shape[contracted:],
-        )
-        return jnp.tensordot(x, weight, axes=contracted, out_sharding=out)
+        contracted, leading = len(self.reads), x.ndim - len(self.reads)
+        shape = x.shape[:leading] + weight.shape[contracted:]
+        out = layout(("batch", "seq", "")[:leading] + self.writes, shape)
+        if device().platform != "cpu" or leading < 2:
+            return jnp.tensordot(x, weight, axes=contracted, out_sharding=out)
+        # To contract two axes of tokens, in dW = xᵀ dy, XLA for CPUs first writes the transpose of
+        # a factor, and computes it a second time where it is made of others.
+        tokens, by_token = _by_token(x, leading), _merged(out, leading)
+        y = jnp.tensordot(tokens, weight, axes=contracted, out_sharding=by_token)
+        return jnp.reshape(y, shape, out_sharding=out)
 
     def merged(self) -> "Linear":
         return self
@@ -129,3 +133,15 @@ def joined_product(maps: Sequence[LinearMap], x: Float[Array, "... a"]) -> Float
     out = layout(("batch", "seq", "")[: x.ndim - 1] + ("",), (*x.shape[:-1], 1))
     product = jnp.tensordot(x, jnp.concatenate(flat, axis=1), axes=1, out_sharding=out)
     return checkpoint_name(product, JOINED)
+
+
+def _by_token(x: Float[Array, "..."], leading: int) -> Float[Array, "..."]:
+    """An activation with one axis in place of its leading ones: batch, sequence and the like."""
+    spec = None if jax.sharding.get_abstract_mesh().empty else jax.typeof(x).sharding.spec
+    shape = (math.prod(x.shape[:leading]), *x.shape[leading:])
+    return jnp.reshape(x, shape, out_sharding=_merged(spec, leading))
+
+
+def _merged(spec: PartitionSpec | None, leading: int) -> PartitionSpec | None:
+    """The partition spec after leading axes, of which only the first is split, are made one."""
+    return None if spec is None else PartitionSpec(spec[0], *spec[leading:])
