@@ -30,7 +30,7 @@ CPU_FLOPS = 4e11  # of a step: about ten seconds of two cores
 
 
 def absent(recipe: Any, key: str = "") -> Iterator[str]:
-    """What a recipe needs that does not come with it: of the hub, or another run."""
+    """Needs of a recipe that do not come with it: of the hub, or another run."""
     if not isinstance(recipe, dict):
         return
     if recipe.get("kind") == "hub":
@@ -62,7 +62,7 @@ def reason(name: str, platform: str) -> str | None:
 
 
 def output(words: list[str]) -> tuple[str, str]:
-    """What a process prints, to each of its streams. This one leaves the device to others."""
+    """Output of a process, of each of its streams. This one leaves the device to others."""
     variables = short_run.surroundings({})
     done = subprocess.run(words, env=variables, capture_output=True, text=True)
     return done.stdout.strip(), done.stderr.strip()

@@ -20,7 +20,7 @@ class Failed(Exception):
 
 
 class Records(NamedTuple):
-    """What a start of a run wrote down."""
+    """Records of one start of a run."""
 
     began: float  # seconds since 1970, when the command was given
     metrics: list[dict[str, Any]]

@@ -94,7 +94,7 @@ def test_a_process_that_has_a_file_open_is_found_by_its_program_and_script(tmp_p
 
 
 def said(how: str, *words: str, code: int = 2, **environ: str) -> str:
-    """What the program says on a machine with a failing accelerator."""
+    """Messages of the program on a machine with a failing accelerator."""
     done = faked.run(how, *words, environ=environ)
     assert done.returncode == code, done.stdout + done.stderr
     assert "Traceback" not in done.stderr

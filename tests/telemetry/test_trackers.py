@@ -37,7 +37,7 @@ init = lambda **keys: Run(**keys)
 
 
 class Told:
-    """What a run is told of its trackers."""
+    """Messages that a run gets of its trackers."""
 
     def __init__(self):
         self.warnings: list[str] = []

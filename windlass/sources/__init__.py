@@ -363,7 +363,9 @@ class Reader:
         self.close()
 
 
-def files(path: str, suffix: str | tuple[str, ...], key: str = "path") -> list[SourceFile]:
+def files(
+    path: str, suffix: str | tuple[str, ...], key: str = "data.source.path"
+) -> list[SourceFile]:
     """Files of a path, a folder, a pattern or a URL, in the order of their names."""
     try:
         return _far(path, suffix) if _is_url(path) else _near(path, suffix)
@@ -372,7 +374,7 @@ def files(path: str, suffix: str | tuple[str, ...], key: str = "path") -> list[S
         refused = f", which cannot be looked at ({why})"
     except _Refused as problem:
         refused = str(problem)
-    raise UserError(f"data.source.{key} is {path}{refused}")
+    raise UserError(f"{key} is {path}{refused}")
 
 
 class _Refused(Exception):

@@ -201,7 +201,7 @@ class Source(Blocks):
         if path is None:
             return []
         try:
-            return files(path, ".json", key)
+            return files(path, ".json", f"data.source.{key}")
         except UserError as refused:
             raise UserError(
                 f"{refused}; `git clone https://github.com/fchollet/ARC-AGI` has such folders, "

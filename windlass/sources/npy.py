@@ -38,7 +38,9 @@ class Source(Files):
         return {"tokens": self._arrays[number].part(begin, end)}
 
     def stamped(self) -> list[SourceFile]:
-        more = [] if self.offsets is None else files(self.offsets, self.suffix, "offsets")
+        more = (
+            [] if self.offsets is None else files(self.offsets, self.suffix, "data.source.offsets")
+        )
         return [*files(self.path, self.suffix), *more]
 
     @cached_property
@@ -86,7 +88,7 @@ class Source(Files):
 
     def _at_offsets(self, ids: "Ids") -> np.ndarray:
         assert self.offsets is not None
-        file, *others = files(self.offsets, self.suffix, "offsets")
+        file, *others = files(self.offsets, self.suffix, "data.source.offsets")
         if others or len(self._arrays) > 1:
             raise UserError(
                 f"data.source.offsets is {self.offsets} and data.source.path is {self.path}; each "

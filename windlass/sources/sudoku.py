@@ -238,7 +238,11 @@ class Source(Blocks):
         names = {"train": "path", "validation": "validation", "test": "test"}
         paths = {split: getattr(self, key) for split, key in names.items()}
         return {
-            split: tuple(line for file in files(path, ".txt", names[split]) for line in _text(file))
+            split: tuple(
+                line
+                for file in files(path, ".txt", f"data.source.{names[split]}")
+                for line in _text(file)
+            )
             for split, path in paths.items()
             if path is not None
         }

@@ -11,6 +11,7 @@ from typing import Any
 
 from windlass.api.checkup.check import Check, absent, well, wrong
 from windlass.errors import UserError
+from windlass.sources import files
 from windlass.units import size
 
 PATIENCE = 5.0  # seconds for the hub to answer, and of reading
@@ -83,9 +84,9 @@ def data_path(data: str | None) -> Check:
     if "://" in data:
         return _remote(data)
     place = Path(data).expanduser()
-    files = [place] if place.is_file() else sorted(one for one in place.rglob("*") if one.is_file())
+    inside = [place] if place.is_file() else sorted(filter(Path.is_file, place.rglob("*")))
     try:
-        return _speed(data, *_read(open(one, "rb", buffering=0) for one in files))
+        return _speed(data, *_read(open(one, "rb", buffering=0) for one in inside))
     except OSError as error:
         where = error.filename or data
         return wrong("data path", f"{where}: {error.strerror}", f"`ls -l {where}` shows who may")
@@ -137,19 +138,11 @@ def _read(files: Iterable[Any]) -> tuple[int, float]:
 
 def _remote(url: str) -> Check:
     """Reading speed of a URL, through whichever package reads its protocol."""
-    import fsspec
-
     how = "`gcloud auth application-default login` logs in; "
     how += f"`gcloud storage ls {url}` shows whether that account may read it"
     try:
-        system, path = fsspec.core.url_to_fs(url)
-        files = [path] if system.isfile(path) else sorted(system.find(path))
-        return _speed(url, *_read(system.open(one, "rb") for one in files))
-    except ImportError as error:
-        said = str(error).partition("\n")[0]
-        return wrong("data path", f"{url}: {said}", "`pip install 'windlass-lm[cloud]'` has it")
-    except ValueError as error:  # a protocol that nothing knows
-        return wrong("data path", f"{url}: {error}", "gs://BUCKET/FOLDER is one, or a folder here")
-    except Exception as error:  # of a file system that somebody else wrote
-        said = str(error).partition("\n")[0] or type(error).__name__
-        return wrong("data path", f"{url} cannot be read: {said}", how)
+        return _speed(url, *_read(file.open() for file in files(url, "", "--data")))
+    except UserError as error:
+        return wrong("data path", str(error), how)
+    except OSError as error:
+        return wrong("data path", f"{url} cannot be read: {error}", how)
