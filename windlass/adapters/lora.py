@@ -19,7 +19,7 @@ from windlass.config.reading import show
 from windlass.devices.axes import gathered
 from windlass.layers.dropout import Dropout
 from windlass.layers.initializers import small, uniform, zeros
-from windlass.layers.linear import Linear, LinearMap
+from windlass.layers.linear import Linear, LinearMap, LowRank
 
 Model = TypeVar("Model")
 INITIALIZERS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
@@ -163,6 +163,13 @@ class Lora(Adapted):
         if self.magnitude is not None:
             weight = weight * (self.magnitude / self._norms(weight))
         return eqx.tree_at(lambda one: one.weight, base, weight)
+
+    @property
+    def low_rank(self) -> LowRank | None:
+        if self.magnitude is not None or self.dropout.key is not None:
+            return None
+        up = eqx.tree_at(lambda one: one.weight, self.up, self.up.weight * self.scale)
+        return LowRank(self.base, self.down, up)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._beside(self.base, x)

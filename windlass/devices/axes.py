@@ -184,6 +184,19 @@ def replicated(x: Array) -> Array:
     return x if _mesh().empty else jax.sharding.reshard(x, PartitionSpec())
 
 
+def by_rows(function: Callable, tokens: Sequence[Array], whole: Sequence[Array]) -> Any:
+    """The function where each device has its own rows of some arrays, and all of others.
+
+    What it gives has rows, too. For kernels, of which a compiler does not know how to split them.
+    """
+    rows = layout(("batch",), tokens[0].shape[:1])
+    assert rows is not None  # devices that have kernels are known by their mesh
+    specs = (*[rows] * len(tokens), *[PartitionSpec()] * len(whole))
+    arrays = map(jax.sharding.reshard, (*tokens, *whole), specs)
+    # The checker of what varies over the mesh does not see into kernels.
+    return jax.shard_map(function, in_specs=specs, out_specs=rows, check_vma=False)(*arrays)
+
+
 def batch_shards(rows: int) -> int:
     """Number of shards of a batch of `rows`: groups of devices that it is split over."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])

@@ -4,6 +4,10 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
+import jax
+
+from windlass.devices.axes import device, is_nvidia
+
 _IS_SKETCHED = ContextVar("_IS_SKETCHED", default=False)
 
 
@@ -19,3 +23,14 @@ def sketched() -> Iterator[None]:
 
 def is_sketched() -> bool:
     return _IS_SKETCHED.get()
+
+
+def on_gpu() -> bool:
+    """Return True if what is traced here is to run on NVIDIA GPUs."""
+    here = device()
+    return is_nvidia(here.platform, here.device_kind) and not is_sketched()
+
+
+def on_one_gpu() -> bool:
+    """Return True if what is traced here is to run on an NVIDIA GPU alone."""
+    return on_gpu() and jax.sharding.get_abstract_mesh().size == 1

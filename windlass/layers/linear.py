@@ -2,22 +2,16 @@
 
 import math
 from abc import abstractmethod
-from collections.abc import Sequence
-from typing import ClassVar
+from typing import ClassVar, NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
-from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import Placed, device, gathered, layout, replicated
+from windlass.devices.axes import Placed, device, gathered, layout
 from windlass.layers.initializers import Initializer, narrow
-from windlass.layers.row_kernels import on_one_gpu
-
-JOINED = "joined"  # checkpoint name of the products of several maps, for rematerialization policies
-MANY = 2048  # tokens from which it pays to put the weights of maps side by side
 
 
 class LinearMap(Placed):
@@ -36,6 +30,11 @@ class LinearMap(Placed):
     @abstractmethod
     def merged(self) -> "Linear":
         """The one matrix, and bias, that compute the same; in float32 where they are computed."""
+
+    @property
+    def low_rank(self) -> "LowRank | None":
+        """The same map as a base and a product of low rank beside it, if it computes these two."""
+        return None
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -118,21 +117,16 @@ class Linear(LinearMap):
         return self
 
 
-def can_join(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> bool:
-    """Return True if maps of one input are faster as one matmul: plain ones of many tokens, on a
-    GPU alone. There each would read the input again, and the sum of its gradients is one more pass.
-    """
-    is_plain = all(type(one) is Linear and len(one.reads) == 1 for one in maps)
-    return is_plain and math.prod(x.shape[:-1]) >= MANY and on_one_gpu()
+class LowRank(NamedTuple):
+    """A linear map as another one, and beside it a product of low rank: y = base(x) + (x A) B."""
 
+    base: LinearMap
+    down: Linear  # A
+    up: Linear  # B, scaled
 
-def joined_product(maps: Sequence[LinearMap], x: Float[Array, "... a"]) -> Float[Array, "... b"]:
-    """Products of an input with several maps, side by side, without biases."""
-    matrices = [one.merged().weight.astype(x.dtype) for one in maps]
-    flat = [replicated(one).reshape(one.shape[0], -1) for one in matrices]
-    out = layout(("batch", "seq", "")[: x.ndim - 1] + ("",), (*x.shape[:-1], 1))
-    product = jnp.tensordot(x, jnp.concatenate(flat, axis=1), axes=1, out_sharding=out)
-    return checkpoint_name(product, JOINED)
+    @property
+    def rank(self) -> int:
+        return len(self.up.weight)
 
 
 def _by_token(x: Float[Array, "..."], leading: int) -> Float[Array, "..."]:

@@ -2,17 +2,30 @@
 
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.ad_checkpoint import checkpoint_name
-from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import layout, replicated
-from windlass.layers.linear import Linear, can_join, joined_product
-from windlass.layers.row_kernels import Columns, called, parts
+from windlass.devices.axes import by_rows, replicated
+from windlass.layers.linear import Linear, LowRank
+from windlass.layers.low_rank import (
+    COLUMNS,
+    INNER,
+    ROWS,
+    added,
+    called,
+    dot,
+    in_kernels,
+    outputs,
+    padded,
+    read,
+)
+
+SHORT, LONG = 32, 1024  # tokens of a block of the gradient's kernel, and of its sums over tokens
 
 
 class Gated(eqx.Module):
@@ -38,21 +51,30 @@ class Gated(eqx.Module):
         self.activation = activation
 
     def __call__(self, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
-        if self._is_joined(x):
-            weight = replicated(self.down.weight.astype(x.dtype))
-            return swiglu_down(joined_product((self.gate, self.up), x), weight)
-        gate = checkpoint_name(self.gate(x), "gate")
-        up = checkpoint_name(self.up(x), "up")
-        return self.output(gate, up)
+        if parts := self._low_rank(x):
+            return self._in_kernels(parts, x)
+        gate, up = outputs((self.gate, self.up), x)
+        return self.output(checkpoint_name(gate, "gate"), checkpoint_name(up, "up"))
 
     def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
-        return self.down(self.activation(gate) * up)
+        (y,) = outputs((self.down,), self.activation(gate) * up)
+        return y
 
-    def _is_joined(self, x: Float[Array, "... embed"]) -> bool:
-        """Return True if it is SwiGLU without biases, whose matmuls are faster as one."""
-        maps = self.gate, self.up, self.down
-        is_swiglu = type(self) is Gated and self.activation is jax.nn.silu and x.ndim == 3
-        return is_swiglu and can_join(maps, x) and all(one.bias is None for one in maps)
+    def _low_rank(self, x: Float[Array, "... embed"]) -> list[LowRank]:
+        """Its maps with products of low rank, if it is SwiGLU that kernels compute here."""
+        is_swiglu = type(self) is Gated and self.activation is jax.nn.silu
+        return in_kernels((self.gate, self.up, self.down), x) if is_swiglu else []
+
+    def _in_kernels(self, parts: list[LowRank], x: Float[Array, "batch seq embed"]):
+        gate, up, down = parts
+        (for_gate, gate_inner), (for_up, up_inner) = read([gate, up], x)
+        raw = (
+            checkpoint_name(gate.base(for_gate), "gate"),
+            checkpoint_name(up.base(for_up), "up"),
+        )
+        matrices = [replicated(one.weight) for one in (gate.up, up.up, down.down)]
+        hidden, inner = swiglu_low_rank(*raw, LowRankFactors(gate_inner, up_inner, *matrices))
+        return added(down.base(hidden), checkpoint_name(inner, INNER), down.up.weight)
 
 
 class NormGated(Gated):
@@ -71,73 +93,144 @@ class NormGated(Gated):
     def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
         square = jnp.square(gate.astype(jnp.float32) * up)
         scale = jax.lax.rsqrt(jnp.mean(square, axis=-1, keepdims=True) + self.eps)
-        return self.down(self.activation(gate) * up) * scale.astype(up.dtype)
+        return super().output(gate, up) * scale.astype(up.dtype)
 
 
-def swiglu_down(
-    gate_up: Float[Array, "batch seq twice"], down: Float[Array, "mlp embed"]
-) -> Float[Array, "batch seq embed"]:
-    """down(silu(gate) · up) of gate and up side by side, each device its own rows."""
-    rows = layout(("batch",), gate_up.shape[:1])
-    assert rows is not None  # a GPU is known by its mesh
-    whole = PartitionSpec(*rows, None, None)
-    local = jax.shard_map(
-        _swiglu_down,
-        in_specs=(whole, PartitionSpec()),
-        out_specs=whole,
-        check_vma=False,  # the checker does not see into kernels
+def swiglu_low_rank(
+    gate: Float[Array, "batch seq mlp"], up: Float[Array, "batch seq mlp"], low: "LowRankFactors"
+) -> tuple[Float[Array, "batch seq mlp"], Float[Array, "batch seq rank"]]:
+    """silu(gate + u B) · (up + u' B') and its product with A, by kernels, on one device."""
+    rank = low.down.shape[-1]
+    filled = [padded(x, axis) for x, axis in zip(low, (2, 2, 0, 0, 1), strict=True)]
+    given = [gate, up, *filled[:2]]
+    hidden, inner = by_rows(
+        lambda *x: _in_kernels(*x[:2], LowRankFactors(*x[2:])), given, filled[2:]
     )
-    return local(jax.sharding.reshard(gate_up, whole), down)
+    return hidden, inner[..., :rank]
 
 
-def swiglu(gate_up: Float[Array, "... twice"]) -> Float[Array, "... mlp"]:
-    gate, up = jnp.split(gate_up, 2, axis=-1)
-    return jax.nn.silu(gate) * up
+class LowRankFactors(NamedTuple):
+    """LowRankFactors of low rank beside the maps of a gated MLP."""
+
+    gate_inner: Float[Array, "... rank"]  # x A of `gate`
+    up_inner: Float[Array, "... rank"]  # x A of `up`
+    gate: Float[Array, "rank mlp"]  # B of `gate`
+    up: Float[Array, "rank mlp"]  # B of `up`
+    down: Float[Array, "mlp rank"]  # A of `down`
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _swiglu_down(gate_up: Array, down: Array, interpret: bool = False) -> Array:
-    """One gradient for both matmuls: a kernel makes what each of them needs in one pass."""
-    return swiglu(gate_up) @ down
+def swiglu_formula(gate: Array, up: Array, low: LowRankFactors) -> tuple[Array, Array]:
+    hidden = jax.nn.silu(gate + low.gate_inner @ low.gate) * (up + low.up_inner @ low.up)
+    return hidden, hidden @ low.down
 
 
-def _forward(gate_up: Array, down: Array, interpret: bool):
-    return swiglu(gate_up) @ down, (gate_up, down)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _in_kernels(gate: Array, up: Array, low: LowRankFactors, interpret: bool = False):
+    """The formula in one pass over gate and up, and one over them and the gradient.
 
-
-def _backward(interpret: bool, kept, d: Array):
-    gate_up, down = kept
-    d_gate_up, hidden = swiglu_backward(gate_up, d @ down.T, interpret)
-    tokens = tuple(range(d.ndim - 1))
-    d_down = jnp.tensordot(hidden, d, axes=(tokens, tokens))
-    return d_gate_up, d_down.astype(down.dtype)
-
-
-_swiglu_down.defvjp(_forward, _backward)
-
-
-def swiglu_backward(
-    gate_up: Float[Array, "... twice"], d: Float[Array, "... mlp"], interpret: bool = False
-) -> tuple[Float[Array, "... twice"], Float[Array, "... mlp"]]:
-    """Gradient of SwiGLU by gate and up, written over them, and its value.
-
-    As both are written side by side, plain XLA would read what they depend on for each of them.
+    What is of low rank is computed where it is added: it is never written at full size.
     """
-    width = d.shape[-1]
+    return _forward(gate, up, low, interpret)[0]
 
-    def swiglu_gradient(gate_up, d, d_gate_up, hidden):
-        def one(i, _):
-            part = Columns(i, width)
-            gate, up, own = part.load(gate_up), part.load(gate_up, first=width), part.load(d)
-            sigmoid = jax.nn.sigmoid(gate)
-            silu = gate * sigmoid
-            part.store(d_gate_up, own * up * (sigmoid + silu * (1 - sigmoid)))
-            part.store(d_gate_up, own * silu, first=width)
-            part.store(hidden, silu * up)
 
-        jax.lax.fori_loop(0, parts(width), one, None)
+def _forward(gate: Array, up: Array, low: LowRankFactors, interpret: bool):
+    from jax.experimental import pallas as pl
 
-    inputs = gate_up.reshape(-1, 2 * width), d.reshape(-1, width)
-    outputs = [jax.ShapeDtypeStruct(x.shape, x.dtype) for x in inputs]
-    found = called(swiglu_gradient, inputs, outputs, interpret, input_output_aliases={0: 0, 1: 1})
-    return found[0].reshape(gate_up.shape), found[1].reshape(d.shape)
+    (tokens, width), rank = _flat(gate).shape, low.down.shape[-1]
+
+    def swiglu_low_rank(gate, up, gate_inner, up_inner, gate_up, up_up, down, hidden, inner):
+        own = gate_inner[...], up_inner[...]
+
+        def part(i, total):
+            at = pl.ds(i * COLUMNS, COLUMNS)
+            g = gate[:, at].astype(jnp.float32) + dot(own[0], gate_up[:, at])
+            u = up[:, at].astype(jnp.float32) + dot(own[1], up_up[:, at])
+            value = (g * jax.nn.sigmoid(g) * u).astype(hidden.dtype)
+            hidden[:, at] = value
+            return total + dot(value, down[at, :])
+
+        none = jnp.zeros((ROWS, rank), jnp.float32)
+        total = jax.lax.fori_loop(0, width // COLUMNS, part, none)
+        inner[...] = total.astype(inner.dtype)
+
+    block, thin = (pl.BlockSpec((ROWS, size), lambda i: (i, 0)) for size in (width, rank))
+    wide = pl.BlockSpec((rank, width), lambda i: (0, 0))
+    tall = pl.BlockSpec((width, rank), lambda i: (0, 0))
+    hidden, inner = called(
+        swiglu_low_rank,
+        grid=(tokens // ROWS,),
+        in_specs=[block, block, thin, thin, wide, wide, tall],
+        out_specs=[block, thin],
+        out_shape=[jax.ShapeDtypeStruct((tokens, size), gate.dtype) for size in (width, rank)],
+        interpret=interpret,
+    )(_flat(gate), _flat(up), *map(_flat, low[:2]), *low[2:])
+    out = hidden.reshape(gate.shape), inner.reshape(low.gate_inner.shape)
+    return out, (gate, up, low)
+
+
+def _backward(interpret: bool, kept, d):
+    from jax.experimental import pallas as pl
+
+    gate, up, low = kept
+    (tokens, width), rank = _flat(gate).shape, low.down.shape[-1]
+    splits = next(n for n in range(-(-tokens // LONG), 0, -1) if tokens % (n * SHORT) == 0)
+    long = tokens // splits
+
+    def swiglu_low_rank_gradient(gate, up, d, gate_inner, up_inner, d_inner, *rest):
+        gate_up, up_up, down, d_gate, d_up, d_gate_up, d_up_up, d_down = rest
+        own = gate_up[...], up_up[...], down[...]
+
+        def part(i, totals):
+            at = pl.ds(i * SHORT, SHORT)
+            inner = gate_inner[at, :], up_inner[at, :], d_inner[at, :]
+            g = gate[at, :].astype(jnp.float32) + dot(inner[0], own[0])
+            u = up[at, :].astype(jnp.float32) + dot(inner[1], own[1])
+            of_hidden = d[at, :].astype(jnp.float32) + dot(inner[2], own[2], over=(1, 1))
+            sigmoid = jax.nn.sigmoid(g)
+            silu = g * sigmoid
+            of_gate = (of_hidden * u * (sigmoid + silu * (1 - sigmoid))).astype(d_gate.dtype)
+            of_up = (of_hidden * silu).astype(d_up.dtype)
+            d_gate[at, :], d_up[at, :] = of_gate, of_up
+            hidden = (silu * u).astype(d_up.dtype)
+            return (
+                totals[0] + dot(inner[0], of_gate, over=(0, 0)),
+                totals[1] + dot(inner[1], of_up, over=(0, 0)),
+                totals[2] + dot(hidden, inner[2], over=(0, 0)),
+            )
+
+        none = [jnp.zeros(x.shape, jnp.float32) for x in (own[0], own[1], own[2])]
+        totals = jax.lax.fori_loop(0, long // SHORT, part, tuple(none))
+        d_gate_up[...], d_up_up[...], d_down[...] = totals
+
+    block = pl.BlockSpec((long, COLUMNS), lambda i, j: (j, i))
+    thin = pl.BlockSpec((long, rank), lambda i, j: (j, 0))
+    wide = pl.BlockSpec((rank, COLUMNS), lambda i, j: (0, i))
+    tall = pl.BlockSpec((COLUMNS, rank), lambda i, j: (i, 0))
+    wide_part = pl.BlockSpec((None, rank, COLUMNS), lambda i, j: (j, 0, i))
+    tall_part = pl.BlockSpec((None, COLUMNS, rank), lambda i, j: (j, i, 0))
+    full = jax.ShapeDtypeStruct((tokens, width), gate.dtype)
+    of_wide = jax.ShapeDtypeStruct((splits, rank, width), jnp.float32)
+    of_tall = jax.ShapeDtypeStruct((splits, width, rank), jnp.float32)
+    d_gate, d_up, *parts = called(
+        swiglu_low_rank_gradient,
+        grid=(width // COLUMNS, splits),
+        in_specs=[block] * 3 + [thin] * 3 + [wide, wide, tall],
+        out_specs=[block, block, wide_part, wide_part, tall_part],
+        out_shape=[full, full, of_wide, of_wide, of_tall],
+        input_output_aliases={0: 0, 1: 1},
+        stages=3,
+        interpret=interpret,
+    )(*map(_flat, (gate, up, d[0], *low[:2], d[1])), *low[2:])
+    inner = [
+        (x @ factor.T).reshape(low.gate_inner.shape)
+        for x, factor in ((d_gate, low.gate), (d_up, low.up))
+    ]
+    factors = [part.sum(axis=0).astype(one.dtype) for part, one in zip(parts, low[2:], strict=True)]
+    return d_gate.reshape(gate.shape), d_up.reshape(up.shape), LowRankFactors(*inner, *factors)
+
+
+_in_kernels.defvjp(_forward, _backward)
+
+
+def _flat(x: Float[Array, "... a"]) -> Float[Array, "tokens a"]:
+    return x.reshape(-1, x.shape[-1])

@@ -25,7 +25,12 @@ class RMSNorm(Placed):
         return {"scale": (self.over,)}
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        return (normed(x, self.eps) * gathered(self.scale, (self.over,))).astype(x.dtype)
+        return (normed(x, self.eps) * self.factor).astype(x.dtype)
+
+    @property
+    def factor(self) -> Float[Array, " size"]:
+        """By which what is normed is multiplied."""
+        return gathered(self.scale, (self.over,))
 
 
 class OffsetRMSNorm(Placed):
@@ -45,7 +50,11 @@ class OffsetRMSNorm(Placed):
         return {"offset": (self.over,)}
 
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        return (normed(x, self.eps) * (1 + gathered(self.offset, (self.over,)))).astype(x.dtype)
+        return (normed(x, self.eps) * self.factor).astype(x.dtype)
+
+    @property
+    def factor(self) -> Float[Array, " size"]:
+        return 1 + gathered(self.offset, (self.over,))
 
 
 class LayerNorm(Placed):

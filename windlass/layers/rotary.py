@@ -6,7 +6,7 @@ scaling slow the low frequencies, so that a model reads further than it was firs
 
 import dataclasses
 import math
-from typing import Literal
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -88,12 +88,7 @@ class Rotary:
     def __call__(
         self, x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq heads dim"]:
-        # Angles in float32: bfloat16 has no 257, it rounds to 256.
-        frequency = self.frequencies(x.shape[-1]).astype(np.float32)
-        angle = position[:, :, None, None].astype(jnp.float32) * frequency
-        gain = np.float32(self.gain)
-        sin = (gain * jnp.sin(angle)).astype(x.dtype)
-        cos = (gain * jnp.cos(angle)).astype(x.dtype)
+        cos, sin = self.turns(position[:, :, None], x.shape[-1], x.dtype)
         if self.pairing == "half":
             left, right = jnp.split(x, 2, axis=-1)
         else:
@@ -102,6 +97,17 @@ class Rotary:
         if self.pairing == "half":
             return jnp.concatenate(turned, axis=-1)
         return jnp.stack(turned, axis=-1).reshape(x.shape)
+
+    def turns(
+        self, position: Int[Array, "..."], dim: int, dtype: Any
+    ) -> tuple[Float[Array, "... pairs"], Float[Array, "... pairs"]]:
+        """Cosine and sine of each pair's angle."""
+        # Angles in float32: bfloat16 has no 257, it rounds to 256.
+        frequency = self.frequencies(dim).astype(np.float32)
+        angle = position[..., None].astype(jnp.float32) * frequency
+        gain = np.float32(self.gain)
+        sin = (gain * jnp.sin(angle)).astype(dtype)
+        return (gain * jnp.cos(angle)).astype(dtype), sin
 
     def frequencies(self, dim: int) -> np.ndarray:
         """The inverse frequencies of RoPE: radians per position, of each pair."""

@@ -6,6 +6,7 @@ over it.
 """
 
 import functools
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -14,9 +15,11 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int
 
 from windlass.devices.axes import layout, split_over, tensor_ways
-from windlass.layers.row_kernels import LANES, Columns, called, on_gpu, parts
+from windlass.devices.sketch import on_gpu
 
-TOGETHER = 4  # parts of a token's logits, that are looked at in an iteration
+WARPS = 4  # of 32 threads, that have a token
+LANES = 8 * 32 * WARPS  # logits that they look at together: 16 bytes a thread
+TOGETHER = 8  # parts of a token's logits, that are looked at in an iteration
 
 
 class Statistics(NamedTuple):
@@ -97,31 +100,34 @@ def _read(logits: Array, targets: Array, interpret: bool) -> Statistics:
     vocab = logits.shape[-1]
 
     def softmax(logits, targets, log_z, target, highest):
-        own = targets[0]
-
-        def several(i, now):
+        def joined(now, values):
             # A maximum and a sum in every lane: lanes are joined once, at the end.
-            most, total, found = now
-            each = [Columns(TOGETHER * i + j, vocab) for j in range(TOGETHER)]
-            values = [part.load(logits, other=-jnp.inf) for part in each]
+            most, total = now
             new = functools.reduce(jnp.maximum, values, most)
             total = total * jnp.exp(most - new)
-            for part, x in zip(each, values, strict=True):
-                total += jnp.exp(x - new)
-                found += jnp.where(part.at == own, x, 0.0)
-            return new, total, found
+            return new, functools.reduce(lambda total, x: total + jnp.exp(x - new), values, total)
 
-        low = jnp.full(LANES, jnp.finfo(jnp.float32).min)
-        none = jnp.zeros(LANES, jnp.float32)
-        rounds = -(-parts(vocab) // TOGETHER)
-        mosts, totals, found = jax.lax.fori_loop(0, rounds, several, (low, none, none))
+        def several(i, now):
+            return joined(now, [_loaded(logits, TOGETHER * i + j) for j in range(TOGETHER)])
+
+        def last(i, now):
+            return joined(now, [_Columns(i, vocab).load(logits, other=-jnp.inf)])
+
+        now = jnp.full(LANES, jnp.finfo(jnp.float32).min), jnp.zeros(LANES, jnp.float32)
+        rounds = vocab // (LANES * TOGETHER)
+        now = jax.lax.fori_loop(0, rounds, several, now)
+        mosts, totals = jax.lax.fori_loop(rounds * TOGETHER, _parts(vocab), last, now)
         most = jnp.max(mosts)
         total = jnp.sum(totals * jnp.exp(mosts - most))
-        log_z[0], target[0], highest[0] = most + jnp.log(total), jnp.sum(found), most
+        own = targets[0]
+        found = logits[jnp.clip(own, 0, vocab - 1)].astype(jnp.float32)
+        is_there = (own >= 0) & (own < vocab)
+        log_z[0], highest[0] = most + jnp.log(total), most
+        target[0] = jnp.where(is_there, found, 0.0)
 
     shape = jax.ShapeDtypeStruct((targets.size,), jnp.float32)
     inputs = [logits.reshape(-1, vocab), targets.reshape(-1)]
-    found = called(softmax, inputs, [shape] * 3, interpret)
+    found = _called(softmax, inputs, [shape] * 3, interpret)
     return Statistics(*(x.reshape(targets.shape) for x in found))
 
 
@@ -133,20 +139,82 @@ def _written(logits: Array, targets: Array, z: Array, gradient: Statistics, inte
         own, z, d_z, d_target = targets[0], z[0], d_z[0], d_target[0]
 
         def one(i, _):
-            part = Columns(i, vocab)
+            part = _Columns(i, vocab)
             own_gradient = jnp.where(part.at == own, d_target, 0.0)
             part.store(out, jnp.exp(part.load(logits) - z) * d_z + own_gradient)
 
-        jax.lax.fori_loop(0, parts(vocab), one, None)
+        jax.lax.fori_loop(0, _parts(vocab), one, None)
 
     flat = logits.reshape(-1, vocab)
     of_tokens = [x.reshape(-1) for x in (targets, z, gradient.log_z, gradient.target)]
     shape = jax.ShapeDtypeStruct(flat.shape, flat.dtype)
     in_place = {"input_output_aliases": {0: 0}}
-    (out,) = called(softmax_gradient, [flat, *of_tokens], [shape], interpret, **in_place)
+    (out,) = _called(softmax_gradient, [flat, *of_tokens], [shape], interpret, **in_place)
     return out.reshape(logits.shape)
 
 
 def _has_kernel(logits: Array, dtype: Any) -> bool:
     is_whole = tensor_ways() == 1 and logits.size < 2**31
     return on_gpu() and is_whole and dtype == jnp.bfloat16
+
+
+def _called(
+    kernel: Callable, inputs: Sequence[Array], outputs: Sequence[Any], interpret: bool, **how: Any
+) -> Sequence[Array]:
+    """Outputs of a kernel with a program for every row of the inputs, all of one or two axes."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    def row(x) -> pl.BlockSpec:
+        if len(x.shape) == 1:
+            return pl.BlockSpec((1,), lambda i: (i,))
+        return pl.BlockSpec((None, x.shape[1]), lambda i: (i, 0))
+
+    params: Any = triton.CompilerParams(num_warps=WARPS, num_stages=1)
+    return pl.pallas_call(
+        kernel,
+        grid=(len(inputs[0]),),
+        in_specs=[row(x) for x in inputs],
+        out_specs=[row(x) for x in outputs],
+        out_shape=list(outputs),
+        compiler_params=params,
+        interpret=interpret,
+        name=kernel.__name__,
+        **how,
+    )(*inputs)
+
+
+class _Columns:
+    """_Columns of rows that are looked at together: the i-th `LANES` of them, less at the end."""
+
+    def __init__(self, i: Array | int, columns: int):
+        self.start = i * LANES
+        self.at = self.start + jnp.arange(LANES)
+        self.mask = self.at < columns
+
+    def load(self, row: Any, *, first: int = 0, other: float = 0.0) -> Array:
+        """Its numbers in float32, of columns counted from `first`, and `other` past the end."""
+        from jax.experimental.pallas import triton
+
+        found = triton.load(self._place(row, first), mask=self.mask, other=other)
+        return found.astype(jnp.float32)
+
+    def store(self, row: Any, values: Array, *, first: int = 0) -> None:
+        from jax.experimental.pallas import triton
+
+        triton.store(self._place(row, first), values.astype(row.dtype), mask=self.mask)
+
+    def _place(self, row: Any, first: int) -> Any:
+        return row.at[jax.ds(first + self.start, LANES)]
+
+
+def _loaded(row: Any, i: Array | int) -> Array:
+    """The i-th `LANES` numbers of a row, all of which are there, in float32."""
+    from jax.experimental.pallas import triton
+
+    return triton.load(row.at[jax.ds(i * LANES, LANES)]).astype(jnp.float32)
+
+
+def _parts(columns: int) -> int:
+    """Number of parts of so many columns."""
+    return -(-columns // LANES)

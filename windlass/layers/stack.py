@@ -14,16 +14,16 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
-from windlass.layers import kernels, linear, recurrence
+from windlass.devices.sketch import on_one_gpu
+from windlass.layers import kernels, low_rank, recurrence
 from windlass.layers.auxiliary import Report, added, inside, over_layers
 from windlass.layers.residual import ONE_STREAM, Hidden, Streams
-from windlass.layers.row_kernels import on_one_gpu
 
 # What a layer saves for its backward pass under `saved`: the results of matrix products and the
 # states of recurrences, which are dear to compute again. Norms, rotations and activations are
 # recomputed from them.
 SAVED = (
-    *("query", "key", "value", linear.JOINED, "cells", kernels.MIXED),
+    *("query", "key", "value", low_rank.INNER, "cells", kernels.MIXED),
     *("gate", "up", "residual", recurrence.STATE),
 )
 # What is made again even under `none`, as it is quicker to make than to fetch.

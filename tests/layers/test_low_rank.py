@@ -1,0 +1,188 @@
+"""Kernels for products of low rank, and for queries and keys, compute what plain XLA does."""
+
+import functools
+
+import equinox as eqx
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec
+
+from tests import tiny
+from windlass.adapters.lora import Adapter
+from windlass.devices import mesh
+from windlass.devices.axes import cast
+from windlass.layers import attention, low_rank, mlp
+from windlass.layers.attention import Attention
+from windlass.layers.context import enter
+from windlass.layers.mlp import Gated, NormGated
+from windlass.layers.norm import OffsetRMSNorm, RMSNorm
+from windlass.layers.rotary import Rotary
+
+SIZES = {"embed": 128, "mlp": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
+ROWS, LENGTH = 2, 96
+
+
+def _normal(*shape: int, seed: int = 0, scale: float = 1.0, dtype=jnp.float32):
+    return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
+
+
+def _both(plain, kernel, arguments, d):
+    """How far values and gradients of a kernel are from those of the formula."""
+    (want, back), (got, kernel_back) = jax.vjp(plain, *arguments), jax.vjp(kernel, *arguments)
+    return tiny.apart(jax.tree.leaves((got, kernel_back(d))), jax.tree.leaves((want, back(d))))
+
+
+@pytest.mark.parametrize("tokens", [(1, 64), (2, 96), (4, 1024)])
+def test_swiglu_with_factors_equals_the_formula(tokens):
+    rank, width = 16, 256
+    low = mlp.LowRankFactors(
+        _normal(*tokens, rank, seed=1, scale=0.3),
+        _normal(*tokens, rank, seed=2, scale=0.3),
+        _normal(rank, width, seed=3, scale=0.3),
+        _normal(rank, width, seed=4, scale=0.3),
+        _normal(width, rank, seed=5, scale=0.1),
+    )
+    arguments = _normal(*tokens, width, seed=6, scale=3), _normal(*tokens, width, seed=7), low
+    d = _normal(*tokens, width, seed=8), _normal(*tokens, rank, seed=9)
+    kernel = functools.partial(mlp._in_kernels, interpret=True)
+    assert _both(mlp.swiglu_formula, lambda *x: kernel(*x), arguments, d) < 1e-5
+
+
+@pytest.mark.parametrize("rank", [8, 16, 48])
+@pytest.mark.parametrize("features", [(128,), (4, 64)])
+def test_a_product_is_added_and_read_as_by_the_formula(rank, features):
+    x, up = _normal(ROWS, LENGTH, *features), _normal(rank, 256 if features[1:] else 128, seed=1)
+    inner, d = _normal(ROWS, LENGTH, rank, seed=2), _normal(ROWS, LENGTH, *features, seed=3)
+
+    def plain(base, inner, up):
+        return base + (inner @ up).reshape(base.shape)
+
+    added = lambda *x: low_rank._added(*x, True)  # noqa: E731
+    assert _both(plain, added, (x, inner, up), d) < 1e-5
+    copies = 3
+
+    def read_plain(x, down):
+        return *[x] * copies, x.reshape(ROWS, LENGTH, -1) @ down
+
+    read = lambda *x: low_rank._read(*x, copies, True)  # noqa: E731
+    several = *(_normal(*x.shape, seed=5 + i) for i in range(copies)), inner
+    assert _both(read_plain, read, (x, up.T), several) < 1e-5
+
+
+@pytest.mark.parametrize("heads", [1, 4])
+@pytest.mark.parametrize("make", [RMSNorm, OffsetRMSNorm])
+def test_normed_and_rotated_heads_equal_the_formula(heads, make):
+    x, d = (_normal(ROWS, 64, heads, 32, seed=seed) for seed in range(2))
+    norm, rotary = make("head_dim", {"head_dim": 32}, eps=1e-6), Rotary(1e4)
+    position = jnp.broadcast_to(jnp.arange(64) % 37, (ROWS, 64))
+    cos, sin = rotary.turns(position, 32, jnp.float32)
+    factor = 1 + _normal(32, seed=3, scale=0.1)
+
+    def plain(x, factor):
+        field, value = ("scale", factor) if make is RMSNorm else ("offset", factor - 1)
+        return rotary(eqx.tree_at(lambda one: getattr(one, field), norm, value)(x), position)
+
+    def kernel(x, factor):
+        return attention._norm_and_turn(1e-6, x, cos, sin, factor, True)
+
+    assert _both(plain, kernel, (x, factor), d) < 1e-5
+
+
+@pytest.fixture
+def one_gpu(monkeypatch):
+    """Layers choose what they compute as on an NVIDIA GPU alone, whose kernels are interpreted."""
+    calls: list[str] = []
+
+    def called(kernel, **how):
+        calls.append(kernel.__name__)
+        return original(kernel, **how | {"interpret": True})
+
+    original = low_rank.called
+    for module in (low_rank, mlp, attention):
+        monkeypatch.setattr(module, "called", called)
+
+    def begin():
+        for module in (low_rank, attention):
+            monkeypatch.setattr(module, "on_one_gpu", lambda: True)
+        return calls
+
+    with jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), jax.devices()[:1])):
+        yield begin
+
+
+def _adapted(layer, **settings):
+    """A layer with LoRA beside each of its maps, whose second matrix is not zero."""
+    adapted = Adapter(rank=8, **settings).adapt(layer, names={}, key=jax.random.key(3))
+    return jax.tree.map(lambda x: x + 0.02 * _normal(*x.shape, seed=4), adapted)
+
+
+def _gradients(layer, x, context, dtype):
+    """Values and gradients by the layer's arrays and the input, in a precision."""
+
+    def loss(layer, x):
+        y = layer(x, context) if context is not None else layer(x)
+        return jnp.sum(jnp.sin(y.astype(jnp.float32)))
+
+    step = eqx.filter_jit(jax.value_and_grad(loss, (0, 1)))
+    with jax.numpy_dtype_promotion("standard"):
+        return jax.tree.leaves(step(cast(layer, dtype), x.astype(dtype)))
+
+
+def _is_as_close(make, context, one_gpu, expected):
+    """Hold a layer in bfloat16 with kernels against itself in float32: as close as without them."""
+    x = jax.sharding.reshard(_normal(ROWS, LENGTH, 128), PartitionSpec(("data", "fsdp")))
+    exact = _gradients(make, x, context, jnp.float32)
+    plain = tiny.apart(_gradients(make, x, context, jnp.bfloat16), exact)
+    calls = one_gpu()
+    ours = tiny.apart(_gradients(make, x, context, jnp.bfloat16), exact)
+    assert set(calls) == expected
+    assert ours < 1.5 * plain < 0.5
+
+
+def test_a_gated_mlp_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
+    layer = _adapted(Gated(SIZES, key=jax.random.key(0)))
+    kernels = {"swiglu_low_rank", "swiglu_low_rank_gradient", "low_rank"}
+    _is_as_close(layer, None, one_gpu, kernels)
+
+
+@pytest.mark.parametrize(
+    "layer",
+    [
+        Gated(SIZES, activation=jax.nn.gelu, key=jax.random.key(0)),
+        NormGated(SIZES, eps=1e-6, key=jax.random.key(0)),
+    ],
+)
+def test_another_gated_mlp_with_lora_has_its_products_added_in_kernels(layer, one_gpu):
+    _is_as_close(_adapted(layer), None, one_gpu, {"low_rank"})
+
+
+def test_attention_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
+    def norm(over: str) -> RMSNorm:
+        return RMSNorm(over, SIZES, eps=1e-6)
+
+    layer = Attention(SIZES, rotary=Rotary(1e4), norm=norm, key=jax.random.key(0))
+    tokens = jnp.zeros((ROWS, LENGTH), jnp.int32)
+    position = jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
+    context = enter({"tokens": tokens, "position": position, "document": tokens}, None).layer(None)
+    kernels = {"low_rank", "norm_and_turn", "norm_and_turn_gradient"}
+    _is_as_close(_adapted(layer), context, one_gpu, kernels)
+
+
+@pytest.mark.parametrize("settings", [{"dora": True}, {"rank": 128}])
+def test_maps_that_kernels_do_not_compute_stay_as_they_are(settings, one_gpu):
+    layer = Adapter(**settings).adapt(
+        Gated(SIZES, key=jax.random.key(0)), names={}, key=jax.random.key(3)
+    )
+    x = jnp.zeros((ROWS, LENGTH, 128), jnp.bfloat16)
+    calls = one_gpu()
+    layer(x)
+    assert calls == []
+
+
+def test_few_tokens_and_other_precisions_have_no_kernels(one_gpu):
+    layer = _adapted(Gated(SIZES, key=jax.random.key(0)))
+    calls = one_gpu()
+    for shape, dtype in (((1, 1, 128), jnp.bfloat16), ((ROWS, LENGTH, 128), jnp.float32)):
+        layer(jnp.zeros(shape, dtype))
+    assert calls == []

@@ -1,0 +1,173 @@
+"""Products of low rank beside linear maps, in kernels on one NVIDIA GPU: y = base(x) + (x A) B.
+
+Such a product takes as long as it takes to read and write. In plain XLA (x A) B is written at full
+size, read again, and added in a pass over memory of its own; so is its part of the gradient by x.
+Kernels compute it where it is added.
+"""
+
+import functools
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
+from jaxtyping import Array, Float
+
+from windlass.devices.axes import by_rows, replicated
+from windlass.devices.sketch import on_one_gpu
+from windlass.layers.linear import LinearMap, LowRank
+
+INNER = "inner"  # checkpoint name of x A
+ROWS, COLUMNS = 64, 128  # tokens and features of a block, that a program has
+MOST = 64  # the highest rank that kernels compute
+RANKS = (16, 32, 64, 128, 256)  # of matmuls in kernels, of one map or of several side by side
+
+
+def outputs(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
+    """Outputs of linear maps that share an input."""
+    if not (parts := in_kernels(maps, x)):
+        return [one(x) for one in maps]
+    return [
+        added(part.base(own), inner, part.up.weight)
+        for part, (own, inner) in zip(parts, read(parts, x), strict=True)
+    ]
+
+
+def in_kernels(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> list[LowRank]:
+    """Maps with their products of low rank, if all of them have one that kernels compute here."""
+    if not on_one_gpu() or x.dtype != jnp.bfloat16 or x.ndim < 3:
+        return []
+    parts = [part for part in (one.low_rank for one in maps) if part is not None]
+    is_fit = len(parts) == len(maps) and math.prod(x.shape[:2]) % ROWS == 0
+    return parts if is_fit and all(map(_is_fit, parts)) else []
+
+
+def _is_fit(part: LowRank) -> bool:
+    """Return True if the features of a map, read and written, are whole blocks."""
+    features = (one.weight.size // part.rank for one in (part.down, part.up))
+    return part.rank <= MOST and all(size % COLUMNS == 0 for size in features)
+
+
+def read(
+    parts: Sequence[LowRank], x: Float[Array, "batch seq ..."]
+) -> list[tuple[Float[Array, "batch seq ..."], Float[Array, "batch seq rank"]]]:
+    """x for the base of each map, and x A, of all maps in one matmul.
+
+    Each base has an x of its own, so that the sum of its gradients is left to the kernel.
+    """
+    matrices = [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
+    reading = functools.partial(_read, copies=len(parts))
+    *own, inner = by_rows(reading, [x], [jnp.concatenate(matrices, axis=-1)])
+    ends = itertools.accumulate(part.rank for part in parts[:-1])
+    each = jnp.split(checkpoint_name(inner, INNER), list(ends), axis=-1)
+    return list(zip(own, each, strict=True))
+
+
+def added(
+    base: Float[Array, "batch seq ..."], inner: Float[Array, "batch seq rank"], up: Array
+) -> Float[Array, "batch seq ..."]:
+    """base + (x A) B."""
+    return by_rows(_added, [base, inner], [replicated(up).reshape(up.shape[0], -1)])
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
+def _read(x: Array, down: Array, copies: int = 1, interpret: bool = False) -> tuple[Array, ...]:
+    return *[x] * copies, _tokens(x, 2) @ down
+
+
+def _read_forward(x: Array, down: Array, copies: int, interpret: bool):
+    return _read(x, down, copies, interpret), (x, down)
+
+
+def _read_backward(copies: int, interpret: bool, kept, d: Sequence[Array]):
+    x, down = kept
+    *of_bases, of_inner = d
+    d_down = _tokens(x, 1).T @ _tokens(of_inner, 1)
+    return add_product(of_bases, of_inner, down.T, interpret), d_down.astype(down.dtype)
+
+
+_read.defvjp(_read_forward, _read_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
+def _added(base: Array, inner: Array, up: Array, interpret: bool = False) -> Array:
+    return add_product([base], inner, up, interpret)
+
+
+def _added_forward(base: Array, inner: Array, up: Array, interpret: bool):
+    return add_product([base], inner, up, interpret), (inner, up)
+
+
+def _added_backward(interpret: bool, kept, d: Array):
+    inner, up = kept
+    flat = _tokens(d, 1)
+    d_up = inner.reshape(-1, len(up)).T @ flat
+    return d, (flat @ up.T).reshape(inner.shape), d_up.astype(up.dtype)
+
+
+_added.defvjp(_added_forward, _added_backward)
+
+
+def _tokens(x: Array, leading: int) -> Array:
+    """An activation with one axis of features, and one or two of tokens."""
+    shape = x.shape[:2] if leading == 2 else (-1,)
+    return x.reshape(*shape, math.prod(x.shape[2:]))
+
+
+def add_product(
+    bases: Sequence[Float[Array, "batch seq ..."]],
+    inner: Float[Array, "batch seq rank"],
+    matrix: Float[Array, "rank features"],
+    interpret: bool = False,
+) -> Float[Array, "batch seq ..."]:
+    """Sum of bases and of inner · matrix, written over the first of them."""
+    from jax.experimental import pallas as pl
+
+    def low_rank(*given):
+        *bases, inner, matrix, out = given
+        total = dot(inner[...], matrix[...])
+        for base in bases:
+            total += base[...].astype(jnp.float32)
+        out[...] = total.astype(out.dtype)
+
+    flat = [_tokens(base, 1) for base in bases]
+    tokens, features = flat[0].shape
+    inner, matrix = padded(_tokens(inner, 1), 1), padded(matrix, 0)
+    block = pl.BlockSpec((ROWS, COLUMNS), lambda i, j: (i, j))
+    thin = pl.BlockSpec((ROWS, len(matrix)), lambda i, j: (i, 0))
+    wide = pl.BlockSpec((len(matrix), COLUMNS), lambda i, j: (0, j))
+    out = called(
+        low_rank,
+        grid=(tokens // ROWS, features // COLUMNS),
+        in_specs=[block] * len(flat) + [thin, wide],
+        out_specs=block,
+        out_shape=jax.ShapeDtypeStruct(flat[0].shape, flat[0].dtype),
+        input_output_aliases={0: 0},
+        interpret=interpret,
+    )(*flat, inner, matrix)
+    return out.reshape(bases[0].shape)
+
+
+def padded(x: Array, axis: int) -> Array:
+    """An array with its axis of rank filled up with zeros to one that kernels have."""
+    own = x.shape[axis]
+    more = next(rank for rank in RANKS if rank >= own) - own
+    return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) if more else x
+
+
+def called(kernel: Callable, *, warps: int = 4, stages: int = 2, **how: Any) -> Callable:
+    """A kernel in Triton."""
+    from jax.experimental import pallas as pl
+    from jax.experimental.pallas import triton
+
+    params: Any = triton.CompilerParams(num_warps=warps, num_stages=stages)
+    return pl.pallas_call(kernel, compiler_params=params, name=kernel.__name__, **how)
+
+
+def dot(a: Array, b: Array, *, over: tuple[int, int] = (1, 0)) -> Array:
+    """A matmul in a kernel, over an axis of each, in float32."""
+    axes = ((over[:1], over[1:]), ((), ()))
+    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
