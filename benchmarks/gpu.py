@@ -43,6 +43,8 @@ SHAPES: dict[str, dict[str, Any]] = {**MODELS, "Qwen3-8B": EIGHT}
 AGREE, WITHIN = 20, 1e-2  # steps whose losses must agree, and how closely
 WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; steps in a turn
 RIVALS = ("transformers", "tuned")
+ALONE = "none"
+BEGAN = time.perf_counter()
 TINY = dict(vocab=512, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 
 
@@ -113,8 +115,18 @@ class Running(NamedTuple):
 
 
 def ours(case: Case) -> Ours:
-    from windlass import models
     from windlass.analysis.flops import step_flops
+
+    config, tensors = first(case)
+    adapted = programs(case, is_adapted=True)
+    with adapted.built.described.scope():
+        flops = step_flops(adapted, *adapted.abstract_state())
+    return Ours(running(adapted).side, config, tensors, flops)
+
+
+def first(case: Case) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """config.json and the first weights of a case's model, as they are elsewhere."""
+    from windlass import models
     from windlass.hub import config
     from windlass.hub.names import to_tensors
 
@@ -123,16 +135,13 @@ def ours(case: Case) -> Ours:
         state, frozen = plain.init()
         whole = plain.built.whole(state.weights, frozen.model)
         tensors = to_tensors(whole, models.names(plain.run.model))
-    del state, frozen, whole
-    adapted = programs(case, is_adapted=True)
-    with adapted.built.described.scope():
-        flops = step_flops(adapted, *adapted.abstract_state())
-    written = config.written(adapted.run.model, length=case.length, dtype="float32")
-    return Ours(running(adapted).side, written, tensors, flops)
+    return config.written(plain.run.model, length=case.length, dtype="float32"), tensors
 
 
-def programs(case: Case, *, is_adapted: bool, settings: Sequence[str] = ()) -> Any:
-    """What `windlass train` compiles of the case's recipe, for rows of one document each."""
+def programs(
+    case: Case, *, is_adapted: bool, settings: Sequence[str] = (), documents: int = 1
+) -> Any:
+    """What `windlass train` compiles of the case's recipe, for rows of so many documents."""
     import jax
 
     from windlass.devices import selection
@@ -143,10 +152,22 @@ def programs(case: Case, *, is_adapted: bool, settings: Sequence[str] = ()) -> A
 
     layers = origin.load(case.recipe(is_adapted=is_adapted), settings)
     chosen = selection.choose_here(selection.Device())
-    return Programs(Built(read_for(layers, chosen, jax.devices()[:1])), 1000, documents=1)
+    return Programs(Built(read_for(layers, chosen, jax.devices()[:1])), 1000, documents=documents)
 
 
-def running(programs: Any) -> Running:
+def whole_rows(tokens: np.ndarray) -> dict[str, np.ndarray]:
+    """Columns of rows that are one document each."""
+    rows = tokens.shape[0], tokens.shape[1] - 1
+    return {
+        "tokens": tokens[:, :-1],
+        "targets": tokens[:, 1:],
+        "weight": np.ones(rows, np.float32),
+        "position": np.broadcast_to(np.arange(rows[1], dtype=np.int32), rows),
+        "document": np.zeros(rows, np.int32),
+    }
+
+
+def running(programs: Any, columns: Callable[[Any], dict[str, np.ndarray]] = whole_rows) -> Running:
     import jax
 
     described = programs.built.described
@@ -154,24 +175,16 @@ def running(programs: Any) -> Running:
         state, frozen = programs.init()
         compiled = programs.step()
 
-    def placed(tokens: np.ndarray) -> dict[str, Any]:
-        rows = tokens.shape[0], tokens.shape[1] - 1
-        columns = {
-            "tokens": tokens[:, :-1],
-            "targets": tokens[:, 1:],
-            "weight": np.ones(rows, np.float32),
-            "position": np.broadcast_to(np.arange(rows[1], dtype=np.int32), rows),
-            "document": np.zeros(rows, np.int32),
-        }
+    def placed(given: Any) -> dict[str, Any]:
         return {
             name: jax.device_put(np.ascontiguousarray(x), programs.place(x.shape, name))
-            for name, x in columns.items()
+            for name, x in columns(given).items()
         }
 
-    def step(tokens: np.ndarray) -> Any:
+    def step(given: Any) -> Any:
         nonlocal state
         with described.scope():
-            state, metrics = compiled(state, frozen, placed(tokens))
+            state, metrics = compiled(state, frozen, placed(given))
         return metrics["loss"]
 
     def text() -> str:
@@ -197,6 +210,11 @@ def batches(case: Case) -> Iterator[np.ndarray]:
         yield rows.astype(np.int32)
 
 
+def note(text: str) -> None:
+    """A line with the seconds since the start, as compilations take minutes."""
+    print(f"{time.perf_counter() - BEGAN:6.0f} s  {text}", file=sys.stderr, flush=True)
+
+
 def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
     """Losses of the first steps, which compile too; they must be the same."""
     losses: dict[str, list[float]] = {name: [] for name in sides}
@@ -204,6 +222,8 @@ def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, l
         tokens = next(rows)
         for name, side in sides.items():
             losses[name].append(float(side.step(tokens)))
+            if number == 0:
+                note(f"{name} has compiled its step")
         first, *others = (each[-1] for each in losses.values())
         apart = max(abs(other / first - 1) for other in others)
         if not apart < WITHIN:
@@ -213,6 +233,7 @@ def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, l
 
 def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
     """Seconds of a step in each turn of each side."""
+    note("the turns begin")
     taken: dict[str, list[float]] = {name: [] for name in sides}
     given = [next(rows) for _ in range(STEPS)]
     for turn in range(-1, TURNS):
@@ -228,7 +249,21 @@ def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, lis
     return taken
 
 
+def alone(case: Case) -> dict[str, Any]:
+    """Windlass's step by itself, for those whose figures others have published."""
+    side, rows = running(programs(case, is_adapted=True)).side, batches(case)
+    (times,) = seconds({"windlass": side}, rows).values()
+    middle = statistics.median(times)
+    return {
+        "step_ms": round(1000 * middle, 2),
+        "tokens_per_second": round(case.tokens / middle),
+        "peak_gib": round(side.peak() / 2**30, 2),
+    }
+
+
 def measured(case: Case, rival: str) -> dict[str, Any]:
+    if rival == ALONE:
+        return alone(case)
     windlass = ours(case)
     begin = rivals.Begin(windlass.config, windlass.tensors, case.rank, case.accumulation)
     other = Side(*rivals.side(begin, is_tuned=rival == "tuned"))
@@ -283,7 +318,9 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
-    parser.add_argument("--rival", choices=RIVALS, help="one of them; both unless told")
+    parser.add_argument(
+        "--rival", choices=(*RIVALS, ALONE), help="one of them; both in turn by default"
+    )
     parser.add_argument("--small", action="store_true", help="tiny shapes, to try it anywhere")
     parser.add_argument("--to", type=Path, default=HERE / "gpu.json")
     asked = parser.parse_args()

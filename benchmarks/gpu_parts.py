@@ -78,7 +78,7 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
 
             with kernels.rows_of(known):
                 out, back = jax.vjp(attend, q, k, v)
-                return out, back(d)
+                return out, back(jax.sharding.reshard(d, jax.typeof(out).sharding.spec))
 
         return both
 

@@ -1,6 +1,7 @@
 """Training steps in transformers, PyTorch and peft, as people run them and tuned."""
 
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -10,6 +11,8 @@ from torch.nn.functional import cross_entropy
 RATE, BETAS, DECAY, CLIP = 1e-4, (0.9, 0.95), 0.1, 1.0
 CHUNK = 4096  # tokens whose logits are there at a time, of the tuned side
 LOW = torch.bfloat16
+IGNORED = -100  # target of a position that is not trained on
+LONGEST = 2048  # tokens of a document at most
 
 
 class Begin(NamedTuple):
@@ -22,23 +25,60 @@ class Begin(NamedTuple):
 
 
 def side(begin: Begin, *, is_tuned: bool) -> tuple[Callable, Callable, Callable]:
-    """Step, wait and peak memory of a model in PyTorch."""
+    """Step, wait and peak memory of a model in PyTorch, of rows of tokens."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = _model(begin).to(device)
+    loss_of = _tuned_loss(model, begin.rank) if is_tuned else _loss(model)
+
+    def parts(tokens: np.ndarray) -> Iterator[torch.Tensor]:
+        rows = torch.from_numpy(tokens.astype(np.int64)).to(device, non_blocking=True)
+        for part in rows.chunk(begin.accumulation):
+            yield loss_of(part) / begin.accumulation
+
+    return _trained(model, parts)
+
+
+def of_documents(begin: Begin, rows: int | None) -> tuple[Callable, Callable, Callable]:
+    """The same of documents: so many at a time, padded to the longest, or all without padding."""
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    model = _model(begin, "sdpa" if rows else "documents").to(device)
+
+    def loss_of(tokens: torch.Tensor, targets: torch.Tensor, **how: Any) -> torch.Tensor:
+        logits = model(input_ids=tokens, **how).logits
+        return cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
+
+    compiled = torch.compile(loss_of, dynamic=True)
+
+    def parts(documents: Sequence[np.ndarray]) -> Iterator[torch.Tensor]:
+        count = sum(len(one) - 1 for one in documents)
+        batches = _padded(documents, rows) if rows else [_joined(documents)]
+        for tokens, targets, how in batches:
+            given = {name: x.to(device) if torch.is_tensor(x) else x for name, x in how.items()}
+            yield compiled(tokens.to(device), targets.to(device), **given) / count
+
+    return _trained(model, parts)
+
+
+def _trained(
+    model: torch.nn.Module, parts: Callable[[Any], Iterator[torch.Tensor]]
+) -> tuple[Callable, Callable, Callable]:
+    """Step, wait and peak memory, where the losses of a step's parts are added."""
+    device = next(model.parameters()).device.type
     trained = [p for p in model.parameters() if p.requires_grad]
     groups = [
         {"params": [p for p in trained if p.ndim > 1], "weight_decay": DECAY},
         {"params": [p for p in trained if p.ndim == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(groups, lr=RATE, betas=BETAS, eps=1e-8, fused=True)
-    loss_of = _tuned_loss(model, begin.rank) if is_tuned else _loss(model)
 
-    def step(tokens: np.ndarray) -> torch.Tensor:
-        rows = torch.from_numpy(tokens.astype(np.int64)).to(device, non_blocking=True)
+    def step(given: Any) -> torch.Tensor:
         total = torch.zeros((), device=device)
-        for part in rows.chunk(begin.accumulation):
+        losses = parts(given)
+        while True:
             with torch.autocast(device, LOW):
-                loss = loss_of(part) / begin.accumulation
+                loss = next(losses, None)
+            if loss is None:
+                break
             loss.backward()
             total += loss.detach()
         torch.nn.utils.clip_grad_norm_(trained, CLIP)
@@ -53,11 +93,56 @@ def side(begin: Begin, *, is_tuned: bool) -> tuple[Callable, Callable, Callable]
     return step, wait, lambda: torch.cuda.max_memory_allocated() if device == "cuda" else 0
 
 
-def _model(begin: Begin) -> torch.nn.Module:
-    from transformers import AutoConfig, AutoModelForCausalLM
+def _padded(documents: Sequence[np.ndarray], rows: int) -> Iterator[tuple[Any, Any, dict]]:
+    """Batches of some documents each, in the order they come, padded to the longest."""
+    for first in range(0, len(documents), rows):
+        some = documents[first : first + rows]
+        longest = max(map(len, some)) - 1
+        tokens = np.zeros((len(some), longest), np.int64)
+        targets, mask = np.full_like(tokens, IGNORED), np.zeros_like(tokens)
+        for row, one in enumerate(some):
+            tokens[row, : len(one) - 1], targets[row, : len(one) - 1] = one[:-1], one[1:]
+            mask[row, : len(one) - 1] = 1
+        yield *map(torch.from_numpy, (tokens, targets)), {"attention_mask": torch.from_numpy(mask)}
 
+
+def _joined(documents: Sequence[np.ndarray]) -> tuple[Any, Any, dict[str, Any]]:
+    """All documents in one row, each with positions of its own: padding-free."""
+    sizes = [len(one) - 1 for one in documents]
+    tokens = np.concatenate([one[:-1] for one in documents]).astype(np.int64)[None]
+    targets = np.concatenate([one[1:] for one in documents]).astype(np.int64)[None]
+    positions = np.concatenate([np.arange(size) for size in sizes])[None]
+    ends = torch.tensor([0, *np.cumsum(sizes)], dtype=torch.int32)
+    how = {"position_ids": torch.from_numpy(positions), "cu_seq_lens_q": ends}
+    return torch.from_numpy(tokens), torch.from_numpy(targets), how | {"max_length_q": LONGEST}
+
+
+def _of_documents(module: Any, q: Any, k: Any, v: Any, mask: Any, **how: Any) -> tuple[Any, None]:
+    """Attention within each document, by the flash kernel that PyTorch has for them."""
+    ends, groups = how["cu_seq_lens_q"], q.shape[1] // k.shape[1]
+    q, k, v = (x[0].transpose(0, 1).to(LOW) for x in (q, k, v))
+    k, v = (x.repeat_interleave(groups, dim=1) for x in (k, v))
+    if q.device.type == "cpu":
+        document = torch.bucketize(torch.arange(len(q)), ends[1:], right=True)
+        seen = (document[:, None] == document) & torch.ones(len(q), len(q), dtype=torch.bool).tril()
+        heads = [x.transpose(0, 1) for x in (q, k, v)]
+        out = torch.nn.functional.scaled_dot_product_attention(*heads, attn_mask=seen)
+        return out.transpose(0, 1)[None], None
+    from torch.nn.attention.varlen import varlen_attn
+
+    takes = inspect.signature(varlen_attn).parameters  # releases differ in how it is made causal
+    causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {}
+    causal = causal or {"is_causal": True}
+    longest = how["max_length_q"]
+    return varlen_attn(q, k, v, ends, ends, longest, longest, **causal)[None], None
+
+
+def _model(begin: Begin, attention: str = "sdpa") -> torch.nn.Module:
+    from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
+
+    AttentionInterface.register("documents", _of_documents)
     config = AutoConfig.for_model(**begin.config, use_cache=False)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation="sdpa")
+    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     state = {name: torch.from_numpy(tensor.copy()) for name, tensor in begin.tensors.items()}
     model.load_state_dict(state, strict=False)  # a tied head is the embedding
     if begin.rank is None:
