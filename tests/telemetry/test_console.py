@@ -70,6 +70,21 @@ def test_without_a_terminal_everything_is_a_plain_line():
     ]
 
 
+def test_the_time_left_is_over_the_last_five_readings():
+    report, file, _ = plain()
+    report.start(1000)
+    for step, milliseconds in ((1, 9000), (2, 8000), *((2 + 10 * i, 100) for i in range(1, 5))):
+        report.step(step, {"step_ms": milliseconds})
+    report.step(52, {"step_ms": 2600})
+    report.step(62, {"step_ms": 100})
+    left = [line.rpartition("  ")[2] for line in file.getvalue().splitlines()]
+    assert left[0] == "2h29m left"  # of the first step, which counts only alone
+    assert left[1] == "2h13m left"
+    # (8 s + 10 · 0.1 s) / 11 · 988, and so on, until the second step is the sixth before.
+    assert left[2:] == ["13m28s left", "7m46s left", "5m43s left", "4m40s left", *left[6:]]
+    assert left[6:] == ["9m29s left", "9m23s left"]
+
+
 def test_a_terminal_gets_a_bar_with_lines_above_it():
     report, file, clock = terminal()
     tell_everything(report, clock)

@@ -13,7 +13,7 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
 from windlass.residuals import Architecture
-from windlass.telemetry import Telemetry
+from windlass.telemetry import Alarm, Telemetry
 
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 RESIDUALS = Open("windlass.residuals", tag="kind", attribute="Residual", usual="plain")
@@ -165,6 +165,7 @@ class Run:
     train: Train
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
+    alarm: Alarm = field(default_factory=Alarm)
     device: Device = field(default_factory=Device)
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)

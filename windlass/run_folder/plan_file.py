@@ -14,7 +14,7 @@ from windlass.run import Run
 from windlass.units import seconds, size
 
 # Sections of a recipe that change nothing a device holds or computes.
-IDLE = ("run", "telemetry", "checkpoint", "start", "tokenizer", "device")
+IDLE = ("run", "telemetry", "alarm", "checkpoint", "start", "tokenizer", "device")
 # Figures that are computed with, alone and by part.
 FIGURES = "total_bytes step_seconds compiler_bytes device_peak_bytes tokens_per_second".split()
 OF_PARTS = ("parts_bytes", "compiler_parts_bytes", "parts_seconds")
@@ -64,6 +64,11 @@ class Forecast:
         """Note what `steps` of this start took, unless an earlier start took more of them."""
         if steps >= self.whole.get("measured", {}).get("steps", 0):
             self.measured(steps=steps, **figures)
+
+    @property
+    def step_seconds(self) -> float | None:
+        """Step time that is planned; None where the plan has no estimate."""
+        return _planned(self.whole).get("time")
 
     def _store(self) -> None:
         files.write_json(self.path, self.whole)

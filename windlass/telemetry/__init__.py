@@ -52,3 +52,19 @@ class Telemetry:
             return
         if not self.project.strip() or set(self.project) & set("/\\#?%:"):
             raise ValueError(f'project is "{self.project}"; it must be a name without / \\ # ? % :')
+
+
+@section
+class Alarm:
+    """Throughput alarm."""
+
+    # tokens per second over all devices, below which a warning names the cause; null: half of
+    # what the plan estimates, where it estimates a speed; 0: never
+    tokens_per_second: float | None = None
+
+    def __post_init__(self):
+        if self.tokens_per_second is not None and self.tokens_per_second < 0:
+            raise ValueError(
+                f"tokens_per_second is {self.tokens_per_second:g}; it must be above 0, 0 for no "
+                "alarm, or null for half of the plan's estimate"
+            )

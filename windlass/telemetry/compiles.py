@@ -109,6 +109,7 @@ class Watch:
         self.report, self.strict, self.cache = report, strict, cache
         self.step, self.has_begun = 0, False
         self.records: list[dict[str, Any]] = []
+        self.seconds = 0.0  # of all compilations
         self._former: Sequence[Path] = former
         self._file: Path | None = None
         self._unwritten: list[dict[str, Any]] = []
@@ -238,6 +239,7 @@ class Watch:
     def note(self, **record: Any) -> None:
         whole = {"step": self.step, "time": round(time.time(), 3), **record}
         self.records.append(whole)
+        self.seconds += record["seconds"]
         self._unwritten.append(whole)
 
     def _on_event(self, event: str, **_: Any) -> None:

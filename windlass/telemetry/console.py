@@ -22,6 +22,7 @@ from windlass.units import count, duration, number
 NAME_WIDTH = 12  # of the left column of facts
 EVALUATED = ("validation_ema_", "validation_")  # printed before the first of several such numbers
 RECENT, FEWEST = 10, 3  # losses that the next one is compared with, and before there is a warning
+PACES = 5  # readings that the time left follows from
 STARVED = 0.1  # of a step spent waiting for data, above which there is a warning
 
 
@@ -50,6 +51,8 @@ class ConsoleReport:
         self._total, self._first = 0, 0
         self._is_starved, self._has_spiked = False, False
         self._losses: deque[float] = deque(maxlen=RECENT)
+        self._paces: deque[tuple[int, float]] = deque(maxlen=PACES)  # steps, seconds of all
+        self._last = 0  # step that was reported last
         self._patience, self._spoke = patience, clock()
         self._doing: list[Doing] = []  # what goes on, the innermost last
         self._lock = threading.Lock()  # over what goes on, which a thread looks at
@@ -130,7 +133,7 @@ class ConsoleReport:
 
     def start(self, total: int, first: int = 0) -> None:
         """From here on there are steps, and `first` of them are done."""
-        self._total, self._first = total, first
+        self._total, self._first, self._last = total, first, first
         if not self._is_live:
             return
         columns = (
@@ -147,6 +150,7 @@ class ConsoleReport:
 
     def step(self, step: int, metrics: Mapping[str, int | float]) -> None:
         """Progress line of a step: its loss, and how fast steps are now."""
+        self._note_pace(step, metrics)
         speeds = "  ".join(self._speeds(step, metrics))
         if self._bar is not None:
             self._spoke = self._clock()
@@ -204,8 +208,18 @@ class ConsoleReport:
         if "data_part" in metrics:
             ahead = count(metrics["data_ahead_tokens"])
             yield f"part {metrics['data_part']}, {ahead} tokens ahead"
-        if "step_ms" in metrics and step < self._total:
-            yield f"{duration(metrics['step_ms'] / 1000 * (self._total - step))} left"
+        if self._paces and step < self._total:
+            steps, seconds = map(sum, zip(*self._paces, strict=True))
+            yield f"{duration(seconds / steps * (self._total - step))} left"
+
+    def _note_pace(self, step: int, metrics: Mapping[str, int | float]) -> None:
+        """Note the pace since the last report; the first step's counts only alone."""
+        steps, self._last = step - self._last, step
+        if "step_ms" not in metrics or steps < 1:
+            return
+        if step - steps == self._first + 1:
+            self._paces.clear()
+        self._paces.append((steps, steps * metrics["step_ms"] / 1000))
 
     def _warn_of_waiting(self, step: int, metrics: Mapping[str, int | float]) -> None:
         # The first batch is always waited for: nothing was there to read it ahead of its use.

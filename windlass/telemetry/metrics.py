@@ -3,11 +3,11 @@
 import json
 import math
 import time
-from collections import deque
+from collections import defaultdict, deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
 
 from windlass import files
 from windlass.errors import UserError
@@ -43,6 +43,8 @@ MEANINGS = {
     "the peak is not known",
 }
 
+# Causes of time that is lost to training, where it could be saved.
+DATA, CHECKPOINT, RECOMPILE, LOGGING = "data", "checkpoint", "recompile", "logging"
 READINGS = 10_000  # of a meter, of which it has the median: a run may take a million steps
 
 # JSON has no such numbers. Python reads these words back with `float`.
@@ -164,6 +166,17 @@ class Pending(Protocol):
     def is_ready(self) -> bool: ...
 
 
+class Reading(NamedTuple):
+    """Wall time of some steps, evaluations apart, and the part of it that each cause took."""
+
+    steps: int
+    seconds: float
+    lost: Mapping[str, float]
+
+    def share(self, cause: str) -> float:
+        return self.lost.get(cause, 0.0) / self.seconds
+
+
 class Meter:
     """Throughput meter: speeds from one reading to the next, and the totals of a run.
 
@@ -179,13 +192,17 @@ class Meter:
         read_per_step: int | float | None = None,  # where not all are trained on; None: they are
         flops_per_step: int | None = None,
         peak_flops: float | None = None,  # in a second, of all devices together; None: not known
+        compiled: Callable[[], float] = lambda: 0.0,  # seconds of compilation so far
         clock: Callable[[], float] = time.monotonic,
     ):
         self._rows, self._tokens = rows_per_step, tokens_per_step
         self._read = tokens_per_step if read_per_step is None else read_per_step
         self.flops_per_step, self._peak, self._clock = flops_per_step, peak_flops, clock
         self._steps, self._since, self._paused, self._waited = 0, clock(), 0.0, 0.0
+        self._lost: dict[str, float] = defaultdict(float)  # by cause, since the last reading
+        self._compiled, self._known = compiled, compiled()
         self._result: Pending | None = None
+        self.reading: Reading | None = None  # the last one
         self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
         # Seconds of a step, and how many took them; the first reading is of the start.
         self._first: list[tuple[float, int]] = []
@@ -204,21 +221,36 @@ class Meter:
         self._steps, self._result = self._steps + 1, result
 
     @contextmanager
-    def paused(self) -> Iterator[None]:
-        """Time that is not training: compiling, evaluating, saving."""
+    def paused(self, cause: str | None = None) -> Iterator[None]:
+        """Time that is not training: compiling, evaluating, saving; lost where it has a cause."""
+        began, compiled = self._clock(), self._compiled()
+        try:
+            yield
+        finally:
+            seconds = self._clock() - began
+            self._paused += seconds
+            self._known += self._compiled() - compiled  # what is compiled here, is for this
+            if cause is not None:
+                self._lost[cause] += seconds
+
+    @contextmanager
+    def losing(self, cause: str) -> Iterator[None]:
+        """Time of the steps that a cause takes, with the device idle."""
         began = self._clock()
         try:
             yield
         finally:
-            self._paused += self._clock() - began
+            self._lost[cause] += self._clock() - began
 
     def read(self) -> dict[str, float]:
         """Speeds since the last reading; nothing where no step was taken."""
         now, steps, waited = self._clock(), self._steps, self._waited
         seconds = now - self._since - self._paused
+        lost = self._take_lost(waited)
         self._steps, self._since, self._paused, self._waited = 0, now, 0.0, 0.0
         if not steps or seconds <= 0:
             return {}
+        self.reading = Reading(steps, seconds + lost[CHECKPOINT], lost)
         self.steps, self.seconds = self.steps + steps, self.seconds + seconds
         (self._readings if self._first else self._first).append((seconds / steps, steps))
         read = {} if self._read is None else {"tokens_per_second": self._read * steps / seconds}
@@ -230,6 +262,13 @@ class Meter:
         if self.flops_per_step is not None and self._peak is not None:
             speeds["mfu"] = self.flops_per_step * steps / (seconds * self._peak)
         return speeds
+
+    def _take_lost(self, waited: float) -> dict[str, float]:
+        """Seconds by cause since the last reading."""
+        lost, compiled = self._lost, self._compiled()
+        lost[DATA], lost[RECOMPILE] = waited, compiled - self._known
+        self._lost, self._known = defaultdict(float), compiled
+        return lost
 
     @property
     def median(self) -> float | None:

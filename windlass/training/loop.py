@@ -32,7 +32,7 @@ from windlass.telemetry import metrics, trackers
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
-from windlass.telemetry.metrics import Meter
+from windlass.telemetry.metrics import CHECKPOINT, Meter
 from windlass.telemetry.trackers import Trackers
 from windlass.terminal import Terminal
 from windlass.training import answers, reference
@@ -324,7 +324,7 @@ class Loop:
                 if done < self.steps and self.is_finished(state):
                     saves = ends = True
             if saves:
-                with meter.paused(), self.terminal.doing("saving"):
+                with meter.paused(CHECKPOINT), self.terminal.doing("saving"):
                     if ends:
                         processes.barrier("the last save")
                     self.store.save(done, state, self.session.identity, latest)

@@ -25,10 +25,11 @@ from windlass.run_folder.plan_file import Forecast
 from windlass.run_folder.relocation import relocation
 from windlass.telemetry import about
 from windlass.telemetry.about import About
+from windlass.telemetry.alarm import Expected, ThroughputAlarm
 from windlass.telemetry.compiles import Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import device_peak, memory, program_parts
-from windlass.telemetry.metrics import Meter, Metrics
+from windlass.telemetry.metrics import LOGGING, Meter, Metrics
 from windlass.telemetry.trackers import Trackers
 from windlass.training.banner import banner
 from windlass.training.outcome import outcome
@@ -69,9 +70,25 @@ class RunReport:
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
-            read_per_step=_times(session.batches.rows, rows.targets_per_row),
+            read_per_step=self._read_per_step,
             peak_flops=peak and peak * len(described.devices),
+            compiled=lambda: self.watch.seconds,
         )
+
+    @cached_property
+    def alarm(self) -> ThroughputAlarm:
+        """Throughput alarm, by the recipe or by the plan."""
+        alarm, tokens = self.session.run.alarm, self._read_per_step
+        if alarm.tokens_per_second and tokens is None:
+            self.terminal.warning(
+                f"alarm.tokens_per_second is {alarm.tokens_per_second:g}, and rows have no tokens "
+                "here: there is no alarm"
+            )
+        return ThroughputAlarm(Expected.of(alarm, tokens, self.forecast.step_seconds), tokens)
+
+    @property
+    def _read_per_step(self) -> float | None:
+        return _times(self.session.batches.rows, self.loader.rows.targets_per_row)
 
     def stage(self, number: int) -> None:
         """A stage begins: its steps take other FLOPs."""
@@ -153,10 +170,13 @@ class RunReport:
         if (tokens := self.meter.tokens(done)) is not None:
             values["tokens"] = tokens
         values |= self.meter.read() | memory(self.described.devices)
-        values |= self._data_progress(done)
-        self._record(done, values)
-        self.terminal.step(done, values)
-        self.watch.flush()
+        with self.meter.losing(LOGGING):
+            values |= self._data_progress(done)
+            self._record(done, values)
+            self.terminal.step(done, values)
+            self.watch.flush()
+        if self.meter.reading and (warning := self.alarm.read(self.meter.reading)) is not None:
+            self.terminal.warning(warning)
         return values
 
     def _data_progress(self, done: int) -> dict[str, int]:
