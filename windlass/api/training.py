@@ -34,6 +34,7 @@ def train(
     hosts: Hosts | None = None,
     signals: Signals | None = None,
     report: ConsoleReport | None = None,
+    debug_compile: bool = False,
     **keys: Any,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
@@ -42,9 +43,10 @@ def train(
     Ctrl-C this raises KeyboardInterrupt once the run is saved, and exits after another signal; with
     `signals`, which are the caller's, it returns, and `stopped_by` is the signal. What the run will
     take of its devices is planned before, and kept beside what was measured; where memory runs out,
-    the error says what would fit. On several hosts see `training.loop.train`.
+    the error says what would fit. `debug_compile` logs compilations, writes programs to the run's
+    folder and times the first steps. On several hosts see `training.loop.train`.
     """
-    how = {"hosts": hosts, "signals": signals, "report": report}
+    how = {"hosts": hosts, "signals": signals, "report": report, "debug_compile": debug_compile}
     trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
     if signals is None and trained.stopped_by is not None:
         if trained.stopped_by != SIGINT:

@@ -57,6 +57,7 @@ def run(words: list[str], signals: Signals) -> int:
     """Run a command line and return the exit code; what a user can put right is printed alone."""
     try:
         _check_surroundings(words)
+        training.set_log_level(words)
         code = app(words, prog_name="windlass", standalone_mode=False, obj=signals) or 0
         if sys.stdout is not None:
             sys.stdout.flush()  # here, where it can still be said that this failed

@@ -24,6 +24,14 @@ from windlass.processes.clusters import ClusterFlags, find
 from windlass.processes.parent import stand_by
 from windlass.terminal import Terminal
 
+DEBUG = "--debug-compile"
+
+
+def set_log_level(words: list[str]) -> None:
+    """Set the log level of JAX's runtime, which JAX reads once: when it is imported."""
+    if DEBUG in words:
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "0"
+
 
 def train(
     ctx: typer.Context,
@@ -44,6 +52,13 @@ def train(
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="with --model: print the recipe without training")
     ] = False,
+    debug_compile: Annotated[
+        bool,
+        typer.Option(
+            DEBUG,
+            help="log compilations, write programs to the run folder, time the first steps",
+        ),
+    ] = False,
     coordinator: Coordinator = None,
     processes: Processes = None,
     process: ProcessIndex = None,
@@ -63,6 +78,7 @@ def train(
     windlass train quickstart
     windlass train quickstart train.steps=500 optim.learning_rate=1e-3
     windlass train mine.yaml --device gpu --mesh.tensor 2
+    windlass train mine.yaml --debug-compile
     windlass train --model Qwen/Qwen2.5-0.5B-Instruct --data chats.jsonl
     windlass train --model ./model --data chats.jsonl train.epochs=1 --dry-run
     """
@@ -95,7 +111,8 @@ def train(
                 _show(source, save)
             if dry_run:
                 return None
-        trained = call(source, ctx.args, hosts=hosts, signals=signals)
+        how = {"hosts": hosts, "signals": signals, "debug_compile": debug_compile}
+        trained = call(source, ctx.args, **how)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
 
 

@@ -15,7 +15,7 @@ from windlass.data import reference
 from windlass.errors import UserError
 from windlass.processes import shared_folders
 from windlass.run_folder import folder as folders
-from windlass.telemetry import about, metrics, tensorboard, trackers
+from windlass.telemetry import about, compile_debug, metrics, tensorboard, trackers
 
 LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
 REPLACED = (*LINES, folders.ANSWERS, folders.ABOUT, folders.PLAN, folders.SEAL, folders.RECIPE)
@@ -26,7 +26,7 @@ WRITTEN = (
     *(folders.PLAN, folders.REPORT, folders.LOCK),
     folders.SEAL,
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
-    *(trackers.NAME, trackers.WANDB_FOLDER),
+    *(trackers.NAME, trackers.WANDB_FOLDER, compile_debug.FOLDER),
     # Left by a kill.
     *(f"{name}.*{files.PARTIAL}" for name in REPLACED),
     *(f"{name}{files.DAMAGED}*" for name in LINES),

@@ -15,6 +15,7 @@ from windlass.errors import UserError
 from windlass.processes import hosts
 from windlass.processes.exclusive import EXCLUSIVE
 from windlass.telemetry.compile_cache import Kept
+from windlass.telemetry.compile_debug import CompileDebug
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import mend, read
 from windlass.telemetry.signature import Signature, key, summarize
@@ -83,7 +84,7 @@ class Program:
     ) -> jax.stages.Compiled:
         if Watch.current is None:
             return self.lower(*args, **kwargs).compile()
-        return Watch.current.compile(self, changes, lambda: self.lower(*args, **kwargs))
+        return Watch.current.compile(self, changes, lambda: self._jitted.trace(*args, **kwargs))
 
 
 class Here(threading.local):
@@ -104,9 +105,16 @@ class Watch:
     current: "Watch | None" = None
 
     def __init__(
-        self, report: ConsoleReport, *, strict: bool, cache: Kept, former: Sequence[Path] = ()
+        self,
+        report: ConsoleReport,
+        *,
+        strict: bool,
+        cache: Kept,
+        former: Sequence[Path] = (),
+        debug: CompileDebug | None = None,
     ):
         self.report, self.strict, self.cache = report, strict, cache
+        self.debug = debug or CompileDebug()
         self.step, self.has_begun = 0, False
         self.records: list[dict[str, Any]] = []
         self.seconds = 0.0  # of all compilations
@@ -138,6 +146,7 @@ class Watch:
             record["step"] = step
         if hosts.is_first() and (mended := mend(path)) is not None:
             self.report.warning(mended)
+        self.debug.open(path.parent)
         self.flush()
 
     def took(self, step: int) -> None:
@@ -150,7 +159,10 @@ class Watch:
             return
         lines = []
         while self._unwritten:
-            lines.append(json.dumps(self._unwritten.pop(0)) + "\n")
+            record = self._unwritten.pop(0)
+            lines.append(json.dumps(record) + "\n")
+            if record["program"] is None:
+                self.debug.log(record)
         if lines and hosts.is_first():
             with open(self._file, "a", encoding="utf-8") as file:
                 file.writelines(lines)
@@ -191,13 +203,14 @@ class Watch:
         return None
 
     def compile(
-        self, program: Program, changes: list[str] | None, lower: Callable[[], jax.stages.Lowered]
+        self, program: Program, changes: list[str] | None, trace: Callable[[], jax.stages.Traced]
     ) -> jax.stages.Compiled:
         """A program of ours, for arguments that differ by `changes` from those it is known for."""
         cause, here, began = self._cause(program.name, changes), self._here, time.monotonic()
         name = f"compiling the {program.name}"
         with self.report.phase(name, last=self.last(program.name)) as remarks:
-            lowered = lower()
+            traced = trace()
+            lowered = traced.lower()
             here.is_ours, here.hit = True, False
             try:
                 compiled = lowered.compile()
@@ -216,6 +229,8 @@ class Watch:
             cause=cause,
         )
         here.hit, here.lowered = False, 0.0
+        self.debug.log(self.records[-1])
+        self.debug.dump(program.name, traced, lowered, compiled)
         self.flush()
         return compiled
 

@@ -28,7 +28,8 @@ from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import frozen_models, origin
 from windlass.starting.describe import describe
-from windlass.telemetry import metrics, trackers
+from windlass.telemetry import compile_debug, metrics, trackers
+from windlass.telemetry.compile_debug import CompileDebug
 from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
@@ -71,19 +72,20 @@ def train(
     report: ConsoleReport | None = None,
     plans: bool = False,
     page: Callable[[Path], str] | None = None,
+    debug_compile: bool = False,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     Where several processes make this call they train one run: `hosts` is the place of this one, or
     it is found as `windlass train` finds it. One that `plans` notes what it will take, and explains
     it where memory runs out. `page` makes the report of a run, in HTML, which its trackers get at
-    its end. JAX must not have touched a device before. Unlike a command, a call has no parent:
+    its end. `debug_compile` logs compilations, writes programs and times the first steps. JAX must not have touched a device before. Unlike a command, a call has no parent:
     SIGTERM still stops all processes after the same step, but when another process is lost, JAX
     ends this one, in its own words; and what another process refuses is printed here before this
     one ends, too.
     """
     settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ)}
-    settings |= {"plans": plans, "page": page}
+    settings |= {"plans": plans, "page": page, "debug_compile": debug_compile}
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, signals=signals, report=report, **settings)
@@ -94,7 +96,7 @@ def train(
         with ConsoleReport(None if is_first else Terminal(quiet=True)) as report:
             return train(recipe, overrides, signals=signals, report=report, **settings)
     with together(hosts, signals, newest_step) as peers:
-        return _train(recipe, overrides, signals, report, peers, plans, page)
+        return _train(recipe, overrides, signals, report, peers, plans, page, debug_compile)
 
 
 def _train(
@@ -105,7 +107,12 @@ def _train(
     peers: Peers | None,
     plans: bool,
     page: Callable[[Path], str] | None,
+    debug_compile: bool,
 ) -> Trained:
+    parts, notes = compile_debug.requested(debug_compile, os.environ)
+    for note in notes:
+        report.note(note)
+    debug = CompileDebug(parts, report.note)
     with signals.phase("reading the recipe"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
         trackers.check(described.run.telemetry)
@@ -131,7 +138,8 @@ def _train(
             folders.roomy(folder),
             folders.locked(folder),
             described.scope(),
-            Watch(report, strict=strict, cache=cache, former=former) as watch,
+            debug.on(),
+            Watch(report, strict=strict, cache=cache, former=former, debug=debug) as watch,
         ):
             trained = _trained(described, signals, report, watch, tracked, plans)
         if tracked.are_on:
@@ -260,6 +268,7 @@ class Loop:
             self.explains_exhaustion("while the step was compiled"),
         ):
             step = self.compile(self.session.programs.stage(first))
+        step = self.watch.debug.timed(step)
         self.terminal.fact("compiled", self.watch.summary())
         if first == 0:
             self.store.save(0, state, self.session.identity)
