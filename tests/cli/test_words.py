@@ -4,6 +4,7 @@ import pytest
 import typer
 
 from windlass.cli.commands import app
+from windlass.config.elsewhere import INSTEAD
 from windlass.errors import UserError
 
 PROGRAM = typer.main.get_command(app)
@@ -103,10 +104,49 @@ def test_a_number_below_zero_is_a_value():
             ["train", "quickstart", "resume=true"],
             f"1 problem in quickstart and the command line:\n  resume  unknown; {RESUMES}",
         ),
+        *(
+            (
+                ["train", "quickstart", *words],
+                "1 problem in quickstart and the command line:\n"
+                f"  {words[0].lstrip('-').partition('=')[0]}  unknown; here it is {key}",
+            )
+            for words, key in (
+                (["--batch-size", "4"], "train.batch"),
+                (["--mesh-data", "2"], "mesh.data"),
+                (["--mesh-fsdp", "4"], "mesh.fsdp"),
+                (["--mesh-tp", "2"], "mesh.tensor"),
+                (["--total-steps", "100"], "train.steps"),
+                (["--checkpoint-dir", "checkpoints"], "run.dir"),
+                (["--checkpoint-interval", "5000"], "checkpoint.every"),
+                (["--log-interval", "100"], "telemetry.every"),
+                (["--worker-buffer-size", "4"], "data.prefetch"),
+                (["--kd-cache-dir", "caches"], "data.teacher"),
+                (["--recovery-r", "8"], "adapter.rank"),
+                (["--accumulation-steps", "8"], "train.accumulation"),
+                (["--num-chips", "2"], "device.count"),
+                (["--train-epochs", "5"], "train.epochs"),
+                (["--device-type", "tpu"], "device.kind"),
+                (["device_type=cuda"], "device.kind"),
+                (["grad_clip_norm=1.0"], "optim.clip_norm"),
+            )
+        ),
         (
-            ["train", "quickstart", "--batch-size", "4"],
+            ["train", "quickstart", "--device", "cuda"],
             "1 problem in quickstart and the command line:\n"
-            "  batch-size  unknown; here it is train.batch",
+            '  device.kind  is "cuda"; here it is gpu',
+        ),
+        *(
+            (["train", "quickstart", *words], f"no option {words[0]}; {INSTEAD[name]}")
+            for words, name in (
+                (["--tpu"], "tpu"),
+                (["--from-scratch"], "from_scratch"),
+                (["--use-small-model"], "use_small_model"),
+                (["--dataset", "OWNER/NAME"], "dataset"),
+                (["--dataset-name", "x"], "dataset_name"),
+                (["--cache-dir", "caches"], "cache_dir"),
+                (["--run-training"], "run_training"),
+                (["--debug"], "debug"),
+            )
         ),
     ],
 )

@@ -51,7 +51,9 @@ def notes(lines: list[str]) -> list[str]:
 
 def compilations(lines: list[str]) -> list[str]:
     """Programs whose compilation was logged, but small ones."""
-    found = [re.match(r"compiled (init|step) in .*; cause: .*; fingerprint \w+; ", x) for x in lines]
+    found = [
+        re.match(r"compiled (init|step) in .*; cause: .*; fingerprint \w+; ", x) for x in lines
+    ]
     return [line[1] for line in found if line]
 
 

@@ -92,10 +92,12 @@ class Command(TyperCommand):
         # A word with a dot is a key: `--model.run` is no slip for `--model`.
         if "." in name or name in sections:
             return
-        if meant := difflib.get_close_matches(name, [*known, *sections], n=1, cutoff=ALIKE):
-            raise UserError(f"no option {name}; did you mean {meant[0]}?")
         if advice := elsewhere.instead(name):
             raise UserError(f"no option {name}; {advice}")
+        if ctx.allow_extra_args and elsewhere.is_known(name):
+            return
+        if meant := difflib.get_close_matches(name, [*known, *sections], n=1, cutoff=ALIKE):
+            raise UserError(f"no option {name}; did you mean {meant[0]}?")
         if ctx.allow_extra_args and not (name.startswith("--") and _may_be_key(name)):
             raise UserError(
                 f"no option {name}; {_options(ctx)}. --KEY VALUE overrides a key of the recipe, as "
@@ -114,8 +116,7 @@ def _may_be_key(option: str) -> bool:
     """Test for the name of a key in any section: the recipe's own errors say which."""
     from windlass.run import Run
 
-    name = option.lstrip("-").replace("-", "_")
-    return name in elsewhere.OURS or name in _names(json_schema(Run))
+    return option.lstrip("-").replace("-", "_") in _names(json_schema(Run))
 
 
 def _names(schema: Any) -> set[str]:

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import pydantic
 
+from windlass.config import elsewhere
 from windlass.config.elsewhere import OURS, instead, ours
 from windlass.config.sections import FORMER, default, dotted, fields, holds, leaves
 from windlass.config.text import scalar
@@ -186,6 +187,7 @@ class _Reader:
     def refuse(self, annotation: Any, value: Any, key: str) -> None:
         meant = closest(value, [leaf for leaf in leaves(annotation) if isinstance(leaf, str)])
         hint = f"did you mean {meant}?" if meant else f"it must be {describe(annotation)}"
+        hint = elsewhere.value(key, value) or hint
         self.problems.append((key, f"is {show(value)}; {hint}"))
 
     def section(self, schema: Any, value: Any, key: str) -> Any:

@@ -79,10 +79,10 @@ def train(
     Where several processes make this call they train one run: `hosts` is the place of this one, or
     it is found as `windlass train` finds it. One that `plans` notes what it will take, and explains
     it where memory runs out. `page` makes the report of a run, in HTML, which its trackers get at
-    its end. `debug_compile` logs compilations, writes programs and times the first steps. JAX must not have touched a device before. Unlike a command, a call has no parent:
-    SIGTERM still stops all processes after the same step, but when another process is lost, JAX
-    ends this one, in its own words; and what another process refuses is printed here before this
-    one ends, too.
+    its end. `debug_compile` logs compilations, writes programs and times the first steps. JAX must
+    not have touched a device before. Unlike a command, a call has no parent: SIGTERM still stops
+    all processes after the same step, but when another process is lost, JAX ends this one, in its
+    own words; and what another process refuses is printed here before this one ends, too.
     """
     settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ)}
     settings |= {"plans": plans, "page": page, "debug_compile": debug_compile}
