@@ -28,7 +28,7 @@ def test_a_section_keeps_its_meaning_types_and_defaults(run):
         "anyOf": [{"type": "number"}, {"type": "null"}],
         "default": 1.0,
         "description": "null: no clipping; elsewhere max_grad_norm, grad_clip, "
-        "gradient_clip_val, gradient_clipping",
+        "gradient_clip_val, gradient_clipping, grad_clip_norm",
     }
     assert optim["additionalProperties"] is False
 

@@ -76,6 +76,24 @@ class Text:
             self.times[name] * _flops(operation, shapes) for name, shapes, operation in self._all()
         )
 
+    def flops_of(self, operation: Instruction) -> int:
+        """FLOPs of the matmuls of an operation that runs once, what is fused into it included."""
+        own = _flops(operation, self._shapes)
+        return own + sum(_flops(one, self._shapes) for one in self.fused(operation))
+
+    def fused(self, operation: Instruction) -> Iterator[Instruction]:
+        """Instructions that an operation is fused of."""
+        if operation.kind.startswith("fusion"):
+            for called, _ in self._calls(operation):
+                for one in self.computations.get(called, []):
+                    yield one
+                    yield from self.fused(one)
+
+    @cached_property
+    def _shapes(self) -> dict[str, str]:
+        """Shapes of all instructions, whose names are unique in a program."""
+        return {one.name: one.shape for several in self.computations.values() for one in several}
+
     @property
     def moved_bytes(self) -> int:
         """Memory traffic: bytes that operations read from HBM and write to it."""

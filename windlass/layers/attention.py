@@ -59,6 +59,7 @@ class Attention(eqx.Module):
         self.rotary = rotary
         self.causal, self.window, self.scale = causal, window, scale
 
+    @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         q, k, v = outputs((self.query, self.key, self.value), x)
         q = checkpoint_name(q, "query")

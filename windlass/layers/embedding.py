@@ -3,6 +3,7 @@
 from typing import ClassVar
 
 import equinox as eqx
+import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
@@ -31,6 +32,7 @@ class Embedding(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": ("vocab", "embed")}
 
+    @jax.named_scope("embedding")
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
         weight = gathered(self.weight, self.axes["weight"])
         out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
@@ -57,6 +59,7 @@ class LearnedPositions(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": ("positions", "embed")}
 
+    @jax.named_scope("embedding")
     def __call__(self, position: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
         weight = gathered(self.weight, self.axes["weight"])
         out = layout("batch seq embed", (*position.shape, weight.shape[-1]))
@@ -84,6 +87,7 @@ class IdentifierPrefix(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": ("identifiers", "embed")}
 
+    @jax.named_scope("embedding")
     def __call__(self, identifier: Int[Array, " batch"]) -> Float[Array, "batch prefix embed"]:
         weight = gathered(self.weight, self.axes["weight"])
         count, width = len(identifier), weight.shape[-1]

@@ -60,12 +60,14 @@ class Head(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"weight": ("vocab", "embed")}
 
+    @jax.named_scope("head")
     def logits(self, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq vocab"]:
         """All logits, in float32: for generation, a few positions at a time."""
         weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         out = layout("batch seq vocab", (*hidden.shape[:2], weight.shape[0]))
         return jnp.einsum("bse,ve->bsv", hidden, weight, out_sharding=out).astype(jnp.float32)
 
+    @jax.named_scope("head")
     def reduce(
         self,
         loss: Callable[..., TileSums],
@@ -151,6 +153,7 @@ class Head(Placed):
         summed, others = total(hidden, weight, columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
+    @jax.named_scope("head")
     def log_probabilities(
         self,
         hidden: Float[Array, "batch seq embed"],
@@ -187,6 +190,7 @@ class Head(Placed):
         function.defvjp(lambda *inputs: (values(*inputs), inputs), backward)
         return function(hidden, self.weight, targets)
 
+    @jax.named_scope("head")
     def candidates(
         self,
         hidden: Float[Array, "batch seq embed"],

@@ -50,6 +50,7 @@ class Gated(eqx.Module):
         self.down = Linear("mlp", "embed", sizes, bias=bias, key=down)
         self.activation = activation
 
+    @jax.named_scope("mlp")
     def __call__(self, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
         if parts := self._low_rank(x):
             return self._in_kernels(parts, x)

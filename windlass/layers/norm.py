@@ -24,6 +24,7 @@ class RMSNorm(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"scale": (self.over,)}
 
+    @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         return (normed(x, self.eps) * self.factor).astype(x.dtype)
 
@@ -49,6 +50,7 @@ class OffsetRMSNorm(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"offset": (self.over,)}
 
+    @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         return (normed(x, self.eps) * self.factor).astype(x.dtype)
 
@@ -74,6 +76,7 @@ class LayerNorm(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"scale": (self.over,), "bias": (self.over,)}
 
+    @jax.named_scope("norm")
     def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
         x32 = x.astype(jnp.float32)
         centered = x32 - jnp.mean(x32, axis=-1, keepdims=True)

@@ -32,8 +32,9 @@ class Block(eqx.Module):
         def attended(x):
             return self.attention(self.attention_norm(x), context)
 
-        x = self.attention_residual(x, attended, context)
-        return self.mlp_residual(x, lambda x: self.mlp(self.mlp_norm(x)), context)
+        with jax.named_scope("residual"):
+            x = self.attention_residual(x, attended, context)
+            return self.mlp_residual(x, lambda x: self.mlp(self.mlp_norm(x)), context)
 
 
 class Decoder(eqx.Module):

@@ -81,6 +81,7 @@ class PostNormBlock(eqx.Module):
         x = self._normed(checkpoint_name(x + mixed, "residual"))
         return self._normed(checkpoint_name(x + mlp(x), "residual"))
 
+    @jax.named_scope("norm")
     def _normed(self, x: States) -> States:
         return normed(x, self.eps).astype(x.dtype)
 

@@ -158,6 +158,7 @@ class WindowedReservoir(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"inputs": ("window", "inputs", "units")}
 
+    @jax.named_scope("reservoir")
     def __call__(
         self, x: Float[Array, "batch seq inputs"], context
     ) -> Float[Array, "batch seq units"]:
@@ -227,6 +228,7 @@ class DelayProducts(eqx.Module):
         linear = delays * projected
         return 1 + linear + linear * (linear + 1) // 2
 
+    @jax.named_scope("reservoir")
     def __call__(
         self, x: Float[Array, "batch seq embed"], context
     ) -> Float[Array, "batch seq features"]:
@@ -261,6 +263,7 @@ class StateSpace(Placed):
     def axes(self) -> dict[str, tuple[str, ...]]:
         return {"inputs": ("inputs", "channels")}
 
+    @jax.named_scope("reservoir")
     def __call__(
         self, x: Float[Array, "batch seq embed"], context
     ) -> Float[Array, "batch seq channels"]:

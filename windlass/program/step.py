@@ -161,13 +161,13 @@ def make_step(
             None if loss_scale is None else loss_scale.scale,
         )
         weight = jnp.maximum(tally.weight, 1e-9)  # a batch may hold nothing to train on
-        gradient = jax.tree.map(lambda g: g / weight, gradient)
-        norm = optax.tree.norm(gradient) if objective.has_gradient else None
-        with jax.numpy_dtype_promotion("standard"):
+        with jax.numpy_dtype_promotion("standard"), jax.named_scope("optimizer"):
+            gradient = jax.tree.map(lambda g: g / weight, gradient)
+            norm = optax.tree.norm(gradient) if objective.has_gradient else None
             updates, moments = optimizer.update(
                 gradient, state.moments, state.weights, step=state.step
             )
-        weights = eqx.apply_updates(state.weights, updates)
+            weights = eqx.apply_updates(state.weights, updates)
 
         is_sound = _are_finite(carry) if norm is None else jnp.isfinite(norm)
         is_finite = is_sound & jnp.isfinite(tally.total)
@@ -188,11 +188,12 @@ def make_step(
         )
         keep = is_finite & ~stopped
         average = None if ema is None else averaged(state.ema, weights, state.step, ema)
-        weights, average, moments, carry = jax.tree.map(
-            lambda new, old: jnp.where(keep, new, old),
-            (weights, average, moments, carry),
-            (state.weights, state.ema, state.moments, state.carry),
-        )
+        with jax.named_scope("optimizer"):
+            weights, average, moments, carry = jax.tree.map(
+                lambda new, old: jnp.where(keep, new, old),
+                (weights, average, moments, carry),
+                (state.weights, state.ema, state.moments, state.carry),
+            )
         new = State(
             step=state.step + goes_on,
             key=state.key,

@@ -13,7 +13,7 @@ from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import Device
 from windlass.residuals import Architecture
-from windlass.telemetry import Alarm, Telemetry
+from windlass.telemetry import Alarm, Profile, Telemetry
 
 OBJECTIVES = Open("windlass.objectives", tag="kind", attribute="Objective", usual="next_token")
 RESIDUALS = Open("windlass.residuals", tag="kind", attribute="Residual", usual="plain")
@@ -166,6 +166,7 @@ class Run:
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
     alarm: Alarm = field(default_factory=Alarm)
+    profile: Profile = field(default_factory=Profile)
     device: Device = field(default_factory=Device)
     mesh: Mesh = field(default_factory=Mesh)
     precision: Precision = field(default_factory=Precision)

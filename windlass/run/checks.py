@@ -12,6 +12,7 @@ from windlass.layers.pattern import Pattern
 from windlass.run import OBJECTIVES, OPTIMIZERS, Run
 from windlass.run.batches import batches, choice
 from windlass.teacher_cache import IDS, LOG_Z, LOGITS
+from windlass.units import counted
 
 TAUGHT = {IDS, LOGITS, LOG_Z}  # columns of data.teacher
 
@@ -40,7 +41,16 @@ def problems(
         *_stream(run),
         *_patience(run),
         *_sample(run),
+        *([] if run.train.steps is None else profile(run, run.train.steps)),
     ]
+
+
+def profile(run: Run, steps: int) -> list[Problem]:
+    """Problem of a profile of steps that a run of so many does not have."""
+    if run.profile.steps is None or run.profile.steps[1] <= steps:
+        return []
+    what = f"is {[*run.profile.steps]}, and the run has {counted(steps, 'step')}"
+    return [("profile.steps", f"{what}; steps up to {steps} would do")]
 
 
 def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:

@@ -32,6 +32,7 @@ RECIPE, METRICS, COMPILES, SAMPLES, ANSWERS, TOKENIZER, ABOUT, PLAN, REPORT, LOC
     "lock",
 )
 MODEL = "model"  # a folder: the small files of the published model that a run began with
+TRACES = "plugins"  # a folder: where TensorBoard looks for the traces of a profile
 SEAL = seal.NAME  # hashes of the three that the run computes from: recipe, tokenizer and model
 
 

@@ -14,7 +14,7 @@ from windlass.run import Run
 from windlass.units import seconds, size
 
 # Sections of a recipe that change nothing a device holds or computes.
-IDLE = ("run", "telemetry", "alarm", "checkpoint", "start", "tokenizer", "device")
+IDLE = ("run", "telemetry", "alarm", "profile", "checkpoint", "start", "tokenizer", "device")
 # Figures that are computed with, alone and by part.
 FIGURES = "total_bytes step_seconds compiler_bytes device_peak_bytes tokens_per_second".split()
 OF_PARTS = ("parts_bytes", "compiler_parts_bytes", "parts_seconds")

@@ -8,6 +8,7 @@ from windlass.config.reading import closest
 from windlass.config.sections import Spelled
 
 TRACKERS = ("wandb", "trackio")
+MOST_TRACED = 100  # steps
 PROJECT = "windlass"  # where a recipe names none
 
 
@@ -68,3 +69,28 @@ class Alarm:
                 f"tokens_per_second is {self.tokens_per_second:g}; it must be above 0, 0 for no "
                 "alarm, or null for half of the plan's estimate"
             )
+
+
+@section
+class Profile:
+    """Profiling of some steps: a trace, and the operations that take the time."""
+
+    # the first and the last step of the trace, as [10, 13]; null: none
+    steps: tuple[int, ...] | None = None
+
+    def __post_init__(self):
+        if self.steps is None:
+            return
+        wrong, steps = None, [*self.steps]
+        if len(steps) != 2:
+            wrong = "it must be two numbers, the first and the last step, as [10, 13]"
+        elif steps[0] > steps[1]:
+            wrong = f"the first step comes before the last: {steps[::-1]} would do"
+        elif steps[0] < 1:
+            wrong = "steps are counted from 1"
+        elif steps[1] - steps[0] >= MOST_TRACED:
+            last = steps[0] + MOST_TRACED - 1
+            wrong = f"a trace of more than {MOST_TRACED} steps is too large to be looked at: "
+            wrong += f"{[steps[0], last]} would do"
+        if wrong is not None:
+            raise ValueError(f"steps is {steps}; {wrong}")

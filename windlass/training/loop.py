@@ -24,6 +24,7 @@ from windlass.processes.signals import Signals
 from windlass.program.built import InitialArrays
 from windlass.program.described import Described, Divided
 from windlass.program.step import Batch, Frozen, State
+from windlass.run import checks
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import frozen_models, origin
@@ -37,6 +38,7 @@ from windlass.telemetry.metrics import CHECKPOINT, Meter
 from windlass.telemetry.trackers import Trackers
 from windlass.terminal import Terminal
 from windlass.training import answers, reference
+from windlass.training.profiler import Profiler
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
@@ -207,6 +209,8 @@ class Loop:
         self.watch, self.plans, self.terminal = watch, plans, terminal
         self.session, self.folder, self.signals = session, folder, signals
         self.train, self.steps = run.train, session.length.steps
+        for key, what in checks.profile(run, self.steps):
+            raise UserError(f"{key} {what}")
         self.abstract = session.programs.abstract_state()
         self.loader = Loader(
             session.prepared.split("train"),
@@ -218,6 +222,7 @@ class Loop:
         )
         shown = (terminal, watch, tracked)
         self.report = RunReport(session, self.loader, folder, *shown, plans, self.abstract)
+        self.profiler = Profiler(run.profile, folder, self.report.peak, terminal)
         self.store = Store(
             folder, say=terminal.warning, keep=run.checkpoint.keep, best=run.train.watched
         )
@@ -278,7 +283,10 @@ class Loop:
                 self.explains_exhaustion(None),
                 self.loader.arriving(self.steps),
             ):
-                state, latest = self.go(step, state, frozen, first)
+                try:
+                    state, latest = self.go(step, state, frozen, first)
+                finally:
+                    self.profiler.close()
             with self.terminal.doing("saving"):
                 self.store.wait()
         return self.end(state, latest)
@@ -303,6 +311,7 @@ class Loop:
         clock = Clock(*intervals)
         evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
         self.terminal.start(self.steps, first)
+        self.profiler.begin(first)
         batches = self.loader.iterate(first, programs.place)
         for done in range(first + 1, self.steps + 1):
             if programs.stage(done - 1) != stage:
@@ -310,9 +319,13 @@ class Loop:
                 self.report.stage(stage)
                 with meter.paused():
                     step = self.compile(stage)
-            with self.saves_if_refused(state):
+            with (
+                self.saves_if_refused(state),
+                self.profiler.step(done, self.program, state, meter),
+            ):
                 state, metrics = step(state, frozen, self.next_batch(meter, batches, state))
             meter.step(metrics["token_hash"])
+            self.profiler.after(done, metrics, meter)
             self.watch.took(done)
             clock.step(done)
             ends = done == self.steps or self.signals.ends(done)
@@ -445,7 +458,7 @@ class Loop:
         """The step of a stage for the shapes it will meet, before the first batch is there."""
         programs = self.session.programs
         step = programs.step(stage)
-        program = step.prepare(*self.abstract, programs.abstract_batch())
+        program = self.program = step.prepare(*self.abstract, programs.abstract_batch())
         if stage == len(programs.stages) - 1:  # the one that is planned
             self.report.compiled(program)
         return step

@@ -65,15 +65,20 @@ class RunReport:
     @cached_property
     def meter(self) -> Meter:
         """Throughput and MFU, from its first use on: the first step."""
-        session, rows, described = self.session, self.loader.rows, self.described
-        peak = described.chip and described.chip.peak.get(described.compute)
+        session, rows, peak = self.session, self.loader.rows, self.peak
         return Meter(
             rows_per_step=session.batches.rows,
             tokens_per_step=_times(session.batches.rows, rows.tokens_per_row),
             read_per_step=self._read_per_step,
-            peak_flops=peak and peak * len(described.devices),
+            peak_flops=peak and peak * len(self.described.devices),
             compiled=lambda: self.watch.seconds,
         )
+
+    @property
+    def peak(self) -> float | None:
+        """Peak FLOP/s of a device; None where it is not known."""
+        described = self.described
+        return described.chip and described.chip.peak.get(described.compute)
 
     @cached_property
     def alarm(self) -> ThroughputAlarm:
@@ -92,8 +97,8 @@ class RunReport:
 
     def stage(self, number: int) -> None:
         """A stage begins: its steps take other FLOPs."""
-        described, programs = self.described, self.session.programs
-        if described.chip and described.chip.peak.get(described.compute) is not None:
+        programs = self.session.programs
+        if self.peak is not None:
             self.meter.flops_per_step = step_flops(programs, *self._abstract, number)
         if len(programs.stages) > 1:
             stage, first = programs.stages[number], programs.first_steps[number]

@@ -81,6 +81,7 @@ class MultiscaleAttention(eqx.Module):
         self.aggregation = aggregator(aggregation, scales, sizes, key=weights)
         self.stride, self.rotary = stride, rotary
 
+    @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"], context):
         hidden, value = x, checkpoint_name(self.value(x), "value")
         here, stride, mixed = context, 1, []
