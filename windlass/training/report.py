@@ -84,11 +84,6 @@ class RunReport:
     def alarm(self) -> ThroughputAlarm:
         """Throughput alarm, by the recipe or by the plan."""
         alarm, tokens = self.session.run.alarm, self._read_per_step
-        if alarm.tokens_per_second and tokens is None:
-            self.terminal.warning(
-                f"alarm.tokens_per_second is {alarm.tokens_per_second:g}, and rows have no tokens "
-                "here: there is no alarm"
-            )
         return ThroughputAlarm(Expected.of(alarm, tokens, self.forecast.step_seconds), tokens)
 
     @property
