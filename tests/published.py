@@ -26,6 +26,7 @@ from windlass.hub.weights import tensors
 SPECIAL = ["<|im_start|>", "<|im_end|>"]
 VOCAB = 257 + len(SPECIAL)
 LENGTH = 512  # the positions it says it was trained on
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 
 def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) -> Path:
@@ -46,6 +47,16 @@ def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) ->
     write_json(folder / "tokenizer_config.json", settings)
     write_json(folder / "generation_config.json", {"eos_token_id": VOCAB - 1})
     return folder
+
+
+def in_cache(cache: Path, *names: str) -> Path:
+    """A cache of the hub in which each of these models is a tiny one; returns the cache."""
+    for name in names:
+        repository = cache / f"models--{name.replace('/', '--')}"
+        write(repository / "snapshots" / COMMIT)
+        (repository / "refs").mkdir()
+        (repository / "refs/main").write_text(COMMIT)
+    return cache
 
 
 def save_weights(

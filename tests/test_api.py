@@ -95,15 +95,29 @@ def test_keys_are_overridden_by_a_list_a_mapping_one_text_and_keywords(run):
     )
 
 
+def test_what_calls_return_shows_itself_in_a_notebook(run, tmp_path):
+    shown: list[tuple[Any, tuple[str, ...]]] = [
+        (windlass.data("tiny.yaml"), ("<th>split</th>", "<td>validation</td>")),
+        (windlass.plan("tiny.yaml", on="h100"), ("tiny on h100", "<th", "tokens/s", "on demand")),
+        (windlass.report(run), ("<iframe", run.name)),
+        (windlass.compare(run, run), ("at step 4", "validation, best")),
+        (windlass.export(run, to=tmp_path / "out"), ("model.safetensors", "KiB")),
+        (windlass.train("tiny.yaml"), ("finished at step 4", "validation loss")),
+    ]
+    for value, texts in shown:
+        page = value._repr_html_()
+        assert [text for text in texts if text not in page] == [], page
+
+
 def test_the_history_of_a_run_is_a_table_with_a_row_for_each_step(place, tmp_path, monkeypatch):
     shutil.copytree(place, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
     done = windlass.train("tiny.yaml")
-    steps = [row["step"] for row in done.history]
+    steps = [row["step"] for row in done.metrics]
     assert steps == sorted(set(steps)) and steps[-1] == 4
-    assert done.history[-1].keys() >= {"loss", "learning_rate", "validation_loss"}
-    frame = pytest.importorskip("pandas").DataFrame(done.history).set_index("step")
-    assert frame["validation_loss"].dropna()[4] == done.metrics["validation_loss"]
+    assert done.metrics[-1].keys() >= {"loss", "learning_rate", "validation_loss"}
+    frame = pytest.importorskip("pandas").DataFrame(done.metrics).set_index("step")
+    assert frame["validation_loss"].dropna()[4] == done.last["validation_loss"]
 
 
 @pytest.mark.parametrize(

@@ -35,7 +35,6 @@ BY_HUB = [
 ]
 SHORT = ["data.length=256", "data.longer=cut"]
 WHOLE = ["data.length=512"]  # what belongs together is not cut
-COMMIT = "0123456789abcdef0123456789abcdef01234567"
 SMALL = [
     "train.steps=2",
     "train.batch=8",
@@ -60,13 +59,8 @@ OF_PUZZLES = {
 @pytest.fixture(scope="module")
 def models(tmp_path_factory) -> Path:
     """A cache of the hub in which every model of a recipe is a tiny one."""
-    place = tmp_path_factory.mktemp("hub")
-    for name in {name for one in shipped() for name in (on_hub(one), teacher_of(one)) if name}:
-        repository = place / f"models--{name.replace('/', '--')}"
-        published.write(repository / "snapshots" / COMMIT)
-        (repository / "refs").mkdir()
-        (repository / "refs/main").write_text(COMMIT)
-    return place
+    names = {name for one in shipped() for name in (on_hub(one), teacher_of(one)) if name}
+    return published.in_cache(tmp_path_factory.mktemp("hub"), *names)
 
 
 @pytest.fixture(autouse=True)
@@ -130,8 +124,8 @@ def test_a_recipe_runs_two_steps_reduced(name, tmp_path):
         windlass.teach(recipe, keys)
     trained = windlass.train(recipe, [*keys, f"run.dir={tmp_path}/run"])
     assert (trained.step, trained.is_finished) == (2, True)
-    assert math.isfinite(trained.metrics["loss"])
-    assert trained.metrics["validation_loss"] < 1.5 * math.log(VOCAB)
+    assert math.isfinite(trained.last["loss"])
+    assert trained.last["validation_loss"] < 1.5 * math.log(VOCAB)
 
 
 def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
@@ -166,7 +160,7 @@ def test_the_legal_recipe_has_the_settings_of_what_it_was_written_for():
 
 @pytest.mark.long
 def test_the_legal_recipe_trains_the_share_of_the_published_model_that_it_says(hub):
-    folder = hub / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / COMMIT
+    folder = hub / "models--Qwen--Qwen2.5-0.5B" / "snapshots" / published.COMMIT
     (folder / "config.json").write_text(QWEN2_5_0_5B)
     for file in folder.glob("*.safetensors"):
         file.unlink()
@@ -361,7 +355,7 @@ def test_a_plan_corrects_what_was_said_of_three_billion_parameters_on_one_chip()
 
 def real(hub: Path) -> None:
     """Give the hub's model of the recipes the config that it has there, and no weights."""
-    folder = hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / COMMIT
+    folder = hub / "models--Qwen--Qwen3-0.6B" / "snapshots" / published.COMMIT
     (folder / "config.json").write_text(QWEN3_0_6B)
     for file in folder.glob("*.safetensors"):
         file.unlink()
@@ -393,7 +387,7 @@ def test_the_commands_of_several_chips_that_the_docs_have_run_reduced(tmp_path, 
         small = [f"train.batch={2 * parts}", "train.steps=2", "data.validation=0.1", "device=cpu"]
         trained = windlass.train(recipe, [*keys, *small, "device.count=2"])
         assert (trained.step, trained.is_finished) == (2, True)
-        assert trained.metrics["validation_loss"] < math.inf
+        assert trained.last["validation_loss"] < math.inf
 
 
 def number(keys: list[str], name: str) -> int:

@@ -20,8 +20,9 @@ class Terminal(Console):
     """
 
     def __init__(self, **how: Any):
-        # Nor is it markup: a run may be named `[/x]`.
-        super().__init__(highlight=False, markup=False, emoji=False, **how)
+        # Nor is it markup: a run may be named `[/x]`. A notebook gets lines, not a box for each.
+        plain: dict[str, Any] = {"highlight": False, "markup": False, "emoji": False}
+        super().__init__(**plain, force_jupyter=False, **how)
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None

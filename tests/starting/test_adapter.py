@@ -97,7 +97,7 @@ def test_a_run_with_dropout_goes_on_with_the_same_bits_on_the_same_keys(finished
 
 
 def test_a_run_with_an_adapter_is_evaluated_and_writes(finished, run):
-    told = finished[1].trained.metrics
+    told = finished[1].trained.last
     for kind, name in (("last", "validation_loss"), ("ema", "validation_ema_loss")):
         assert api.evaluate(run, weights=kind)["loss"] == pytest.approx(told[name], rel=1e-6)
     assert api.generate(run, "Once", tokens=4)

@@ -179,7 +179,7 @@ def test_a_run_stores_its_recipe_its_numbers_and_its_vocabulary(finished):
     assert {"loss", "learning_rate", "tokens_per_second", "accuracy"} <= set(steps[-1])
     assert [record["step"] for record in records if "validation_loss" in record] == [3, 6]
     assert told.trained.is_finished and told.trained.step == 6
-    assert told.trained.metrics["validation_loss"] == records[-1]["validation_loss"]
+    assert told.trained.last["validation_loss"] == records[-1]["validation_loss"]
     assert (folder / "tokenizer/tokenizer.json").is_file()
 
 
@@ -196,7 +196,7 @@ def test_a_finished_run_says_so_and_is_extended_by_more_steps(finished, here):
         "at step 7, so it rises again; it ends at 0.000114 at step 8\n"
         "compiling the step"
     ) in more.text
-    assert more.trained.metrics["learning_rate"] == pytest.approx(0.000114, rel=1e-2)
+    assert more.trained.last["learning_rate"] == pytest.approx(0.000114, rel=1e-2)
 
 
 def test_a_run_is_not_made_shorter_than_it_is(finished, here):
@@ -312,7 +312,7 @@ def test_on_another_mesh_a_run_goes_on_with_the_same_losses(finished, here):
     run = left(whole, 3)
     moved = Told(f"run.dir={run}", "mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")
     assert "resuming from step 3 of 6" in moved.text
-    assert moved.trained.metrics["loss"] == pytest.approx(told.trained.metrics["loss"], rel=1e-4)
+    assert moved.trained.last["loss"] == pytest.approx(told.trained.last["loss"], rel=1e-4)
     streams = [numbers(folder, "token_hash") for folder in (run, whole)]
     assert streams[0] == streams[1] and len(set(streams[0])) == 6
     assert all(type(one) is int for one in streams[0])
@@ -343,7 +343,7 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(par
     assert eqx.tree_equal(at_start, kept)
     more = Told(*keys, "train.steps=3")
     assert more.trained.step == 3
-    assert api.evaluate(run)["loss"] == pytest.approx(more.trained.metrics["validation_loss"])
+    assert api.evaluate(run)["loss"] == pytest.approx(more.trained.last["validation_loss"])
     assert api.generate(run, "Once", tokens=4)
 
 
@@ -586,8 +586,8 @@ def test_what_an_objective_solves_for_at_the_end_is_evaluated_and_saved(here, mo
     monkeypatch.setattr(Objective, "finish", finish)
     told = Told(f"run.dir={here / 'run'}", "train.steps=2")
     # A model whose hidden states are all zero knows nothing: ln 257.
-    assert told.trained.metrics["validation_loss"] == pytest.approx(5.549, abs=1e-3)
-    assert told.trained.metrics["loss"] != pytest.approx(5.549, abs=1e-3)
+    assert told.trained.last["validation_loss"] == pytest.approx(5.549, abs=1e-3)
+    assert told.trained.last["loss"] != pytest.approx(5.549, abs=1e-3)
 
 
 @pytest.mark.long

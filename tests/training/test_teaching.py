@@ -188,7 +188,7 @@ def test_a_cache_of_the_whole_vocabulary_teaches_as_the_teacher_itself_does(here
         ("cached", whole | {"objective": {"kind": "distil", "temperature": 2.0}}),
         ("live", live),
     ):
-        runs[name] = train(one, [f"run.dir={name}", "telemetry.every=1"]).history
+        runs[name] = train(one, [f"run.dir={name}", "telemetry.every=1"]).metrics
     for name in ("loss", "divergence", "gradient_norm", "agreement"):
         cached, alive = ([row[name] for row in rows if name in row] for rows in runs.values())
         assert cached and cached == pytest.approx(alive, rel=2e-5), name
@@ -198,10 +198,10 @@ def test_a_cache_of_the_whole_vocabulary_teaches_as_the_teacher_itself_does(here
 def test_a_run_on_a_cache_is_the_same_on_a_mesh_and_through_a_stop(here):
     keys = ["train.steps=4", "train.evaluate_every=2", "telemetry.every=1", "train.accumulation=2"]
     keys.append("optim.schedule.shape=constant")  # that of four steps begins as that of two
-    one = train(recipe(), [*keys, "run.dir=one"]).history
-    spread = train(recipe(), [*keys, "run.dir=spread", "device.count=8", *MESH]).history
+    one = train(recipe(), [*keys, "run.dir=one"]).metrics
+    spread = train(recipe(), [*keys, "run.dir=spread", "device.count=8", *MESH]).metrics
     train(recipe(), [*keys, "run.dir=stopped", "train.steps=2"])
-    resumed = train(recipe(), [*keys, "run.dir=stopped"]).history
+    resumed = train(recipe(), [*keys, "run.dir=stopped"]).metrics
     for name in ("loss", "gradient_norm"):
         whole, other, again = ([row[name] for row in rows] for rows in (one, spread, resumed))
         assert other == pytest.approx(whole, rel=2e-5) and again == whole, name

@@ -1,6 +1,7 @@
 """Calls that train, and that make what is trained: recipes and data."""
 
 import dataclasses
+from contextlib import nullcontext
 from pathlib import Path
 from signal import SIGINT
 from typing import Any
@@ -8,6 +9,7 @@ from typing import Any
 from rich.console import Console
 
 from windlass import config
+from windlass.api import notebook
 from windlass.api.run_folders import report as report_of
 from windlass.config import AnyRecipe, Layers, Overrides, Written, json_schema, words
 from windlass.config.reading import report as problem_report
@@ -43,11 +45,13 @@ def train(
     Ctrl-C this raises KeyboardInterrupt once the run is saved, and exits after another signal; with
     `signals`, which are the caller's, it returns, and `stopped_by` is the signal. What the run will
     take of its devices is planned before, and kept beside what was measured; where memory runs out,
-    the error says what would fit. `debug_compile` logs compilations, writes programs to the run's
-    folder and times the first steps. On several hosts see `training.loop.train`.
+    the error says what would fit. In a notebook losses are drawn in a plot as they come.
+    `debug_compile` logs compilations, writes programs to the run's folder and times the first
+    steps. On several hosts see `training.loop.train`.
     """
-    how = {"hosts": hosts, "signals": signals, "report": report, "debug_compile": debug_compile}
-    trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
+    with notebook.live_report() if report is None else nullcontext(report) as report:
+        how = {"hosts": hosts, "signals": signals, "report": report, "debug_compile": debug_compile}
+        trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
     if signals is None and trained.stopped_by is not None:
         if trained.stopped_by != SIGINT:
             raise SystemExit(128 + trained.stopped_by)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from windlass import markup
 from windlass.columns import Column
 from windlass.data.corpus import Corpus
 from windlass.data.mix import Mixture
@@ -28,6 +29,11 @@ class Prepared:
     splits: dict[str, Split] = field(repr=False)
     drawn: int | None = None  # rows that are trained on in the whole run, where that is known
     cache: TeacherCache | None = None  # of a teacher, where it is joined to the rows
+
+    def _repr_html_(self) -> str:
+        """Table of its splits, for a notebook."""
+        rows = [[name, f"{len(one):,}", f"{one.length:,}"] for name, one in self.splits.items()]
+        return markup.table(["split", "rows", "length"], rows)
 
     @property
     def vocabulary(self) -> Vocabulary | None:

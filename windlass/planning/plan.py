@@ -1,10 +1,12 @@
 """Plan of a run on devices that need not be here: memory, step time and cost."""
 
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal, NamedTuple
 
 from rich.console import Console
 
+from windlass import markup, units
 from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
@@ -93,6 +95,26 @@ class Plan:
         if peak is None or self.time is None:
             return None
         return self.time.flops / (self.time.seconds * self.target.devices * peak)
+
+    def _repr_html_(self) -> str:
+        """Table of its figures, for a notebook."""
+        return markup.facts(self._lines())
+
+    def _lines(self) -> Iterator[tuple[str, str]]:
+        memory, time = self.memory, self.time
+        yield "plan", f"{self.name} on {self.target.name}"
+        yield "fits", self.fits
+        yield "memory", f"{units.size(memory.total)} of {units.size(memory.limit)} per device"
+        if time is not None:
+            yield "step", units.seconds(time.seconds, time.error)
+        if time is not None and self.tokens_per_second is not None:
+            yield "tokens/s", units.count(self.tokens_per_second, time.error)
+        if self.cost is not None and (bill := self.cost.run) is not None:
+            off = units.relative_error(*bill.hours)
+            yield "run", units.seconds(3600 * bill.hours.expected, off)
+            for name, money in (("on demand", bill.on_demand), ("spot", bill.spot)):
+                if money is not None:
+                    yield name, units.dollars(money.expected, units.relative_error(*money))
 
     def as_dict(self) -> dict[str, Any]:
         """JSON form; units are in the names."""

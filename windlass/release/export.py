@@ -12,7 +12,7 @@ import equinox as eqx
 import jax
 from rich.console import Console
 
-from windlass import adapters
+from windlass import adapters, markup
 from windlass.adapters.lora import Adapter as LoraSection
 from windlass.checkpoint import store
 from windlass.config import listing, read, section, tree
@@ -94,6 +94,14 @@ class Exported:
     comparison: LogitDifference | None = None
     address: str | None = None  # on the hub
     bits_per_weight: float | None = None  # of quantized linear maps
+
+    def _repr_html_(self) -> str:
+        """Table of its files, for a notebook."""
+        files = [(name, size(count)) for name, count in self.files.items()]
+        lines = [("export", f"{self.form} of step {self.step:,} in {self.folder}"), *files]
+        if self.comparison is not None:
+            lines.append(("check", str(self.comparison)))
+        return markup.facts(lines)
 
 
 def export(

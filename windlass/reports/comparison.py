@@ -5,9 +5,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from windlass import markup
 from windlass.config.sections import flat
 from windlass.reports.run_summary import Account, Curve, Number
 from windlass.telemetry.metrics import plain
+from windlass.units import number
 
 LOOKS = 4  # steps at which losses are compared
 
@@ -17,6 +19,17 @@ class RunComparison:
     """Two or more runs, in the order in which they were named."""
 
     runs: Sequence[Account]
+
+    def _repr_html_(self) -> str:
+        """Table of losses after as many steps, a column for each run, for a notebook."""
+        head = ["loss", *(run.name for run in self.runs)]
+        rows = [
+            [f"at step {step:,}", *("?" if value is None else number(value) for value in values)]
+            for step, values in self.losses().items()
+        ]
+        best = [run.best for run in self.runs]
+        rows.append(["validation, best", *("?" if x is None else number(x[1]) for x in best)])
+        return markup.table(head, rows)
 
     @property
     def settings(self) -> dict[str, list[Any]]:

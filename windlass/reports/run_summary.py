@@ -9,6 +9,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+from windlass import markup
 from windlass.devices import chips
 from windlass.planning.prices import Prices, of_one_provider
 from windlass.run_folder import answers, plan_file, runs, samples
@@ -59,6 +60,11 @@ class Account:
     @property
     def name(self) -> str:
         return self.standing.folder.name
+
+    def _repr_html_(self) -> str:
+        """Page that was written to the folder of the run, in a frame, for a notebook."""
+        page = self.standing.folder / folders.REPORT
+        return markup.frame(page.read_text(encoding="utf-8"))
 
     @property
     def planned(self) -> dict[str, Any]:

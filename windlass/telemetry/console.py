@@ -151,7 +151,11 @@ class ConsoleReport:
     def step(self, step: int, metrics: Mapping[str, int | float]) -> None:
         """Progress line of a step: its loss, and how fast steps are now."""
         self._note_pace(step, metrics)
-        speeds = "  ".join(self._speeds(step, metrics))
+        self._progress(step, "  ".join(self._speeds(step, metrics)))
+        self._warn_of_waiting(step, metrics)
+        self._warn_of_spike(step, metrics)
+
+    def _progress(self, step: int, speeds: str) -> None:
         if self._bar is not None:
             self._spoke = self._clock()
             self._bar.update(
@@ -159,8 +163,6 @@ class ConsoleReport:
             )
         else:
             self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
-        self._warn_of_waiting(step, metrics)
-        self._warn_of_spike(step, metrics)
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
         parts, before = [], None

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 import jax
 from jax.errors import JaxRuntimeError
 
+from windlass import markup
 from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
@@ -42,6 +43,7 @@ from windlass.training.profiler import Profiler
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
+from windlass.units import number
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` sets how many
 
@@ -52,17 +54,26 @@ class Trained(NamedTuple):
     folder: Path
     step: int
     is_finished: bool
-    metrics: dict[str, float]  # of the last evaluation, and before it of the last step
+    last: dict[str, float]  # metrics of the last evaluation, and before it of the last step
     stopped_by: int | None  # the number of the signal
 
     @property
-    def history(self) -> list[dict[str, Any]]:
+    def metrics(self) -> list[dict[str, Any]]:
         """Metrics by step, a row each, as `pandas.DataFrame` takes them."""
         rows: dict[int, dict[str, Any]] = {}
         for record in metrics.read(self.folder / folders.METRICS):
             step = record["step"]  # of which an evaluation is a record of its own
             rows[step] = rows.get(step, {}) | record
         return list(rows.values())
+
+    def _repr_html_(self) -> str:
+        """Table of the outcome, for a notebook."""
+        state = "finished" if self.is_finished else "stopped"
+        shown = {name: value for name, value in self.last.items() if "loss" in name}
+        lines = [("run", str(self.folder)), ("state", f"{state} at step {self.step:,}")]
+        return markup.facts(
+            [*lines, *((name.replace("_", " "), number(value)) for name, value in shown.items())]
+        )
 
 
 def train(
