@@ -38,6 +38,13 @@ def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) ->
     save_weights(folder, model, names)
     said = configs.written(config, length=LENGTH, dtype="float32")
     write_json(folder / "config.json", said)
+    write_tokenizer(folder, template)
+    write_json(folder / "generation_config.json", {"eos_token_id": VOCAB - 1})
+    return folder
+
+
+def write_tokenizer(folder: Path, template: str | None = CHATML) -> None:
+    """A tokenizer of which every byte is a token, with a chat template."""
     library = Library.from_str(byte().text)
     library.add_special_tokens([AddedToken(one, special=True, normalized=False) for one in SPECIAL])
     library.save(str(folder / "tokenizer.json"))
@@ -45,18 +52,21 @@ def write(folder: Path, family: str = "qwen2", template: str | None = CHATML) ->
     if template is not None:
         settings["chat_template"] = template
     write_json(folder / "tokenizer_config.json", settings)
-    write_json(folder / "generation_config.json", {"eos_token_id": VOCAB - 1})
-    return folder
 
 
 def in_cache(cache: Path, *names: str) -> Path:
     """A cache of the hub in which each of these models is a tiny one; returns the cache."""
     for name in names:
-        repository = cache / f"models--{name.replace('/', '--')}"
-        write(repository / "snapshots" / COMMIT)
-        (repository / "refs").mkdir()
-        (repository / "refs/main").write_text(COMMIT)
+        write(snapshot(cache, name))
     return cache
+
+
+def snapshot(cache: Path, name: str) -> Path:
+    """The folder that a model of the hub has in a cache, which is not made yet."""
+    repository = cache / f"models--{name.replace('/', '--')}"
+    (repository / "refs").mkdir(parents=True)
+    (repository / "refs/main").write_text(COMMIT)
+    return repository / "snapshots" / COMMIT
 
 
 def save_weights(
