@@ -10,7 +10,7 @@ unexport PYTHONDONTWRITEBYTECODE
 # The versions that were tested, for pip: a release of tomorrow breaks nothing here.
 versions = sed -n 's/^\([a-z0-9].*[^ ]\) \\$$/\1/p' $(1) > $(VENV)/versions
 
-.PHONY: help quickstart test check lock proof bench docs clean
+.PHONY: help quickstart test check lock proof bench docs plans clean
 
 help:
 	@awk -F ':.*## ' '/^[a-z]+:.*## / {printf "  make %-12s%s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -40,11 +40,15 @@ proof: $(VENV)/.dev  ## the long experiments behind the claims
 bench: $(VENV)/.dev  ## steps, starts, data and checkpoints on this machine, beside others
 	$(PY) benchmarks/all.py
 
-docs: $(VENV)/.core  ## the schema and the reference of every key, from the source
+docs: $(VENV)/.dev  ## references and the schema, from the source, and the site in site/
 	$(PY) -m docs.write
+	$(PY) -m zensical build --clean --strict
+
+plans: $(VENV)/.dev  ## docs/recipes.md, from the plan of every recipe; takes minutes
+	HF_HUB_OFFLINE=1 $(PY) -m docs.recipes
 
 clean:
-	rm -rf $(VENV) dist
+	rm -rf $(VENV) dist site
 
 $(VENV)/.core: pyproject.toml
 	@echo "installing windlass into $(VENV)"

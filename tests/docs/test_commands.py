@@ -206,3 +206,12 @@ def test_an_old_checkpoint_is_converted_outside_and_then_read(tmp_path, monkeypa
     monkeypatch.chdir(tmp_path)
     keys = ["model.path=old", "data.length=512", "train.epochs=null", *SMALL[:2], *SMALL[-2:]]
     run("windlass train chat-lora model.hub=null", keys, monkeypatch)
+
+
+@pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
+def test_python_of_a_page_is_python_and_calls_what_is_there(path):
+    for fence in fences(path):
+        if fence.language == "python":
+            compile(re.sub(r"^%.*", "", fence.text, flags=re.MULTILINE), path.name, "exec")
+    called = set(re.findall(r"\bwindlass\.(\w+)\(", path.read_text(encoding="utf-8")))
+    assert called <= set(windlass.__all__)
