@@ -98,10 +98,20 @@ def grammar() -> tuple[Any, Any]:
 
 @cache
 def known() -> set[str]:
-    """Full keys of a recipe, and those of sections."""
+    """Full keys of a recipe, those of sections, and those that say of which kind a section is."""
     schema = json.loads((FOLDER / "recipe.schema.json").read_text(encoding="utf-8"))
-    keys = _keys(schema)
+    keys = _keys(schema) | kinds(schema)
     return {key.rpartition(".")[0] for key in keys} | keys | set(schema["properties"])
+
+
+def kinds(schema: dict[str, Any], at: str = "") -> set[str]:
+    found = set()
+    for name, entry in schema.get("properties", {}).items():
+        key = f"{at}.{name}" if at else name
+        found |= {key} if "const" in entry else set()
+        for one in entry.get("anyOf", [entry]):
+            found |= kinds(one, key)
+    return found
 
 
 @pytest.mark.parametrize("path", PAGES, ids=lambda path: path.stem)
@@ -114,7 +124,8 @@ def test_what_no_command_takes_is_found():
     assert parsed(["train", "quickstart", "train.stesp=5"]) == ["no key train.stesp=5"]
     assert parsed(["trian", "quickstart"]) == ["no command trian"]
     assert "--nowhere" in parsed(["verify", "mine", "--nowhere"])[0]
-    assert parsed(["train", "quickstart", "train.steps=5", "run.dir=mine"]) == []
+    assert parsed(["train", "quickstart", "train.kind=5"]) == ["no key train.kind=5"]
+    assert parsed(["train", "quickstart", "data.source.kind=jsonl", "run.dir=mine"]) == []
 
 
 def to_run(page: str) -> list[str]:
