@@ -23,7 +23,8 @@ from windlass.errors import UserError
 
 HOW = ("flip", "truncation", "deletion")
 # Files of a run that nothing is computed from: logs, pictures, plans.
-ASIDE = ("metrics.jsonl", "compile.jsonl", "samples.txt", "plan.json", "lock", "tfevents")
+ASIDE = ("metrics.jsonl", "compile.jsonl", "phases.jsonl", "samples.txt", "plan.json", "lock")
+ASIDE += ("tfevents",)
 
 
 class Subject(NamedTuple):

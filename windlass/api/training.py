@@ -37,6 +37,7 @@ def train(
     signals: Signals | None = None,
     report: ConsoleReport | None = None,
     debug_compile: bool = False,
+    began: float | None = None,
     **keys: Any,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
@@ -47,10 +48,12 @@ def train(
     take of its devices is planned before, and kept beside what was measured; where memory runs out,
     the error says what would fit. In a notebook losses are drawn in a plot as they come.
     `debug_compile` logs compilations, writes programs to the run's folder and times the first
-    steps. On several hosts see `training.loop.train`.
+    steps. On several hosts see `training.loop.train`. The time of the run counts from `began`, in
+    seconds since 1970, or from this call.
     """
     with notebook.live_report() if report is None else nullcontext(report) as report:
-        how = {"hosts": hosts, "signals": signals, "report": report, "debug_compile": debug_compile}
+        how = {"hosts": hosts, "signals": signals, "report": report, "began": began}
+        how |= {"debug_compile": debug_compile}
         trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
     if signals is None and trained.stopped_by is not None:
         if trained.stopped_by != SIGINT:

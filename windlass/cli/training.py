@@ -112,7 +112,7 @@ def train(
             if dry_run:
                 return None
         how = {"hosts": hosts, "signals": signals, "debug_compile": debug_compile}
-        trained = call(source, ctx.args, **how)
+        trained = call(source, ctx.args, **how, began=signals.began)
     return None if trained.stopped_by is None else 128 + trained.stopped_by
 
 

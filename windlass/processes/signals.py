@@ -10,6 +10,7 @@ import os
 import signal
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
@@ -27,6 +28,7 @@ class Signals:
 
     def __init__(self, line: Pipe | None = None):
         self.line = line  # to a parent, in its child
+        self.began = time.time()  # of a program: before it imports what takes a while
         self.peers: Any = None  # the other processes of the run, where there are any
         self.who = ""  # what goes before a line of a process that is not the first
         self.stop: signal.Signals | None = None  # the loop ends after the step it is in

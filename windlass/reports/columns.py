@@ -33,15 +33,29 @@ def facts(run: Account) -> Iterator[tuple[str, str]]:
         yield "loss", number(standing.loss)
     if run.speed["step_ms"]:
         yield "speed", ", ".join(_speeds(run))
-    if run.wall_seconds:
-        yield (
-            "time",
-            f"{duration(run.wall_seconds)}, {duration(run.training_seconds)} of it in steps",
-        )
+    yield from _times(run)
     if run.cost is not None:
         yield "cost", ", ".join(_costs(run.cost))
     if run.sample is not None:
         yield "sample", f"at step {run.sample.step}: {' '.join(run.sample.text.split())}"
+
+
+def _times(run: Account) -> Iterator[tuple[str, str]]:
+    """Running time, goodput, restarts and the time that is left."""
+    time = run.goodput
+    if time.share is None:
+        return
+    starts = len(time.starts)
+    text = f"{duration(time.running)}, {duration(time.trained)} of it in steps"
+    if starts > 1:
+        text += f"; {starts} starts with {duration(time.downtime)} between them"
+    yield "time", text
+    text = f"{time.share:.1%} of the running time trained"
+    if time.downtime and time.share_with_downtime is not None:
+        text += f", {time.share_with_downtime:.1%} with the time between starts"
+    yield "goodput", text
+    if run.left_seconds:
+        yield "left", f"about {duration(run.left_seconds)} to step {run.standing.steps:,}"
 
 
 def _costs(cost: RunCost) -> Iterator[str]:
@@ -53,6 +67,8 @@ def _costs(cost: RunCost) -> Iterator[str]:
     for name, usd, place in kinds:
         known = usd is not None and f"{dollars(usd)} {name} ({place})"
         yield known or f"no price {name} is known"
+    if cost.forecast_on_demand_usd is not None:
+        yield f"about {dollars(cost.forecast_on_demand_usd)} on demand at the last step"
     yield f"by prices of {cost.prices_date}"
 
 
@@ -86,8 +102,9 @@ def rows(comparison: RunComparison) -> list[tuple[str, Rows]]:
         *each("tokens/s", lambda run: run.speed["tokens_per_second"], count),
         *each("step time", lambda run: run.speed["step_ms"], lambda x: seconds(x / 1000)),
         *each("MFU", lambda run: run.speed["mfu"], "{:.1%}".format),
-        *each("training", lambda run: run.training_seconds or None, duration),
-        *each("wall time", lambda run: run.wall_seconds or None, duration),
+        *each("training", lambda run: run.goodput.trained or None, duration),
+        *each("running time", lambda run: run.goodput.running or None, duration),
+        *each("goodput", lambda run: run.goodput.share, "{:.1%}".format),
     ]
     memory: Rows = [
         *each("by the compiler", lambda run: run.measured.get("compiler_bytes"), size),

@@ -1,8 +1,6 @@
 """The summary of a run: facts, curves, cost, and its plan beside what was measured."""
 
 import math
-import time
-from calendar import timegm
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -10,14 +8,17 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from windlass import markup
+from windlass.checkpoint.store import folder_of, steps_in
 from windlass.devices import chips
 from windlass.planning.prices import Prices, of_one_provider
+from windlass.reports.goodput import Goodput, goodput
 from windlass.run_folder import answers, plan_file, runs, samples
 from windlass.run_folder import folder as folders
 from windlass.run_folder.answers import Answers
 from windlass.run_folder.runs import Standing
 from windlass.run_folder.samples import Sample
 from windlass.telemetry import about, metrics
+from windlass.telemetry.phases import pieces
 
 # Metrics that are kept as curves over the steps.
 CURVES = (
@@ -32,13 +33,24 @@ Curve = list[tuple[int, Number]]
 class RunCost(NamedTuple):
     """The cost of a run at the cheapest price; None is not known."""
 
-    chip_hours: Number  # from each start to its end
+    chip_hours: Number  # of the running time of all starts
     on_demand_usd: float | None
     on_demand_place: str | None
     spot_usd: float | None
     spot_place: str | None
     million_tokens_usd: float | None  # on demand, while steps are taken
+    forecast_on_demand_usd: float | None  # at the last step; None of a run that has done it
+    forecast_spot_usd: float | None
     prices_date: str
+
+
+class SavedCheckpoint(NamedTuple):
+    """A checkpoint on disk."""
+
+    step: int
+    size_bytes: int
+    saved: float  # in seconds since 1970
+    validation_loss: Number | None
 
 
 @dataclass(frozen=True)
@@ -50,11 +62,14 @@ class Account:
     settings: dict[str, Any]  # the recipe, resolved
     curves: dict[str, Curve]
     speed: dict[str, Number | None]
-    training_seconds: Number
-    wall_seconds: Number
+    goodput: Goodput
+    left_seconds: Number | None  # to the last step, at the newest pace; None: done, or not known
     plan: dict[str, Any]  # planned and measured, as `plan.json` has them
     cost: RunCost | None  # None: what it ran on is not for rent, as far as is known
-    sample: Sample | None  # the newest text that it generated; None: it generates none
+    samples: Sequence[Sample]  # texts that it generated, the newest last
+    compiles: Sequence[dict[str, Any]]  # every compilation, of all starts
+    checkpoints: Sequence[SavedCheckpoint]  # oldest first
+    records: Sequence[dict[str, Any]]  # metrics, one for each step
     answers: Answers | None  # the newest to held-out grids, pass by pass; None: there are none
 
     @property
@@ -91,6 +106,22 @@ class Account:
         return self.start.get("parameters")
 
     @property
+    def sample(self) -> Sample | None:
+        """The newest text that it generated; None: it generates none."""
+        return self.samples[-1] if self.samples else None
+
+    @property
+    def data(self) -> dict[str, str]:
+        """Facts of its data by name."""
+        return self.start.get("data", {})
+
+    @property
+    def recipe(self) -> str:
+        """Text of the resolved recipe."""
+        file = self.standing.folder / folders.RECIPE
+        return file.read_text(encoding="utf-8")
+
+    @property
     def best(self) -> tuple[int, Number] | None:
         """The step of the lowest validation loss, and that loss."""
         return _lowest(self.curves["validation_loss"])
@@ -120,9 +151,11 @@ class Account:
             "parameters": self.parameters,
             "sample": self.sample and self.sample._asdict(),
             "chose": chose,
-            "training_seconds": self.training_seconds,
-            "wall_seconds": self.wall_seconds,
+            "time": self.goodput.as_dict() | {"left_seconds": self.left_seconds},
             "speed": self.speed,
+            "data": self.data,
+            "compiles": [*self.compiles],
+            "checkpoints": [one._asdict() for one in self.checkpoints],
             "cost": self.cost and self.cost._asdict(),
             "plan": {name: self.plan.get(name) for name in ("planned", "measured")},
             "plan_errors": self.errors,
@@ -135,26 +168,51 @@ class Account:
 
 def account(folder: Path, prices: Prices) -> Account:
     """The summary of the run in a folder, with the cost of its time."""
-    file = folder / folders.METRICS
-    records = metrics.read(file) if file.exists() else []
+    standing = runs.standing(folder)
+    records = _records(folder / folders.METRICS)
     starts = about.read(folder / folders.ABOUT)
     plan = plan_file.read(folder / folders.PLAN) or {}
-    timed = [record for record in records if "step_ms" in record]
-    wall = sum(_walls(starts, records))
-    speed = _speed(timed, plan)
+    speed = _speed([record for record in records if "step_ms" in record], plan)
+    time = goodput(pieces(folder / folders.PHASES), is_running=standing.state == "training")
+    left = _left(standing, time)
+    curves = {name: _curve(records, name) for name in CURVES}
     return Account(
-        standing=runs.standing(folder),
+        standing=standing,
         start=starts[-1] if starts else {},
         settings=folders.stored(folder),
-        curves={name: _curve(records, name) for name in CURVES},
+        curves=curves,
         speed=speed,
-        training_seconds=_training(timed),
-        wall_seconds=wall,
+        goodput=time,
+        left_seconds=left,
         plan=plan,
-        cost=_cost(starts[-1], plan, wall, speed, prices) if starts else None,
-        sample=samples.last(folder / folders.SAMPLES),
+        cost=_cost(starts[-1], plan, time.running, left, speed, prices) if starts else None,
+        samples=samples.read(folder / folders.SAMPLES),
+        compiles=_records(folder / folders.COMPILES),
+        checkpoints=[*_checkpoints(folder, dict(curves["validation_loss"]))],
+        records=metrics.by_step(records),
         answers=answers.read(folder / folders.ANSWERS),
     )
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return metrics.read(file) if file.exists() else []
+
+
+def _left(standing: Standing, time: Goodput) -> Number | None:
+    """Seconds that the steps to come take."""
+    if standing.state == "finished" or standing.steps is None or time.pace is None:
+        return None
+    return max(0, standing.steps - standing.step) * time.pace
+
+
+def _checkpoints(folder: Path, losses: dict[int, Number]) -> Iterator[SavedCheckpoint]:
+    for step in steps_in(folder_of(folder)):
+        place = folder_of(folder) / str(step)
+        try:
+            saved = place.stat().st_mtime
+        except FileNotFoundError:  # removed meanwhile, by the run that trains
+            continue
+        yield SavedCheckpoint(step, runs.size_of(place), saved, losses.get(step))
 
 
 def _curve(records: Iterable[dict[str, Any]], name: str) -> Curve:
@@ -184,6 +242,7 @@ def _cost(
     start: dict[str, Any],
     plan: dict[str, Any],
     seconds: Number,
+    left: Number | None,
     speed: dict[str, Number | None],
     prices: Prices,
 ) -> RunCost | None:
@@ -195,40 +254,17 @@ def _cost(
     count = target.get("chips", chose["device"]["count"])
     offers = prices.find(chip.slug, hosts=chose["processes"])
     on_demand, spot = of_one_provider(offers)
-    hours = count * seconds / 3600
+    hours, later = count * seconds / 3600, None if left is None else count * left / 3600
     rate, tokens = on_demand and on_demand.on_demand, speed["tokens_per_second"]
+    spot_rate = spot and spot.spot
     return RunCost(
         chip_hours=hours,
         on_demand_usd=rate and hours * rate,
         on_demand_place=on_demand and on_demand.place,
-        spot_usd=hours * spot.spot if spot and spot.spot else None,
+        spot_usd=spot_rate and hours * spot_rate,
         spot_place=spot and spot.place,
         million_tokens_usd=1e6 / tokens / 3600 * count * rate if rate and tokens else None,
+        forecast_on_demand_usd=None if later is None or not rate else (hours + later) * rate,
+        forecast_spot_usd=None if later is None or not spot_rate else (hours + later) * spot_rate,
         prices_date=prices.date,
     )
-
-
-def _training(timed: Iterable[dict[str, Any]]) -> Number:
-    """Seconds in which steps were taken: no evaluation, no saving, no compiling."""
-    total, before = 0.0, 0
-    for record in timed:
-        total += (record["step"] - before) * record["step_ms"] / 1000
-        before = record["step"]
-    return total
-
-
-def _walls(starts: Sequence[dict[str, Any]], records: Sequence[dict[str, Any]]) -> Iterator[Number]:
-    """Seconds from each start to its end; of one that was killed, to its last record."""
-    for number, start in enumerate(starts):
-        began = _seconds(start["began"])
-        if "ended" in start:
-            yield _seconds(start["ended"]) - began
-            continue
-        after = starts[number + 1]["began"] if number + 1 < len(starts) else None
-        until = time.time() if after is None else _seconds(after)
-        times = [one["time"] for one in records if began <= one["time"] <= until]
-        yield max(times, default=began) - began
-
-
-def _seconds(moment: str) -> int:
-    return timegm(time.strptime(moment, "%Y-%m-%dT%H:%M:%SZ"))

@@ -19,10 +19,11 @@ from windlass.processes import hosts, shared_folders
 from windlass.run import Run, Train
 from windlass.run.identity import essential
 
-RECIPE, METRICS, COMPILES, SAMPLES, ANSWERS, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
+RECIPE, METRICS, COMPILES, PHASES, SAMPLES, ANSWERS, TOKENIZER, ABOUT, PLAN, REPORT, LOCK = (
     "recipe.yaml",
     "metrics.jsonl",
     "compile.jsonl",
+    "phases.jsonl",
     "samples.txt",
     "answers.json",
     "tokenizer",

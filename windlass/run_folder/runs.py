@@ -17,7 +17,7 @@ from windlass.processes import shared_folders
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about, compile_debug, metrics, tensorboard, trackers
 
-LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES)  # files that grow
+LINES = (folders.METRICS, folders.SAMPLES, folders.COMPILES, folders.PHASES)  # files that grow
 REPLACED = (*LINES, folders.ANSWERS, folders.ABOUT, folders.PLAN, folders.SEAL, folders.RECIPE)
 REPLACED += (trackers.NAME,)
 # What a run writes. Anything else in its folder is somebody's, and stays when the run goes.

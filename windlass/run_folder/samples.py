@@ -21,16 +21,17 @@ def append(path: Path, sample: Sample) -> None:
         file.write(f"{TITLE}{sample.step}\n{sample.text}\n")
 
 
-def last(path: Path) -> Sample | None:
-    """The newest sample; None where there is none."""
+def read(path: Path) -> list[Sample]:
+    """The samples of a run, the newest last."""
     if not path.is_file():
-        return None
+        return []
     text = path.read_bytes()
     titles = _titles(text)
-    if not titles:
-        return None
-    newest = text[titles[-1].end() :].decode(errors="replace").strip("\n")
-    return Sample(int(titles[-1][1]), newest)
+    ends = [*(title.start() for title in titles[1:]), len(text)]
+    return [
+        Sample(int(title[1]), text[title.end() : end].decode(errors="replace").strip("\n"))
+        for title, end in zip(titles, ends, strict=True)
+    ]
 
 
 def truncate(path: Path, step: int) -> None:

@@ -18,6 +18,7 @@ from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.compile_debug import CompileDebug
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import mend, read
+from windlass.telemetry.phases import Phases
 from windlass.telemetry.signature import Signature, key, summarize
 from windlass.units import counted, duration, size
 
@@ -111,10 +112,11 @@ class Watch:
         strict: bool,
         cache: Kept,
         former: Sequence[Path] = (),
+        phases: Phases | None = None,
         debug: CompileDebug | None = None,
     ):
         self.report, self.strict, self.cache = report, strict, cache
-        self.debug = debug or CompileDebug()
+        self.phases, self.debug = phases or Phases(), debug or CompileDebug()
         self.step, self.has_begun = 0, False
         self.records: list[dict[str, Any]] = []
         self.seconds = 0.0  # of all compilations
@@ -208,7 +210,8 @@ class Watch:
         """A program of ours, for arguments that differ by `changes` from those it is known for."""
         cause, here, began = self._cause(program.name, changes), self._here, time.monotonic()
         name = f"compiling the {program.name}"
-        with self.report.phase(name, last=self.last(program.name)) as remarks:
+        last = self.last(program.name)
+        with self.phases("compile"), self.report.phase(name, last=last) as remarks:
             traced = trace()
             lowered = traced.lower()
             here.is_ours, here.hit = True, False

@@ -4,7 +4,7 @@ import json
 import math
 import time
 from collections import defaultdict, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar, runtime_checkable
@@ -110,6 +110,15 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     return [_record(line, f"{path}, line {number},") for number, line in lines]
 
 
+def by_step(records: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Records with one for each step, of which an evaluation is a record of its own."""
+    rows: dict[int, dict[str, Any]] = {}
+    for record in records:
+        step = record["step"]
+        rows[step] = rows.get(step, {}) | record
+    return list(rows.values())
+
+
 def last(path: str | Path, name: str = "step") -> dict[str, Any] | None:
     """The newest record of a file that has a value of this name; None where none has."""
     path, key = Path(path), json.dumps(name).encode()
@@ -204,6 +213,7 @@ class Meter:
         self._result: Pending | None = None
         self.reading: Reading | None = None  # the last one
         self.steps, self.seconds = 0, 0.0  # in all, up to the last reading
+        self.waited = 0.0  # seconds for batches, in all
         # Seconds of a step, and how many took them; the first reading is of the start.
         self._first: list[tuple[float, int]] = []
         self._readings: deque[tuple[float, int]] = deque(maxlen=READINGS)
@@ -213,7 +223,8 @@ class Meter:
         began = self._clock()
         batch = next(batches)
         if self._result is None or self._result.is_ready():
-            self._waited += self._clock() - began
+            took = self._clock() - began
+            self._waited, self.waited = self._waited + took, self.waited + took
         return batch
 
     def step(self, result: Pending | None = None) -> None:

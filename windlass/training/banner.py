@@ -60,6 +60,12 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     yield "precision", f"{described.compute} compute, {stored}"
     if described.attention is not None:
         yield "attention", described.attention.why
+    yield from data_facts(session, loader)
+    yield "run", str(folder)
+
+
+def data_facts(session: Session, loader: Loader) -> Iterator[tuple[str, str]]:
+    """The lines on the data of a run."""
     some = "1 row" if loader.dropped == 1 else f"{loader.dropped} rows"
     dropped = f", {some} left out of each" if loader.dropped else ""
     if loader.batches_per_epoch is None:
@@ -71,7 +77,6 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     yield from facts(session.prepared)
     if (entropy := session.prepared.unigram_entropy) is not None:
         yield "unigram", f"{entropy:.4f} nats a token"
-    yield "run", str(folder)
 
 
 def _stages(programs: Programs) -> str:

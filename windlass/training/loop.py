@@ -36,6 +36,7 @@ from windlass.telemetry.compiles import Recompiled, Watch
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import is_exhausted
 from windlass.telemetry.metrics import CHECKPOINT, Meter
+from windlass.telemetry.phases import Phases
 from windlass.telemetry.trackers import Trackers
 from windlass.terminal import Terminal
 from windlass.training import answers, reference
@@ -60,11 +61,7 @@ class Trained(NamedTuple):
     @property
     def metrics(self) -> list[dict[str, Any]]:
         """Metrics by step, a row each, as `pandas.DataFrame` takes them."""
-        rows: dict[int, dict[str, Any]] = {}
-        for record in metrics.read(self.folder / folders.METRICS):
-            step = record["step"]  # of which an evaluation is a record of its own
-            rows[step] = rows.get(step, {}) | record
-        return list(rows.values())
+        return metrics.by_step(metrics.read(self.folder / folders.METRICS))
 
     def _repr_html_(self) -> str:
         """Table of the outcome, for a notebook."""
@@ -86,19 +83,21 @@ def train(
     plans: bool = False,
     page: Callable[[Path], str] | None = None,
     debug_compile: bool = False,
+    began: float | None = None,
 ) -> Trained:
     """Train a recipe to its last step, from wherever an earlier call of the same left it.
 
     Where several processes make this call they train one run: `hosts` is the place of this one, or
     it is found as `windlass train` finds it. One that `plans` notes what it will take, and explains
     it where memory runs out. `page` makes the report of a run, in HTML, which its trackers get at
-    its end. `debug_compile` logs compilations, writes programs and times the first steps. JAX must
-    not have touched a device before. Unlike a command, a call has no parent: SIGTERM still stops
-    all processes after the same step, but when another process is lost, JAX ends this one, in its
-    own words; and what another process refuses is printed here before this one ends, too.
+    its end. `debug_compile` logs compilations, writes programs and times the first steps. The time
+    of the run counts from `began`, or from this call. JAX must not have touched a device before.
+    Unlike a command, a call has no parent: SIGTERM still stops all processes after the same step,
+    but when another process is lost, JAX ends this one, in its own words; and what another process
+    refuses is printed here before this one ends, too.
     """
     settings: dict[str, Any] = {"hosts": hosts or find(None, os.environ)}
-    settings |= {"plans": plans, "page": page, "debug_compile": debug_compile}
+    settings |= {"plans": plans, "page": page, "debug_compile": debug_compile, "began": began}
     if signals is None:
         with Signals().listening() as signals:
             return train(recipe, overrides, signals=signals, report=report, **settings)
@@ -109,7 +108,8 @@ def train(
         with ConsoleReport(None if is_first else Terminal(quiet=True)) as report:
             return train(recipe, overrides, signals=signals, report=report, **settings)
     with together(hosts, signals, newest_step) as peers:
-        return _train(recipe, overrides, signals, report, peers, plans, page, debug_compile)
+        given = recipe, overrides, signals, report, peers, plans, page
+        return _train(*given, debug_compile, Phases(began))
 
 
 def _train(
@@ -121,12 +121,13 @@ def _train(
     plans: bool,
     page: Callable[[Path], str] | None,
     debug_compile: bool,
+    phases: Phases,
 ) -> Trained:
     parts, notes = compile_debug.requested(debug_compile, os.environ)
     for note in notes:
         report.note(note)
     debug = CompileDebug(parts, report.note)
-    with signals.phase("reading the recipe"):
+    with signals.phase("reading the recipe"), phases("devices"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
         trackers.check(described.run.telemetry)
     if described.run.train.microbatch and described.divided is None and plans:
@@ -150,9 +151,12 @@ def _train(
         with (
             folders.roomy(folder),
             folders.locked(folder),
+            phases.recording(folder / folders.PHASES, report.warning),
             described.scope(),
             debug.on(),
-            Watch(report, strict=strict, cache=cache, former=former, debug=debug) as watch,
+            Watch(
+                report, strict=strict, cache=cache, former=former, phases=phases, debug=debug
+            ) as watch,
         ):
             trained = _trained(described, signals, report, watch, tracked, plans)
         if tracked.are_on:
@@ -174,12 +178,12 @@ def _trained(
         runs.check_checkpoints(folder)
     is_new = processes.broadcast("is new", lambda: not steps_in(folder_of(folder)))
     searching = "looking for the weights to start from"
-    with signals.phase(searching), report.doing(searching, draws=True):
+    with signals.phase(searching), report.doing(searching, draws=True), watch.phases("initialise"):
         if described.run.start is not None and is_new:
             origin.check(described.run.start)
         frozen_models.check(described.run)
     reading = "preparing the data"
-    with signals.phase(reading), report.doing(reading, draws=True):
+    with signals.phase(reading), report.doing(reading, draws=True), watch.phases("data"):
         session = open_session(described, report.console)
     return Loop(session, folder, signals, report, watch, tracked, plans).run()
 
@@ -218,6 +222,7 @@ class Loop:
     ):
         run = session.run
         self.watch, self.plans, self.terminal = watch, plans, terminal
+        self.phases = watch.phases
         self.session, self.folder, self.signals = session, folder, signals
         self.train, self.steps = run.train, session.length.steps
         for key, what in checks.profile(run, self.steps):
@@ -250,6 +255,7 @@ class Loop:
             with (
                 self.signals.phase("restoring"),
                 self.terminal.doing("restoring"),
+                self.phases("initialise"),
                 self.explains_exhaustion("while the weights were placed on the device"),
             ):
                 state, frozen = self.restore_or_initialise()
@@ -267,11 +273,13 @@ class Loop:
         self.store_inputs()
         with self.signals.phase("measuring the model"), self.terminal.doing("measuring the model"):
             self.report.model(self.session.built.whole(state.weights, frozen.model))
+        self.phases.keep()
         self.report.begin(first)
         if self.writer is not None:
             self.writer.truncate(first)
         if self.plans:
-            with self.signals.phase("planning"), self.terminal.doing("planning"):
+            name = "planning"
+            with self.signals.phase(name), self.terminal.doing(name), self.phases(name):
                 self.report.plan()
         with (
             self.signals.phase("computing reference log-probabilities"),
@@ -287,18 +295,20 @@ class Loop:
         step = self.watch.debug.timed(step)
         self.terminal.fact("compiled", self.watch.summary())
         if first == 0:
-            self.store.save(0, state, self.session.identity)
+            with self.phases("checkpoint"):
+                self.store.save(0, state, self.session.identity)
         with self.signals.waits():
             with (
                 self.terminal.doing("training", patience=BETWEEN_STEPS),
                 self.explains_exhaustion(None),
                 self.loader.arriving(self.steps),
+                self.phases.stepping(first),
             ):
                 try:
                     state, latest = self.go(step, state, frozen, first)
                 finally:
                     self.profiler.close()
-            with self.terminal.doing("saving"):
+            with self.terminal.doing("saving"), self.phases("checkpoint"):
                 self.store.wait()
         return self.end(state, latest)
 
@@ -345,9 +355,11 @@ class Loop:
             is_edge = done == first + 1 or programs.stage(done) != stage
             if evaluates or saves or is_edge or report_due(done):
                 latest = self.report.step(done, state, metrics)
+            self.phases.stepped(done, meter.waited)
             if evaluates:
                 with (
                     meter.paused(),
+                    self.phases("evaluation"),
                     self.terminal.doing("evaluating"),
                     self.saves_if_refused(state),
                 ):
@@ -357,7 +369,11 @@ class Loop:
                 if done < self.steps and self.is_finished(state):
                     saves = ends = True
             if saves:
-                with meter.paused(CHECKPOINT), self.terminal.doing("saving"):
+                with (
+                    meter.paused(CHECKPOINT),
+                    self.phases("checkpoint"),
+                    self.terminal.doing("saving"),
+                ):
                     if ends:
                         processes.barrier("the last save")
                     self.store.save(done, state, self.session.identity, latest)
@@ -499,5 +515,6 @@ class Loop:
         # One that is heard in the last step stops nobody, and is known to one process alone.
         stop = max(map(int, processes.each("stopped by", str(int(stop)))))
         is_finished = self.is_finished(state)
+        self.phases.end("finished" if is_finished else "stopped")
         self.report.end(state, latest, is_finished)
         return Trained(self.folder, done, is_finished, latest, stop or None)

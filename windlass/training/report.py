@@ -31,7 +31,7 @@ from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import device_peak, memory, program_parts
 from windlass.telemetry.metrics import LOGGING, Meter, Metrics
 from windlass.telemetry.trackers import Trackers
-from windlass.training.banner import banner
+from windlass.training.banner import banner, data_facts
 from windlass.training.outcome import outcome
 from windlass.training.session import Session
 from windlass.units import counted, duration
@@ -115,7 +115,8 @@ class RunReport:
         built = self.session.built
         learned = self.session.run.objective.solved(built.abstract) or built.trainable.trained
         parameters = {"trainable": learned, "total": built.trainable.total}
-        facts = {"parameters": parameters, **self.described.facts}
+        data = dict(data_facts(self.session, self.loader))
+        facts = {"parameters": parameters, "data": data, **self.described.facts}
         self.about.begin(step=first, steps=self.steps, **facts)
         config = {**tree(self.session.run), "parameters": parameters}
         self.records.hyperparameters(first, flat(config))
