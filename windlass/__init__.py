@@ -32,6 +32,7 @@ if TYPE_CHECKING:
         teach,
         train,
         verify,
+        watch,
     )
 
 __all__ = [
@@ -58,6 +59,7 @@ __all__ = [
     "teach",
     "train",
     "verify",
+    "watch",
 ]
 ROOMS = ("data", "launch")  # folders of the package that have the name of a call
 

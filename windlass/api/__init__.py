@@ -6,7 +6,7 @@ from windlass.api.evaluation import diagnose, evaluate, subject, tasks
 from windlass.api.generation import chat, each, generate, stream
 from windlass.api.launching import launch, launches
 from windlass.api.planning import best, calibrate, plan, plans, prices
-from windlass.api.run_folders import compare, delete, report, runs, standing, verify
+from windlass.api.run_folders import compare, delete, report, runs, standing, verify, watch
 from windlass.api.teaching import teach
 from windlass.api.training import data, new, recipe, schema, train
 from windlass.release.export import export
@@ -52,4 +52,5 @@ __all__ = [
     "teach",
     "train",
     "verify",
+    "watch",
 ]

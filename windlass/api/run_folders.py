@@ -1,5 +1,6 @@
 """Calls about runs that are there: verifying, listing, reporting, deleting."""
 
+from collections.abc import Sequence
 from pathlib import Path
 
 from windlass import teacher_cache
@@ -9,8 +10,9 @@ from windlass.errors import UserError
 from windlass.files import writable, write
 from windlass.planning import prices as costs
 from windlass.release import folder as exports
-from windlass.reports import run_page
+from windlass.reports import comparison_page, run_page
 from windlass.reports.comparison import RunComparison
+from windlass.reports.live import LivePage, LiveServer
 from windlass.reports.run_summary import Account, account
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs as standings
@@ -47,18 +49,45 @@ def standing(run: str | Path) -> Standing:
 def report(run: str | Path | None) -> Account:
     """Report of a run, beside its plan; written to report.html in its folder."""
     summary = account(find(run), costs.load())
-    page = summary.standing.folder / folders.REPORT
-    with writable(page):
-        write(page, run_page.page(summary).encode(errors="replace"))  # half a character of a name
+    _write(summary.standing.folder / folders.REPORT, run_page.page(summary))
     return summary
 
 
-def compare(*names: str | Path) -> RunComparison:
-    """Comparison of runs: speed, memory, cost, losses after as many steps, and what differs."""
+def compare(*names: str | Path, page: str | Path | None = None) -> RunComparison:
+    """Comparison of runs: speed, memory, cost, losses after as many steps, and what differs.
+
+    Its page, with the curves of all runs in one plot, is written to the file `page`, if given.
+    """
     if len(names) < 2:
         raise UserError("which runs? windlass compare RUN RUN puts two or more side by side")
     catalogue = costs.load()
-    return RunComparison([account(find(name), catalogue) for name in names])
+    comparison = RunComparison([account(find(name), catalogue) for name in names])
+    if page is not None:
+        _write(Path(page).expanduser(), comparison_page.page(comparison))
+    return comparison
+
+
+def watch(*names: str | Path | None, port: int = 0) -> LiveServer:
+    """Server of the live page of a run, or of the comparison of several, on this machine alone.
+
+    `watch("quickstart").serve_forever()` serves it; port 0 is a free one, and `url` has it.
+    """
+    catalogue = costs.load()
+
+    def page(every: Sequence[Account]) -> str:
+        if len(every) > 1:
+            return comparison_page.page(RunComparison(every), is_live=True)
+        return run_page.page(every[0], is_live=True)
+
+    places = [find(name) for name in names or (None,)]
+    live = LivePage(places, lambda place: account(place, catalogue), page)
+    live.get()  # what cannot be read is refused here
+    return LiveServer(live, port)
+
+
+def _write(file: Path, page: str) -> None:
+    with writable(file):
+        write(file, page.encode(errors="replace"))  # half a character of a name
 
 
 def delete(*names: str | Path) -> list[Path]:

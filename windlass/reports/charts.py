@@ -72,7 +72,9 @@ def bar(pieces: Iterable[Segment], *, most: float, limit: float | None = None) -
         )
     if limit is not None:
         shapes.append(f'<line class="limit" x1="{limit:.3%}" x2="{limit:.3%}" y1="0" y2="30"/>')
-    return f'<svg class="bar" width="100%" height="30" role="img">{"".join(shapes)}</svg>'
+    label = escape("; ".join(piece.tooltip for piece in pieces))
+    box = f'width="100%" height="30" role="img" aria-label="{label}"'
+    return f'<svg class="bar" {box}>{"".join(shapes)}</svg>'
 
 
 def points(series: Sequence[Point], x: Axis, y: Axis) -> str:

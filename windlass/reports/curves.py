@@ -1,16 +1,18 @@
-"""Curves over the steps of a run, as SVG that needs nothing else."""
+"""Curves over the steps of a run: a picture that a pointer or the arrow keys read the values of."""
 
+import json
 import math
 from collections.abc import Callable, Sequence
 from html import escape
 from typing import NamedTuple
 
+from windlass.reports import html
 from windlass.reports.run_summary import Curve, Number
 
-WIDTH, HEIGHT = 470, 220
-LEFT, RIGHT, TOP, BOTTOM = 56, 10, 12, 28  # what axes and their numbers take of it
 MOST = 400  # points of a curve that are drawn
 TICKS = 4  # lines across it, about
+ROWS = 12  # of its table
+SIDE = 1000  # units of a picture, which is stretched to its place
 
 
 class CurveStyle(NamedTuple):
@@ -22,10 +24,16 @@ class CurveStyle(NamedTuple):
 
 
 def chart(
-    lines: Sequence[CurveStyle], show: Callable[[Number], str], *, base: Number | None = None
+    title: str,
+    lines: Sequence[CurveStyle],
+    show: Callable[[Number], str],
+    *,
+    base: Number | None = None,
+    restarts: Sequence[int] = (),
 ) -> str:
-    """Curves over the same steps, from a base up; hovering over a point shows its numbers."""
+    """Curves over the same steps, from a base up, with a line where a start resumed the run."""
     thin = [one._replace(curve=_downsampled(one.curve)) for one in lines]
+    thin = [one for one in thin if one.curve]
     points = [point for one in thin for point in one.curve]
     if not points:
         return ""
@@ -34,33 +42,50 @@ def chart(
     marks = ticks(lowest, max(y for _, y in points))
     low, high = marks[0], marks[-1]
 
-    def place(point: tuple[int, Number]) -> tuple[str, str]:
-        share = 0.5 if last == first else (point[0] - first) / (last - first)
-        x = LEFT + (WIDTH - LEFT - RIGHT) * share
-        y = TOP + (HEIGHT - TOP - BOTTOM) * (high - point[1]) / (high - low)
-        return f"{x:.1f}", f"{y:.1f}"
+    def across(step: int) -> float:
+        return 0.5 if last == first else (step - first) / (last - first)
+
+    def down(value: Number) -> float:
+        return (high - value) / (high - low)
 
     shapes = []
     for mark in marks:
-        _, y = place((first, mark))
-        shapes.append(f'<line class="grid" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{y}" y2="{y}"/>')
-        shapes.append(f'<text class="tick" x="{LEFT - 8}" y="{y}">{escape(show(mark))}</text>')
-    for step, anchor in ((first, "start"), (last, "end")):
-        x, _ = place((step, low))
-        where = f'x="{x}" y="{HEIGHT - 8}" text-anchor="{anchor}"'
-        shapes.append(f'<text class="step" {where}>step {step:,}</text>')
+        y = f"{SIDE * down(mark):.1f}"
+        shapes.append(f'<line class="grid" x1="0" x2="{SIDE}" y1="{y}" y2="{y}"/>')
+    for step in sorted({step for step in restarts if first <= step <= last}):
+        x = f"{SIDE * across(step):.1f}"
+        shapes.append(f'<line class="restart" x1="{x}" x2="{x}" y1="0" y2="{SIDE}"/>')
     for one in thin:
-        path = " ".join(",".join(place(point)) for point in one.curve)
-        shapes.append(f'<polyline class="{one.style}" points="{path}"/>')
-    for one in thin:
-        for point in one.curve:
-            x, y = place(point)
-            tooltip = escape(f"step {point[0]:,}: {one.name} {show(point[1])}")
-            dot = f'<circle class="{one.style}" cx="{x}" cy="{y}" r="4">'
-            shapes.append(f"{dot}<title>{tooltip}</title></circle>")
-    names = escape(", ".join(one.name for one in thin))
-    box = f'viewBox="0 0 {WIDTH} {HEIGHT}" role="img" aria-label="{names} over steps"'
-    return f'<svg class="curves" {box}>{"".join(shapes)}</svg>'
+        path = " ".join(f"{SIDE * across(x):.1f},{SIDE * down(y):.1f}" for x, y in one.curve)
+        # A line of one point is drawn as a dot, by its round ends.
+        shapes.append(f'<polyline class="{one.style}" points="{path} {path.split()[-1]}"/>')
+    labels = "".join(
+        f'<span class="tick" style="top:{down(y):.2%}">{escape(show(y))}</span>' for y in marks
+    )
+    values = [
+        {
+            "name": one.name,
+            "style": one.style,
+            "points": [[x, round(across(x), 4), round(down(y), 4), show(y)] for x, y in one.curve],
+        }
+        for one in thin
+    ]
+    picture = (
+        f'<svg viewBox="0 0 {SIDE} {SIDE}" preserveAspectRatio="none" aria-hidden="true">'
+        f"{''.join(shapes)}</svg>"
+    )
+    ends = f"{_summary(thin, show)}; the arrow keys read values"
+    plot = (
+        f'<div class="plot" role="slider" tabindex="0" aria-label="{escape(title)} over steps" '
+        f'aria-valuemin="{first}" aria-valuemax="{last}" aria-valuenow="{last}" '
+        f'aria-valuetext="{escape(ends)}" data-curves="{escape(json.dumps(values))}">'
+        f"{picture}{labels}</div>"
+    )
+    axis = f'<div class="axis"><span>step {first:,}</span><span>step {last:,}</span></div>'
+    styles = {one.name: one.style for one in thin} if len(thin) > 1 else {}
+    if 'class="restart"' in picture:
+        styles["resumed here"] = "restart-key"
+    return f'<div class="chart">{plot}{axis}{html.legend(styles)}{_table(title, thin, show)}</div>'
 
 
 def ticks(low: Number, high: Number) -> list[Number]:
@@ -75,10 +100,39 @@ def ticks(low: Number, high: Number) -> list[Number]:
     return [step * number for number in range(first, last + 1)]
 
 
+def _summary(lines: Sequence[CurveStyle], show: Callable[[Number], str]) -> str:
+    """The ends of each curve in words, for who does not see them."""
+    parts = []
+    for name, curve, _ in lines:
+        (start, before), (end, after) = curve[0], curve[-1]
+        parts.append(f"{name} from {show(before)} at step {start:,} to {show(after)} at {end:,}")
+    return "; ".join(parts)
+
+
+def _table(title: str, lines: Sequence[CurveStyle], show: Callable[[Number], str]) -> str:
+    """Some values of the curves, at steps of the first."""
+    steps = [step for step, _ in lines[0].curve]
+    stride = max(1, (len(steps) - 1) / (ROWS - 1))
+    some = sorted({steps[min(round(i * stride), len(steps) - 1)] for i in range(ROWS)})
+    values = [dict(one.curve) for one in lines]
+    rows = [
+        (f"{step:,}", *(show(one[step]) if step in one else "" for one in values)) for step in some
+    ]
+    table = html.table(["step", *(one.name for one in lines)], rows, caption=f"{title} by step")
+    return html.details("values", table)
+
+
 def _downsampled(curve: Curve) -> Curve:
-    """At most `MOST` points of a curve, its ends among them, without those that are not finite."""
+    """At most `MOST` points: ends and, of each stretch, lowest and highest, so that spikes stay.
+
+    Points that are not finite are left out.
+    """
     finite = [(step, value) for step, value in curve if math.isfinite(value)]
     if len(finite) <= MOST:
         return finite
-    stride = (len(finite) - 1) / (MOST - 1)
-    return [finite[round(number * stride)] for number in range(MOST)]
+    inner, stretches = finite[1:-1], (MOST - 2) // 2
+    kept = {finite[0], finite[-1]}
+    for number in range(stretches):
+        part = inner[number * len(inner) // stretches : (number + 1) * len(inner) // stretches]
+        kept |= {min(part, key=lambda point: point[1]), max(part, key=lambda point: point[1])}
+    return sorted(kept)
