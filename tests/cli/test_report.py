@@ -1,6 +1,8 @@
 """A run looked back at, and runs side by side."""
 
+import csv
 import dataclasses
+import html
 import json
 import math
 import re
@@ -17,6 +19,7 @@ from windlass.reports import curves
 from windlass.reports.comparison import RunComparison, at
 from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
+from windlass.telemetry.phases import Piece
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +30,11 @@ def copies(place, tmp_path_factory) -> Path:
         shutil.copytree(trained.only_run(place), folder / "runs" / name)
     other = folder / "runs" / "two"
     about = json.loads((other / "about.json").read_text())
-    start = about["starts"][-1] | {"began": "2026-01-01T00:00:00Z", "ended": "2026-01-01T02:00:00Z"}
+    start = about["starts"][-1]
     start["chose"]["device"] = {"asked": "auto", "kind": "TPU v6 lite", "count": 8}
     seal.write_signed(other / "about.json", {"starts": [start]})
+    hours = Piece(1, "steps", began=1e9, seconds=7200.0, first=0, step=4, waited=0.0)
+    (other / "phases.jsonl").write_text(hours.line())
     plan = {
         "planned": {
             "target": {"chips": 8},
@@ -96,12 +101,16 @@ def test_a_run_is_reported_with_its_curves_and_its_plan(program, copies):
 def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
     program("report", "two", cwd=copies)
     page = (copies / "runs" / "two" / "report.html").read_text()
-    assert not re.search(r"https?://|<script|<link|@import|url\(", page)
-    pictures = re.findall(r"<svg.*?</svg>", page)
-    labels = [ElementTree.fromstring(picture).get("aria-label") for picture in pictures]
-    assert labels[:2] == ["loss, validation loss over steps", "learning rate over steps"]
-    assert labels[2:] == ["tokens/s over steps", *[None] * 5]
-    told = re.findall(r"<title>([a-z ]+): ([a-z ]+) ([\d.]+ \w+)</title>", "".join(pictures[3:]))
+    assert not re.search(r"https?://|<script[^>]|@import|url\(", page)
+    assert re.findall("<link[^>]*>", page) == ['<link rel="icon" href="data:,">']
+    sliders = re.findall(r'role="slider".*? aria-label="(.*?)"', page)
+    assert sliders == ["Loss over steps", "Learning rate over steps", "Tokens/s over steps"]
+    drawn = [ElementTree.fromstring(one) for one in re.findall("<svg.*?</svg>", page)]
+    assert [len(one.findall("polyline")) for one in drawn[:3]] == [2, 1, 1]
+    bars = [one.get("aria-label") for one in drawn[3:]]
+    assert bars[0] == "all: steady steps 2h00m" and all(bars) and len(bars) == 6
+    pictures = re.findall(r'<svg class="bar".*?</svg>', page)[1:]
+    told = re.findall(r"<title>([a-z ]+): ([a-z ]+) ([\d.]+ \w+)</title>", "".join(pictures))
     assert told == [
         ("planned", "weights", "1.0 GiB"),
         ("planned", "activations", "2.0 GiB"),
@@ -113,9 +122,9 @@ def test_the_page_of_a_report_needs_nothing_from_elsewhere(program, copies):
         ("planned", "optimiser", "50.0 ms"),
         ("measured", "step time", "100 ms"),
     ]
-    assert "<dd>at step 4: Once &lt;b&gt;upon&lt;/b&gt; a time</dd>" in page
+    assert "<pre>Once &lt;b&gt;upon&lt;/b&gt;\n a time</pre>" in page
     bars = re.findall(r'<rect class="part ([\w-]+)"', page)
-    assert len(bars) == len(told)
+    assert len(bars) == len(told) + 1
     assert [name for name in bars if not re.search(rf"\.{name}[ ,].*background", page)] == []
 
 
@@ -241,7 +250,7 @@ def _cells(line: str) -> list[str]:
 def test_a_run_without_a_plan_is_reported_all_the_same(copies, monkeypatch):
     monkeypatch.chdir(copies)
     bare = shutil.copytree("runs/one", "runs/bare")
-    for name in ("plan.json", "about.json", "metrics.jsonl"):
+    for name in ("plan.json", "about.json", "metrics.jsonl", "phases.jsonl"):
         (Path(bare) / name).unlink()
     found = api.report("bare")
     assert found.errors == {} and found.cost is None and found.curves["loss"] == []
@@ -279,8 +288,49 @@ def test_ticks_are_round_and_hold_all_values(low, high, marks):
     assert marks is None or found == marks
 
 
-def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends():
+def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends_and_its_spikes():
     curve = [(step, float(step)) for step in range(5000)]
-    picture = curves.chart([curves.CurveStyle("loss", curve, "first")], str)
-    titles = re.findall(r"<title>step ([\d,]+): loss", picture)
-    assert (len(titles), titles[0], titles[-1]) == (curves.MOST, "0", "4,999")
+    curve[1234] = (1234, 9999.0)
+    picture = curves.chart("Loss", [curves.CurveStyle("loss", curve, "line-1")], str)
+    (given,) = re.findall(r'data-curves="(.*?)"', picture)
+    points = [point[0] for point in json.loads(html.unescape(given))[0]["points"]]
+    assert len(points) <= curves.MOST and (points[0], points[-1]) == (0, 4999)
+    assert 1234 in points and points == sorted(points)
+
+
+def test_metrics_are_written_as_csv_of_one_run_or_several(program, copies):
+    code, out, err = program("report", "one", "--csv", "-", cwd=copies)
+    rows = [*csv.DictReader(out.splitlines())]
+    records = metrics.by_step(metrics.read(copies / "runs" / "one" / "metrics.jsonl"))
+    assert (code, err) == (0, "") and [int(row["step"]) for row in rows] == [1, 2, 4]
+    assert [float(row["loss"]) for row in rows] == [one["loss"] for one in records]
+    assert rows[0]["validation_loss"] == "" and float(rows[-1]["validation_loss"]) > 0
+    written = program("compare", "one", "two", "--csv", "both.csv", cwd=copies)
+    assert written == (0, "written to both.csv\n", "")
+    both = [*csv.DictReader((copies / "both.csv").read_text().splitlines())]
+    assert [row["run"] for row in both] == ["runs/one"] * 3 + ["runs/two"] * 3
+
+
+def test_a_comparison_is_written_as_a_page_with_all_runs_in_each_plot(program, copies):
+    code, out, _ = program("compare", "one", "two", "--page", "both.html", cwd=copies)
+    assert code == 0 and out.endswith("\npage         both.html\n")
+    page = (copies / "both.html").read_text()
+    plots = [ElementTree.fromstring(one) for one in re.findall("<svg viewBox.*?</svg>", page)]
+    assert [len(plot.findall("polyline")) for plot in plots] == [2] * 4
+    assert not re.search(r"https?://|<script[^>]|@import|url\(", page)
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["--csv", "-", "--json"], "--csv and --json are given; one of them at a time"),
+        (["--port", "8000"], "--port is 8000; it needs --watch"),
+        (["--watch", "--port", "70000"], "--port is 70000; it must be from 1 to 65535"),
+        (["--watch", "--port", "x"], '--port is "x"; it must be a whole number or null'),
+        (["--csv", "runs"], "runs cannot be written: Is a directory"),
+        (["--wach"], "no option --wach; did you mean --watch?"),
+    ],
+)
+def test_options_of_a_report_are_refused_in_words(program, copies, words, said):
+    code, _, err = program("report", "one", *words, cwd=copies)
+    assert (code, err) == (2, f"{said}\n")

@@ -57,8 +57,10 @@ def chart(
         shapes.append(f'<line class="restart" x1="{x}" x2="{x}" y1="0" y2="{SIDE}"/>')
     for one in thin:
         path = " ".join(f"{SIDE * across(x):.1f},{SIDE * down(y):.1f}" for x, y in one.curve)
-        # A line of one point is drawn as a dot, by its round ends.
-        shapes.append(f'<polyline class="{one.style}" points="{path} {path.split()[-1]}"/>')
+        style = one.style
+        if len(one.curve) == 1:  # a dot, by the round ends of a line
+            path, style = f"{path} {path}", f"{style} single"
+        shapes.append(f'<polyline class="{style}" points="{path}"/>')
     labels = "".join(
         f'<span class="tick" style="top:{down(y):.2%}">{escape(show(y))}</span>' for y in marks
     )

@@ -155,7 +155,10 @@ class Account:
             "speed": self.speed,
             "data": self.data,
             "compiles": [*self.compiles],
-            "checkpoints": [one._asdict() for one in self.checkpoints],
+            "checkpoints": [
+                one._asdict() | {"validation_loss": metrics.plain(one.validation_loss)}
+                for one in self.checkpoints
+            ],
             "cost": self.cost and self.cost._asdict(),
             "plan": {name: self.plan.get(name) for name in ("planned", "measured")},
             "plan_errors": self.errors,
