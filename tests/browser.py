@@ -17,7 +17,6 @@ from tests.spawn import free_port
 
 CHROMIUM, DRIVER = (shutil.which(name) for name in ("chromium", "chromedriver"))
 MISSING = "Chromium and its driver are not installed (Debian: chromium, chromium-driver)"
-ELEMENT = "element-6066-11e4-a52e-4f735466cecf"  # key of an element in the protocol
 KEYS = {"ArrowRight": "\ue014", "ArrowLeft": "\ue012", "Home": "\ue011", "Tab": "\ue004"}
 FLAGS = "--headless=new --no-sandbox --disable-gpu --disable-dev-shm-usage --hide-scrollbars"
 
@@ -32,7 +31,6 @@ class Browser:
         always |= {"goog:loggingPrefs": {"browser": "ALL", "performance": "ALL"}}
         made = self._call("POST", "/session", {"capabilities": {"alwaysMatch": always}})
         self._session = f"/session/{made['sessionId']}"
-        self.logged: list[dict[str, Any]] = []
 
     def open(self, address: str | Path) -> None:
         url = address.absolute().as_uri() if isinstance(address, Path) else address
@@ -87,6 +85,11 @@ class Browser:
         events = [json.loads(one["message"])["message"] for one in self._log("performance")]
         sent = [one["params"] for one in events if one["method"] == "Network.requestWillBeSent"]
         return [one["request"]["url"] for one in sent]
+
+    def forget(self) -> None:
+        """Forget what was logged and requested so far."""
+        for kind in ("browser", "performance"):
+            self._log(kind)
 
     def close(self) -> None:
         self._call("DELETE", self._session)

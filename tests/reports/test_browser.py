@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -64,7 +65,7 @@ def _lines() -> Iterator[str]:
 def opened(window: Browser, page: Path, width: int) -> None:
     """Open a page at a width, and forget what others logged."""
     window.resize(width)
-    window.errors(), window.requests()
+    window.forget()
     window.open(page)
 
 
@@ -161,37 +162,47 @@ def test_a_live_page_follows_a_running_training(window, place, tmp_path):
     shutil.copy(place / trained.CORPUS, tmp_path)
     shutil.copy(place / "tiny.yaml", tmp_path)
     words = ["tiny.yaml", "train.steps=1000000", "run.dir=live", "telemetry.every=1"]
-    trainer = _start(tmp_path, "train", *words, "train.evaluate_every=1000000")
-    try:
+    keys = [*words, "train.evaluate_every=1000000"]
+    with _started(tmp_path, "train", *keys) as trainer:
         file = tmp_path / "live" / "metrics.jsonl"
         browsers.wait(lambda: file.exists() and file.read_bytes().count(b"\n") > 2, 300, "steps")
-        server = _start(tmp_path, "report", "live", "--watch")
-        assert server.stdout is not None
-        url = re.findall(r"live at (\S+) on", server.stdout.readline())[0]
-        assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
-        window.resize(1400)
-        window.errors(), window.requests()
-        window.open(url)
-        window.ask("document.querySelector('main details').open = true")
-        step = "+document.querySelector('.lead').innerText.match(/training at step ([0-9,]+)/)[1]"
-        first = window.ask(step.replace("[1]", "[1].replace(/,/g, '')"))
-        window.until(f"{step.replace('[1]', '[1].replace(/,/g, String())')} > {first + 3}")
-        assert window.ask("document.querySelector('main details').open")
-        assert window.ask("document.querySelector('.live').innerText") == "live"
-        assert window.errors() == [] and {*window.requests()} == {url}
-        server.send_signal(signal.SIGINT)
-        assert server.wait(60) == 0
+        with _started(tmp_path, "report", "live", "--watch") as server:
+            assert server.stdout is not None
+            url = re.findall(r"live at (\S+) on", server.stdout.readline())[0]
+            assert re.fullmatch(r"http://127\.0\.0\.1:\d+/", url)
+            _follows(window, url)
+            server.send_signal(signal.SIGINT)
+            said, _ = server.communicate(timeout=60)
+            assert (server.returncode, said) == (0, "\nstopped; the run is not touched by this\n")
         window.until("document.querySelector('.live').innerText.startsWith('not connected')")
-    finally:
         trainer.send_signal(signal.SIGINT)
         assert trainer.wait(300) == 130
 
 
-def _start(folder: Path, *words: str) -> subprocess.Popen:
-    return subprocess.Popen(
-        [sys.executable, "-u", "-m", "windlass", *words],
-        cwd=folder,
-        env=trained.environment(),
-        stdout=subprocess.PIPE if words[0] == "report" else subprocess.DEVNULL,
-        text=True,
-    )
+def _follows(window: Browser, url: str) -> None:
+    """Open a live page, and see it come to later steps by itself, with what was unfolded open."""
+    window.resize(1400)
+    window.forget()
+    window.open(url)
+    window.ask("document.querySelector('main details').open = true")
+    step = "+document.querySelector('.lead').innerText.replace(/,/g, '').match(/step (\\d+)/)[1]"
+    first = window.ask(step)
+    window.until(f"{step} > {first + 3}")
+    assert "training at step" in window.ask("document.querySelector('.lead').innerText")
+    assert window.ask("document.querySelector('main details').open")
+    assert window.ask("document.querySelector('.live').innerText") == "live"
+    assert window.errors() == [] and {*window.requests()} == {url}
+
+
+@contextmanager
+def _started(folder: Path, *words: str) -> Iterator[subprocess.Popen]:
+    """A command that does not outlive the block."""
+    command = [sys.executable, "-u", "-m", "windlass", *words]
+    about = {"cwd": folder, "env": trained.environment(), "text": True}
+    # Nobody reads what a trainer prints, and a full pipe would stop it.
+    output = subprocess.DEVNULL if words[0] == "train" else subprocess.PIPE
+    with subprocess.Popen(command, stdout=output, **about) as process:
+        try:
+            yield process
+        finally:
+            process.kill()

@@ -6,7 +6,8 @@ from html import escape
 from windlass.reports import charts, columns, html, time_page
 from windlass.reports.comparison import RunComparison
 from windlass.reports.curves import CurveStyle, chart
-from windlass.reports.run_summary import Number
+from windlass.reports.goodput import in_order
+from windlass.reports.run_summary import Curve, Number
 from windlass.units import count
 
 STYLES = 8  # of lines, after which they come again
@@ -27,8 +28,7 @@ def page(comparison: RunComparison, *, is_live: bool = False) -> str:
         *_tables(comparison, names),
         _samples(comparison, names),
     ]
-    lead = f"{', '.join(names)}"
-    title = f"{len(names)} runs compared"
+    title, lead = f"{len(names)} runs compared", ", ".join(names)
     return html.document(title, lead, "".join(body), is_live=is_live)
 
 
@@ -50,7 +50,7 @@ def _curves(comparison: RunComparison, names: list[str]) -> Iterator[str]:
         yield html.section(title, chart(title, lines, show, base=base))
 
 
-def _curve(curve: list, metric: str) -> list:
+def _curve(curve: Curve, metric: str) -> Curve:
     return curve[1:] if metric == "tokens_per_second" else curve  # the first is of the start
 
 
@@ -63,7 +63,7 @@ def _times(comparison: RunComparison, names: list[str]) -> str:
         time_page.named_bar(name, run.goodput.seconds, longest)
         for name, run in zip(names, comparison.runs, strict=True)
     )
-    kinds = dict.fromkeys(kind for run in comparison.runs for kind in run.goodput.seconds)
+    kinds = in_order(kind for run in comparison.runs for kind in run.goodput.seconds)
     legend = html.legend({kind: charts.style(kind) for kind in kinds})
     return f'<div class="bars">{bars}</div>{legend}'
 

@@ -186,7 +186,11 @@ def goodput(pieces: Iterable[Piece], *, is_running: bool) -> Goodput:
     return Goodput(starts)
 
 
-def _ordered(seconds: Seconds) -> Seconds:
+def in_order(kinds: Iterable[str]) -> list[str]:
+    """Kinds of time as they are shown, each once."""
     known = {kind: number for number, kind in enumerate(ORDER)}
-    kinds = sorted(seconds, key=lambda kind: known.get(kind, len(ORDER) - 1.5))
-    return {kind: seconds[kind] for kind in kinds if seconds[kind] > 0}
+    return sorted({*kinds}, key=lambda kind: (known.get(kind, len(ORDER) - 1.5), kind))
+
+
+def _ordered(seconds: Seconds) -> Seconds:
+    return {kind: seconds[kind] for kind in in_order(seconds) if seconds[kind] > 0}
