@@ -19,7 +19,7 @@ from windlass.reports import curves
 from windlass.reports.comparison import RunComparison, at
 from windlass.run_folder import plan_file
 from windlass.telemetry import metrics
-from windlass.telemetry.phases import Piece
+from windlass.telemetry.phases import PhasePiece
 
 
 @pytest.fixture(scope="module")
@@ -33,7 +33,7 @@ def copies(place, tmp_path_factory) -> Path:
     start = about["starts"][-1]
     start["chose"]["device"] = {"asked": "auto", "kind": "TPU v6 lite", "count": 8}
     seal.write_signed(other / "about.json", {"starts": [start]})
-    hours = Piece(1, "steps", began=1e9, seconds=7200.0, first=0, step=4, waited=0.0)
+    hours = PhasePiece(1, "steps", began=1e9, seconds=7200.0, first=0, step=4, waited=0.0)
     (other / "phases.jsonl").write_text(hours.line())
     plan = {
         "planned": {
@@ -326,7 +326,7 @@ def test_a_comparison_is_written_as_a_page_with_all_runs_in_each_plot(program, c
         (["--csv", "-", "--json"], "--csv and --json are given; one of them at a time"),
         (["--port", "8000"], "--port is 8000; it needs --watch"),
         (["--watch", "--port", "70000"], "--port is 70000; it must be from 1 to 65535"),
-        (["--watch", "--port", "x"], '--port is "x"; it must be a whole number or null'),
+        (["--watch", "--port", "x"], '--port is "x"; it must be a whole number'),
         (["--csv", "runs"], "runs cannot be written: Is a directory"),
         (["--wach"], "no option --wach; did you mean --watch?"),
     ],

@@ -121,9 +121,10 @@ def test_a_run_notes_what_it_was_made_with_and_nothing_of_the_environment(tmp_pa
     assert (start["recipe"], start["command_line"]) == ("tiny", {})
     assert (start["step"], start["at"], start["is_finished"]) == (0, 4, True)
     assert start["parameters"]["trainable"] == start["parameters"]["total"] > 0
+    assert start["data"]["data"].endswith("steps an epoch, 8 rows left out of each")
     assert str(Path.home()) not in json.dumps(start)
     assert set(start) == {
-        *("began", "step", "steps", "parameters", "recipe", "command_line", "chose"),
+        *("began", "step", "steps", "parameters", "data", "recipe", "command_line", "chose"),
         *("versions", "commits"),
         *("host", "ended", "at", "is_finished"),
     }

@@ -8,7 +8,7 @@ import pytest
 
 from windlass.reports.goodput import REPEATED, STEADY, WAITING, goodput
 from windlass.telemetry import phases
-from windlass.telemetry.phases import FIRST, IMPORT, STEPS, Phases, Piece, pieces
+from windlass.telemetry.phases import FIRST, IMPORT, STEPS, PhasePiece, Phases, pieces
 
 
 class Clock:
@@ -124,9 +124,9 @@ def test_lines_that_are_no_pieces_are_left_out_and_kept_aside(file):
 
 def test_steps_that_were_taken_again_do_not_count():
     every = [
-        Piece(1, STEPS, 0.0, 100.0, first=0, step=50, waited=10.0),  # killed
-        Piece(2, "compile", 150.0, 20.0, 0, 0, 0.0),  # killed before its first step
-        Piece(3, STEPS, 200.0, 40.0, first=40, step=60, waited=0.0),
+        PhasePiece(1, STEPS, 0.0, 100.0, first=0, step=50, waited=10.0),  # killed
+        PhasePiece(2, "compile", 150.0, 20.0, 0, 0, 0.0),  # killed before its first step
+        PhasePiece(3, STEPS, 200.0, 40.0, first=40, step=60, waited=0.0),
     ]
     found = goodput(every, is_running=True)
     assert found.seconds == pytest.approx(

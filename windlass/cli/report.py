@@ -37,10 +37,10 @@ Csv = Annotated[
 class Served:
     """The options of a live page."""
 
-    port: int | None = None
+    port: int  # 0 is a free one
 
     def __post_init__(self):
-        if self.port is not None and not 1 <= self.port <= 65535:
+        if not 0 <= self.port <= 65535:
             raise ValueError(f"port is {self.port}; it must be from 1 to 65535")
 
 
@@ -170,11 +170,11 @@ def _check(*, watch: bool, port: str | None, csv: str | None, as_json: bool) -> 
 
 def _serve(ctx: typer.Context, names: Sequence[str | Path | None], port: str | None) -> None:
     """Serve the page of runs until Ctrl-C."""
-    served = options(Served, port=port)
+    served = options(Served, port=port or "0")
     with ctx.obj.phase("looking at the runs"):
         from windlass.api import watch
 
-        server = watch(*names, port=served.port or 0)
+        server = watch(*names, port=served.port)
     for line in _instructions(server.url, server.server_port, os.environ):
         say(Text(line))
     with server, ctx.obj.phase("serving the page"), ctx.obj.interrupts(server.shutdown):

@@ -6,7 +6,7 @@ from functools import cached_property
 from itertools import groupby
 from typing import Any
 
-from windlass.telemetry.phases import END, FIRST, STEPPING, STEPS, Piece
+from windlass.telemetry.phases import END, FIRST, STEPPING, STEPS, PhasePiece
 
 WAITING, REPEATED, STEADY = "waiting for data", "steps repeated", "steady steps"
 TRAINED = (FIRST, STEADY)
@@ -22,7 +22,7 @@ Seconds = dict[str, float]
 class RunStart:
     """One start of a run: from its process' first moment to its last."""
 
-    pieces: Sequence[Piece]
+    pieces: Sequence[PhasePiece]
     resumes_at: int | None  # of the next start that took steps; those after it were taken again
     is_running: bool
 
@@ -68,7 +68,7 @@ class RunStart:
     def trained(self) -> float:
         return sum(self.seconds.get(kind, 0.0) for kind in TRAINED)
 
-    def _kinds(self, piece: Piece) -> Iterable[tuple[str, float]]:
+    def _kinds(self, piece: PhasePiece) -> Iterable[tuple[str, float]]:
         if piece.phase == END:
             return
         if piece.phase not in STEPPING:
@@ -80,7 +80,7 @@ class RunStart:
         yield WAITING, piece.waited
         yield REPEATED, busy - kept
 
-    def _kept(self, piece: Piece) -> float:
+    def _kept(self, piece: PhasePiece) -> float:
         """The share of steps that no later start took again."""
         if self.resumes_at is None:
             return 1.0
@@ -172,7 +172,7 @@ class Goodput:
         }
 
 
-def goodput(pieces: Iterable[Piece], *, is_running: bool) -> Goodput:
+def goodput(pieces: Iterable[PhasePiece], *, is_running: bool) -> Goodput:
     """Goodput of a run from its pieces; the last of its starts may be running."""
     grouped = [[*group] for _, group in groupby(pieces, key=lambda piece: piece.start)]
     starts: list[RunStart] = []

@@ -24,7 +24,7 @@ SHARE, OFTEN, SELDOM = 1 / 200, 0.2, 30.0
 
 
 @dataclass
-class Piece:
+class PhasePiece:
     """Uninterrupted time of a start in one phase."""
 
     start: int  # of the run, from 1
@@ -63,7 +63,7 @@ class Phases:
         self._lock = threading.Lock()
         self._start, self._step, self._waited = 1, 0, 0.0
         self._began = self._now() if began is None else began
-        self._ended: list[Piece] = []  # and not written yet
+        self._ended: list[PhasePiece] = []  # and not written yet
         self._outer: list[str] = []
         self._piece = self._new(IMPORT, self._began)
         self._turn(OTHER)
@@ -180,24 +180,24 @@ class Phases:
         if piece.phase in STEPPING:
             piece.step, piece.waited = self._step, self._waited - self._waited_before
 
-    def _new(self, phase: str, began: float) -> Piece:
+    def _new(self, phase: str, began: float) -> PhasePiece:
         self._waited_before = self._waited
-        return Piece(self._start, phase, began, 0.0, self._step, self._step, 0.0)
+        return PhasePiece(self._start, phase, began, 0.0, self._step, self._step, 0.0)
 
     def _now(self) -> float:
         return self._clock() + self._offset
 
 
-def pieces(path: Path) -> list[Piece]:
+def pieces(path: Path) -> list[PhasePiece]:
     """The pieces of a run, of all its starts, in order; none where it has noted none."""
     return [*filter(None, map(_piece, read(path) if path.is_file() else ()))]
 
 
-def _piece(record: dict[str, Any]) -> Piece | None:
-    """Piece of a record; None where somebody edited it."""
+def _piece(record: dict[str, Any]) -> PhasePiece | None:
+    """PhasePiece of a record; None where somebody edited it."""
     whole = {"first": record.get("step"), "waited": 0.0, "ending": "", **record}
     kinds = {"start": int, "phase": str, "began": float, "seconds": float, "first": int}
     kinds |= {"step": int, "waited": float, "ending": str}
     if not all(isinstance(whole.get(name), kind) for name, kind in kinds.items()):
         return None
-    return Piece(**{name: whole[name] for name in kinds})
+    return PhasePiece(**{name: whole[name] for name in kinds})
