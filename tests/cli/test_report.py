@@ -280,12 +280,24 @@ def test_a_falling_curve_falls_on_a_terminal_from_corner_to_corner():
 
 @pytest.mark.parametrize(
     ("low", "high", "marks"),
-    [(0.1, 3.9, [0, 1, 2, 3, 4]), (5.0, 5.0, [2, 4, 6, 8]), (0.0, 0.008, None)],
+    [
+        (0.1, 3.9, [0, 1, 2, 3, 4]),
+        (5.0, 5.0, [2, 4, 6, 8]),
+        (5.0, 5.00001, [2, 4, 6, 8]),
+        (0.0, 0.008, None),
+    ],
 )
 def test_ticks_are_round_and_hold_all_values(low, high, marks):
     found = curves.ticks(low, high)
     assert found[0] <= low and high <= found[-1] and 3 <= len(found) <= 7
     assert marks is None or found == marks
+
+
+def test_ticks_that_are_close_are_told_apart():
+    curve = [(1, 0.003), (2, 0.003001)]
+    picture = curves.chart("Rate", [curves.CurveStyle("rate", curve, "line-1")], "{:.3g}".format)
+    labels = re.findall('class="tick".*?>(.*?)<', picture)
+    assert len(labels) == len({*labels}) and labels[0].startswith("0.003")
 
 
 def test_a_long_curve_is_drawn_in_few_points_and_keeps_its_ends_and_its_spikes():

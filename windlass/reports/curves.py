@@ -12,6 +12,7 @@ from windlass.reports.run_summary import Curve, Number
 MOST = 400  # points of a curve that are drawn
 TICKS = 4  # lines across it, about
 ROWS = 12  # of its table
+SAME = 1e-5  # of a value: a smaller spread of a curve is not drawn
 SIDE = 1000  # units of a picture, which is stretched to its place
 
 
@@ -62,7 +63,8 @@ def chart(
             path, style = f"{path} {path}", f"{style} single"
         shapes.append(f'<polyline class="{style}" points="{path}"/>')
     labels = "".join(
-        f'<span class="tick" style="top:{down(y):.2%}">{escape(show(y))}</span>' for y in marks
+        f'<span class="tick" style="top:{down(y):.2%}">{escape(label)}</span>'
+        for y, label in zip(marks, _labels(marks, show), strict=True)
     )
     values = [
         {
@@ -92,7 +94,7 @@ def chart(
 
 def ticks(low: Number, high: Number) -> list[Number]:
     """Round numbers from below the lowest to above the highest."""
-    if low == high:
+    if high - low <= SAME * abs(high):
         spread = abs(low) or 1.0
         low, high = low - spread / 2, high + spread / 2
     rough = (high - low) / TICKS
@@ -100,6 +102,12 @@ def ticks(low: Number, high: Number) -> list[Number]:
     step = next(unit * size for size in (1, 2, 2.5, 5, 10) if unit * size >= rough)
     first, last = math.floor(low / step), math.ceil(high / step)
     return [step * number for number in range(first, last + 1)]
+
+
+def _labels(marks: Sequence[Number], show: Callable[[Number], str]) -> list[str]:
+    """Labels of ticks; where they would be the same, with as many digits as tell them apart."""
+    labels = [show(mark) for mark in marks]
+    return labels if len({*labels}) == len(labels) else [f"{mark:.7g}" for mark in marks]
 
 
 def _summary(lines: Sequence[CurveStyle], show: Callable[[Number], str]) -> str:
