@@ -142,6 +142,18 @@ def test_steps_that_were_taken_again_do_not_count():
     assert json.loads(json.dumps(found.as_dict()))["starts"][1]["steps"] is None
 
 
+def test_the_moment_between_the_last_save_and_the_end_is_no_step_that_is_taken_again():
+    every = [
+        PhasePiece(1, STEPS, 0.0, 10.0, first=0, step=5, waited=0.0),
+        PhasePiece(1, STEPS, 10.0, 1.0, first=5, step=5, waited=0.0),
+        PhasePiece(1, "end", 11.0, 0.0, first=5, step=5, waited=0.0, ending="stopped"),
+        PhasePiece(2, STEPS, 20.0, 1.0, first=5, step=5, waited=0.0),  # killed in its first step
+        PhasePiece(3, STEPS, 30.0, 1.0, first=5, step=6, waited=0.0),
+    ]
+    seconds = [start.seconds for start in goodput(every, is_running=False).starts]
+    assert seconds == [{STEADY: 11.0}, {REPEATED: 1.0}, {STEADY: 1.0}]
+
+
 def test_a_run_that_has_noted_nothing_has_no_goodput(file):
     found = goodput(pieces(file), is_running=False)
     assert found.share is None and found.pace is None and found.seconds == {}

@@ -1,5 +1,6 @@
 """The command line: parse, call, print."""
 
+import gc
 import signal
 import sys
 from io import TextIOWrapper
@@ -19,6 +20,9 @@ def main() -> None:
         from windlass.cli.commands import run
 
         code = run(sys.argv[1:], signals)
+    # All that JAX made goes with the process: without the interpreter's last look at each object a
+    # command that used it ends in a fifth of the time.
+    gc.freeze()
     sys.exit(code)
 
 

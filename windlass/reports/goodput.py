@@ -84,8 +84,8 @@ class RunStart:
         """The share of steps that no later start took again."""
         if self.resumes_at is None:
             return 1.0
-        if piece.step == piece.first:  # killed in its first one
-            return 0.0
+        if piece.step == piece.first:  # between a save and the end, or killed in a step
+            return 1.0 if self.pieces[-1].ending or piece.first < self.resumes_at else 0.0
         kept = min(piece.step, self.resumes_at) - piece.first
         return max(0, kept) / (piece.step - piece.first)
 
