@@ -1,6 +1,7 @@
 """Calls that generate with a model."""
 
 from collections.abc import Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +12,17 @@ from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.evaluation.generate import Generator, Prompt
+from windlass.evaluation.prompts import Example
 from windlass.evaluation.published_model import open_model
+from windlass.formats import prompt_text
 
+Question = str | Messages | dict[str, Any] | Example
 ANSWER_TOKENS = 512  # at most in an answer, unless a call says otherwise
 
 
 def generate(
     run: str | Path | None,
-    prompts: str | Sequence[str | Messages],
+    prompts: str | Sequence[Question],
     overrides: Overrides = (),
     *,
     chat: bool = False,
@@ -30,8 +34,9 @@ def generate(
     """Completions of prompts by the model of a run, a folder or the hub.
 
     A prompt is text to continue, or with `chat` a user message; a list of messages is a chat to
-    answer. `sampling` has the fields of `Sampling`, and may have sections of the recipe to
-    override, such as `device="cpu"`.
+    answer. Of a run on sections it is a question, or a mapping with the columns in front of the
+    response: they get the headings that the model was trained with. `sampling` has the fields of
+    `Sampling`, and may have sections of the recipe to override, such as `device="cpu"`.
     """
     every = [prompts] if isinstance(prompts, str) else prompts
     how = {"chat": chat, "weights": weights, "step": step, "batch": batch}
@@ -40,7 +45,7 @@ def generate(
 
 def each(
     run: str | Path | None,
-    prompts: Sequence[str | Messages],
+    prompts: Sequence[Question],
     overrides: Overrides = (),
     *,
     chat: bool = False,
@@ -48,11 +53,13 @@ def each(
     step: int | None = None,
     batch: int = 16,
     begin: int = 0,
+    as_text: bool = False,
     **sampling: Any,
 ) -> Iterator[str]:
     """Completions one after the other, as they come, in batches of `batch` prompts.
 
-    Those before `begin` are left out: they are there from an earlier call.
+    Those before `begin` are left out: they are there from an earlier call. With `as_text`, texts
+    are continued as they stand, whatever the run was trained on.
     """
     if batch < 1:
         raise UserError(f"batch is {batch}; it must be 1 or more")
@@ -61,7 +68,8 @@ def each(
     opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = build_generator(opened)
-        inputs = [_prompt(prompt, chat, generator, opened.folder) for prompt in prompts]
+        framed = partial(_prompt, opened, generator, is_chat=chat, as_text=as_text)
+        inputs = [framed(*_placed(one, number)) for number, one in enumerate(prompts, start=1)]
         yield from generator.each(inputs, how, batch, begin)
 
 
@@ -72,14 +80,22 @@ def stream(
     *,
     weights: str = "last",
     step: int | None = None,
+    echo: bool = False,
     **sampling: Any,
 ) -> Iterator[str]:
-    """Completion of a prompt by a run's model, streamed in pieces."""
+    """Completion of a prompt by a run's model, streamed in pieces.
+
+    With `echo` the first piece is the prompt as the model reads it.
+    """
     keys, rest = sections(sampling)
     how = read(Sampling, rest, origin="the call")
     opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
-        yield from build_generator(opened).stream(prompt, how)
+        generator = build_generator(opened)
+        text = opened.run.data.format.asked(prompt, "the prompt")
+        if echo:
+            yield text
+        yield from generator.stream(text, how)
 
 
 def chat(
@@ -94,6 +110,7 @@ def chat(
 ) -> Conversation:
     """Conversation with the model of a run, a folder or the hub, which remembers it.
 
+    Of a run on sections each message is a question by itself, under the headings of its data.
     `sampling` has the fields of `Sampling`, by which an answer has at most 512 tokens here.
     """
     keys, rest = sections(sampling)
@@ -101,8 +118,12 @@ def chat(
     opened = open_model(run, words(overrides, keys), weights=weights, step=step)
     with opened.scope():
         generator = build_generator(opened)
-    _check_chats(generator, opened.folder)
-    context = {"longest": opened.context_length, "scope": opened.scope}
+    context: dict[str, Any] = {"longest": opened.context_length, "scope": opened.scope}
+    if (format := opened.run.data.format).asked_columns:
+        context["frame"] = partial(format.asked, where="a question")
+        format.asked("", "a question")  # refused before anything is asked, if it needs more columns
+    else:
+        _check_chats(generator, opened.folder)
     return Conversation(generator, how, system=system, thinking=thinking, **context)
 
 
@@ -123,13 +144,30 @@ def build_generator(opened: FinishedRun) -> Generator:
     return Generator(opened.model(), vocabulary, ends(vocabulary))
 
 
-def _prompt(prompt: str | Messages, is_chat: bool, generator: Generator, folder: Path) -> Prompt:
+def _placed(question: Question, number: int) -> tuple[str | Messages | dict[str, Any], str]:
+    """A question, or the messages of a chat, and its place for messages of ours."""
+    value, where = question if isinstance(question, Example) else (question, f"prompt {number}")
+    has_messages = isinstance(value, dict) and isinstance(value.get("messages"), list)
+    return value["messages"] if has_messages else value, where
+
+
+def _prompt(
+    opened: FinishedRun,
+    generator: Generator,
+    question: str | Messages | dict[str, Any],
+    where: str,
+    *,
+    is_chat: bool,
+    as_text: bool,
+) -> Prompt:
     """Prompt as a generator takes it: text, or the tokens of a chat."""
-    if isinstance(prompt, str) and not is_chat:
-        return prompt
-    _check_chats(generator, folder)
-    messages = [{"role": "user", "content": prompt}] if isinstance(prompt, str) else prompt
-    return encoded(generator.vocabulary, messages)
+    if not isinstance(question, list) and not is_chat:
+        asked = prompt_text if as_text else opened.run.data.format.asked
+        return asked(question, where)
+    _check_chats(generator, opened.folder)
+    if not isinstance(question, list):
+        question = [{"role": "user", "content": prompt_text(question, where)}]
+    return encoded(generator.vocabulary, question)
 
 
 def _check_chats(generator: Generator, folder: Path) -> None:

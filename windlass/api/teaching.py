@@ -62,8 +62,8 @@ def teach(
 
     What an earlier call of the same wrote is not computed again. With `generate`, a file of JSON
     Lines, the teacher instead writes a text for every example, `batch` at a time: it continues
-    texts, and answers chats in place of their last answers; `options` may then have the fields of
-    `Sampling`.
+    texts, and answers chats and sections in place of their answers; `options` may then have the
+    fields of `Sampling`.
 
     In place of a recipe, `imports` is a folder of .npz or safetensors files with `input_ids`,
     `topk_idx` and `topk_logits`, which are written to the folder `out` as a cache that is a data
@@ -102,6 +102,7 @@ def _generate(
         weights=start.which,
         batch=batch,
         begin=begin,
+        as_text=True,
         **sampling,
     )
     with (

@@ -77,7 +77,8 @@ class Talk:
                 self.conversation.reset()
                 self._say("cleared")
             case "/system":
-                self.conversation.system = rest.strip() or self.conversation.system
+                if rest.strip():
+                    self.conversation.instruct(rest.strip())
                 self._say(f"system prompt: {self.conversation.system or 'none'}")
             case "/save":
                 self._save(rest.strip())

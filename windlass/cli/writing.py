@@ -69,6 +69,11 @@ def generate(
     text with a prompt per line. A prompt is continued as it stands; --chat applies the model's chat
     template, which messages always get.
 
+    A run on sections (data.format.kind: sections) is asked a question, which gets the headings of
+    its data up to data.format.response; a text that has headings of its own is continued as it
+    stands. A line of a .jsonl file may have the columns in front of the response instead of a
+    prompt.
+
     windlass generate quickstart "Once upon a time"
     windlass generate quickstart "One day" --temperature 0.5 --top-k 40
     windlass generate runs/mine-1a2b3c4d "Q: Why?" --stop Q: > answer.txt
@@ -85,16 +90,15 @@ def generate(
                 raise UserError(f"--out is {out}; it needs --file, and > is for one prompt")
             if chat:
                 raise UserError("--chat needs --file; windlass chat RUN chats with a model")
-            _write(prompt or "", api.stream(run, prompt or "", ctx.args, **how))
+            _write(api.stream(run, prompt or "", ctx.args, echo=True, **how))
             return
         if prompt is not None:
             raise UserError(f"--file is {file}, and a prompt is given too; leave one of them out")
         from windlass.evaluation import prompts
 
         examples, size = prompts.read(file), options(Batch, batch=batch).batch
-        inputs = [row.get("messages") or row["prompt"] for row in examples]
-        texts = api.each(run, inputs, ctx.args, batch=size, chat=chat, **how)
-        _write_lines(examples, texts, out)
+        texts = api.each(run, examples, ctx.args, batch=size, chat=chat, **how)
+        _write_lines([one.row for one in examples], texts, out)
 
 
 def chat(
@@ -119,7 +123,8 @@ def chat(
 ) -> None:
     """Chat with a model, of a run or published, in the chat template it was trained with.
 
-    The whole conversation is sent with each turn. Ctrl-C stops an answer, Ctrl-D leaves, /help
+    The whole conversation is sent with each turn; to a run on sections each turn is a question by
+    itself, under the headings of its data. Ctrl-C stops an answer, Ctrl-D leaves, /help
     lists commands. Through a pipe each line is a turn, and only answers are printed.
 
     windlass chat runs/mine-1a2b3c4d
@@ -196,10 +201,11 @@ def _opened(out: str | None) -> Iterator[TextIO]:
         yield file
 
 
-def _write(prompt: str, pieces: Iterator[str]) -> None:
-    """Write the text as it comes; on a terminal with the prompt in bold, and no control codes."""
+def _write(pieces: Iterator[str]) -> None:
+    """Write a text whose first piece is the prompt: bold on a terminal, without control codes."""
     on_terminal = sys.stdout.isatty()
     with waiting("loading the model"):
+        prompt = next(pieces)
         first = next(pieces, "")  # what is refused is refused before anything is written
     if on_terminal:
         Terminal(soft_wrap=True).print(Text(prompt, "bold"), end="")

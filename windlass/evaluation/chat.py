@@ -20,7 +20,8 @@ ANSWER = "\ue000"  # no template writes this by itself
 class Conversation:
     """Chat history, all of which is sent again with each turn.
 
-    Called with the user's message, it returns the answer, and remembers both.
+    Called with the user's message, it returns the answer, and remembers both. With a `frame`, which
+    makes a prompt of a question, each message is a question by itself.
     """
 
     def __init__(
@@ -32,9 +33,18 @@ class Conversation:
         thinking: str = "none",
         longest: int | None = None,
         scope: Callable[[], AbstractContextManager[None]] = nullcontext,
+        frame: Callable[[str], str] | None = None,
     ):
-        self.system, self.turns = system, []
+        self.system, self.turns = None, []
+        self._frame = frame
+        if system is not None:
+            self.instruct(system)
         self.thinking = _thinking(thinking)
+        if frame is not None and self.thinking != "none":
+            raise UserError(
+                f"thinking is {thinking}, and this model was trained on sections under headings, "
+                "among which its reasoning may be; leave it out"
+            )
         self.tokens = 0  # of the last answer
         self.longest = longest  # context length of the model, in tokens
         self._before = 0  # tokens before the last answer
@@ -49,10 +59,19 @@ class Conversation:
         first = [] if self.system is None else [{"role": "system", "content": self.system}]
         return [*first, *self.turns]
 
+    def instruct(self, system: str) -> None:
+        """Set the system prompt."""
+        if self._frame is not None:
+            raise UserError(
+                "this model was trained on sections under headings, which have no system prompt; "
+                "what it is to know belongs to the question"
+            )
+        self.system = system
+
     def stream(self, text: str) -> Generator[str, None, None]:
         """The answer in pieces as they come. One that is not waited for is remembered so far."""
         message = {"role": "user", "content": text}
-        prompt = encoded(self._generator.vocabulary, [*self.messages, message], self.thinking)
+        prompt = self._prompt(message)
         pieces: list[str] = []
         self.tokens, self._before = 0, len(prompt)
         try:
@@ -62,21 +81,32 @@ class Conversation:
                     yield piece
         finally:
             if pieces:
-                self.turns += [message, {"role": "assistant", "content": "".join(pieces)}]
+                before = self.turns if self._frame is None else []
+                answer = {"role": "assistant", "content": "".join(pieces)}
+                self.turns = [*before, message, answer]
 
     def warning(self) -> str | None:
         """A warning where the last answer went beyond the model's context length."""
         length = self._before + self.tokens
         if self.longest is None or length <= self.longest:
             return None
+        what = "this conversation has" if self._frame is None else "question and answer have"
+        then = "" if self._frame is not None else ", and /reset clears the conversation"
         return (
-            f"this conversation has {length:,} tokens, and the context length of the model is "
-            f"{self.longest:,}; answers get worse from here, and /reset clears the conversation"
+            f"{what} {length:,} tokens, and the context length of the model is "
+            f"{self.longest:,}; answers get worse from here{then}"
         )
 
     def reset(self) -> None:
         """Clear the history; the system prompt stays."""
         self.turns = []
+
+    def _prompt(self, message: dict[str, Any]) -> np.ndarray:
+        if self._frame is None:
+            said = [*self.messages, message]
+            return encoded(self._generator.vocabulary, said, self.thinking)
+        (prompt,) = self._generator.encoded([self._frame(message["content"])])
+        return prompt
 
     def _counted(self, prompt: np.ndarray) -> Iterator[int]:
         for token in self._generator.tokens(prompt, self._sampling):

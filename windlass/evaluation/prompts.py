@@ -2,9 +2,8 @@
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from windlass.config import listing
 from windlass.data import Data
 from windlass.data.corpus import under
 from windlass.errors import UserError
@@ -15,25 +14,35 @@ from windlass.formats.chat import Format as Chats
 JSON = (".jsonl", ".ndjson")
 
 
+class Example(NamedTuple):
+    """Line of a file of prompts: its keys, and its place for messages."""
+
+    row: dict[str, Any]
+    where: str
+
+
 def of_data(data: Data) -> Iterator[dict[str, Any]]:
-    """The examples of a recipe's data as prompts: texts, or chats without their last answers."""
+    """The examples of a recipe's data as prompts: texts, or examples without their answers."""
     for part in data.parts:
         with under(part.key):
             yield from _of_source(part.source, data.format)
 
 
 def _of_source(source: Any, format: BaseFormat) -> Iterator[dict[str, Any]]:
-    is_chat = isinstance(format, Chats)
-    if source.yields != "text" or not (is_chat or format.reads == "text"):
-        raise UserError("prompts are made of texts and chats, and data.source has neither")
+    is_known = isinstance(format, Chats) or format.asked_columns or format.reads == "text"
+    if source.yields != "text" or not is_known:
+        raise UserError("prompts are made of texts, chats and sections; data.source has none")
     for number in range(len(source)):
-        if not isinstance(format, Chats):
+        if format.reads == "text":
             yield {"prompt": source[number]["text"]}
             continue
         row, where = source.row(number), source.where(number)
         if not number:
             format, _ = format.settled(row, where)
-        yield {"messages": _question(format.conversation(row, where))}
+        if isinstance(format, Chats):
+            yield {"messages": _question(format.conversation(row, where))}
+        else:
+            yield {"prompt": format.asked(row, where)}
 
 
 def _question(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -42,8 +51,8 @@ def _question(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return messages[: last + 1]
 
 
-def read(path: str | Path) -> list[dict[str, Any]]:
-    """The examples of a file, each with a `prompt`, or with the `messages` of a chat.
+def read(path: str | Path) -> list[Example]:
+    """The examples of a file, each with a `prompt`, `messages` or the columns that a format asks.
 
     A file that does not end in .jsonl is plain text; its empty lines are no prompts.
     """
@@ -57,9 +66,12 @@ def read(path: str | Path) -> list[dict[str, Any]]:
     full = [(number, line) for number, line in enumerate(lines, start=1) if line.strip()]
     if not full:
         raise UserError(f"{path} has no prompts: it is empty")
-    if place.suffix not in JSON:
-        return [{"prompt": line.rstrip("\r")} for _, line in full]
-    return [_row(line, f"{path} line {number}") for number, line in full]
+    is_json = place.suffix in JSON
+    places = [f"{path} line {number}" for number, _ in full]
+    return [
+        Example(_row(line, where) if is_json else {"prompt": line.rstrip("\r")}, where)
+        for where, (_, line) in zip(places, full, strict=True)
+    ]
 
 
 def _row(line: str, where: str) -> dict[str, Any]:
@@ -69,7 +81,4 @@ def _row(line: str, where: str) -> dict[str, Any]:
         raise UserError(f"{where} is not JSON: {error}") from None
     if not isinstance(row, dict):
         raise UserError(f'{where} is no JSON object; it must be like {{"prompt": "..."}}')
-    if isinstance(row.get("messages"), list) or isinstance(row.get("prompt"), str):
-        return row
-    has = f"it has {listing(row, 'and')}" if row else "it is empty"
-    raise UserError(f"{where} has no prompt that is text and no messages that are a list; {has}")
+    return row

@@ -5,6 +5,8 @@ from collections.abc import Mapping
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from windlass.columns import Column
+from windlass.config import listing
+from windlass.errors import UserError
 from windlass.hub.chat_template import Template
 
 # Treatment of a document that is longer than a sequence.
@@ -45,6 +47,15 @@ class BaseFormat(ABC):
     speaks: ClassVar[bool] = False  # with a template, its model can chat
     template: str | None = None  # in place of the tokenizer's own
 
+    @property
+    def asked_columns(self) -> tuple[str, ...]:
+        """Columns that a prompt is made of; none where a prompt is text to continue."""
+        return ()
+
+    def asked(self, question: str | dict[str, Any], where: str) -> str:
+        """Prompt of a question, or of an example that has one, up to where the model writes."""
+        return prompt_text(question, where)
+
     def settled(self, row: dict[str, Any], where: str) -> "tuple[BaseFormat, str | None]":
         """The format that fits the rows, by the first of them, and a note about that."""
         return self, None
@@ -53,3 +64,15 @@ class BaseFormat(ABC):
     def render(
         self, row: dict[str, Any], where: str, template: Template | None
     ) -> list[Rendered]: ...
+
+
+def prompt_text(question: str | dict[str, Any], where: str, also: str = "") -> str:
+    """Text of a prompt, or of an example that has one; `also` names what else would be one."""
+    if isinstance(question, str):
+        return question
+    if isinstance(prompt := question.get("prompt"), str):
+        return prompt
+    has = f"it has {listing(question, 'and')}" if question else "it is empty"
+    raise UserError(
+        f"{where} has no prompt that is text{also} and no messages that are a list; {has}"
+    )

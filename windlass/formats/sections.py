@@ -1,11 +1,12 @@
 """Columns of an example under headings, in order: a question, its reasoning, its answer."""
 
 from collections.abc import Iterator
+from itertools import takewhile
 from typing import Any, ClassVar
 
 from windlass.config import listing, section
 from windlass.errors import UserError
-from windlass.formats import BaseFormat, Longer, Rendered, Span
+from windlass.formats import BaseFormat, Longer, Rendered, Span, prompt_text
 from windlass.hub.chat_template import Template
 
 
@@ -66,6 +67,35 @@ class Format(BaseFormat):
                 # Behind the line of the heading, which a prompt ends in.
                 spans.append(Span(len(text) - len(words), len(text), one.weight))
         return [Rendered(text, tuple(spans))]
+
+    @property
+    def asked_columns(self) -> tuple[str, ...]:
+        """Columns in front of the response that an example needs; of optional ones, the first."""
+        before = takewhile(lambda one: one.heading != self.response, self.sections)
+        filled = [one for one in before if one.column is not None]
+        filled = filled if self.response is not None else filled[:1]
+        needed = [one for one in filled if not one.optional] or filled[:1]
+        return tuple(dict.fromkeys(one.column for one in needed if one.column is not None))
+
+    def asked(self, question: str | dict[str, Any], where: str) -> str:
+        """Prompt of a question: under its heading, up to the heading of the response.
+
+        A text that has headings of its own is continued as it stands.
+        """
+        columns = self.asked_columns
+        if columns and isinstance(question, dict) and columns[0] in question:
+            return self.prompt(question, where)
+        text = prompt_text(question, where, f", no {listing(columns, 'and')}" if columns else "")
+        headings = {one.heading.strip() for one in self.sections}
+        if not columns or any(line.strip() in headings for line in text.splitlines()):
+            return text
+        if len(columns) > 1:
+            raise UserError(
+                f"{where} is one text, and a prompt of this model has the columns "
+                f"{listing(columns, 'and')}; `windlass generate RUN --file FILE.jsonl` takes them "
+                "from a file of JSON Lines"
+            )
+        return self.prompt({columns[0]: text}, where) if text.strip() else text
 
     def prompt(self, row: dict[str, Any], where: str) -> str:
         """The prompt: the sections up to the response, and its heading."""

@@ -254,7 +254,10 @@ class RunReport:
         vocabulary = self.session.prepared.vocabulary
         if vocabulary is None:
             return f"windlass evaluate {self.folder}"
-        if self.session.run.data.format.speaks and vocabulary.template is not None:
+        format = self.session.run.data.format
+        if len(format.asked_columns) > 1:
+            return f"windlass generate {self.folder} --file questions.jsonl"
+        if format.asked_columns or (format.speaks and vocabulary.template is not None):
             return f"windlass chat {self.folder}"
         return f'windlass generate {self.folder} "Once upon a time"'
 

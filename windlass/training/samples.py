@@ -17,6 +17,8 @@ class Writer:
     def __init__(self, session: Session, folder: Path):
         self.session, self.file = session, folder / folders.SAMPLES
         self.generator: Generator | None = None
+        train, format = session.run.train, session.run.data.format
+        self.prompt = format.asked(train.sample or "", "train.sample")
 
     def __call__(self, done: int, state: State, frozen: Frozen) -> str:
         arrays = self.session.programs.finish(state.weights, frozen.model, state.carry)
@@ -26,12 +28,10 @@ class Writer:
         if self.generator is None:
             self.generator = Generator(model, vocabulary)
         self.generator.renew(model)
-        train = self.session.run.train
-        prompt = train.sample or ""
-        (text,) = self.generator.generate(prompt, train.sampling)
+        (text,) = self.generator.generate(self.prompt, self.session.run.train.sampling)
         if hosts.is_first():
-            samples.append(self.file, Sample(done, prompt + text))
-        return prompt + text
+            samples.append(self.file, Sample(done, self.prompt + text))
+        return self.prompt + text
 
     def truncate(self, step: int) -> None:
         """Drop the samples after a step: a run that goes on from there writes them again."""
