@@ -17,6 +17,7 @@ from windlass.data import vocabulary as vocabularies
 from windlass.errors import UserError
 from windlass.evaluation import harness
 from windlass.evaluation.generate import Generator
+from windlass.evaluation.harness import Harness, Score
 from windlass.evaluation.likelihood import Scorer
 from windlass.processes.signals import Signals
 
@@ -125,15 +126,16 @@ def test_a_task_measures_the_same_as_with_transformers(ours, theirs, folder: Pat
     from lm_eval.tasks import TaskManager
 
     scorer, generator = ours
-    found = harness.measure(scorer, generator, ["tiny_choice"], limit=7, folder=folder)
-    expected = harness._library().simple_evaluate(
+    found = Harness(["tiny_choice"], limit=7, folder=folder)(scorer, generator)
+    expected = harness.library().simple_evaluate(
         theirs,
         tasks=["tiny_choice"],
         limit=7,
         task_manager=TaskManager(include_path=str(folder), include_defaults=False),
-        bootstrap_iters=0,
     )
-    assert found == {"tiny_choice": {"acc": expected["results"]["tiny_choice"]["acc,none"]}}
+    table = expected["results"]["tiny_choice"]
+    score = Score(table["acc,none"], table["acc_stderr,none"], True)
+    assert found.scores == {"tiny_choice": {"acc": score}}
 
 
 def test_a_run_is_asked_by_its_name_with_what_it_was_trained_on(
@@ -143,6 +145,7 @@ def test_a_run_is_asked_by_its_name_with_what_it_was_trained_on(
     found = windlass.tasks(run, "tiny_choice", folder=folder, limit=4, shots=0)
     assert list(found) == ["tiny_choice"]
     assert found["tiny_choice"]["acc"] in (0, 0.25, 0.5, 0.75, 1)
+    assert 0 <= found["tiny_choice"]["acc_stderr"] <= 0.5
     capsys.readouterr()
     words = ["evaluate", str(run), "--tasks", "tiny_choice", "--tasks-from", str(folder)]
     assert commands.run([*words, "--limit", "4", "--shots", "0", "--json"], Signals()) == 0
@@ -155,18 +158,18 @@ def test_options_of_tasks_are_refused_without_them():
     assert str(refused.value) == "--tasks-from is for --tasks, which is not given"
 
 
-def test_a_task_that_is_not_there_is_refused(ours, folder: Path):
+def test_a_task_that_is_not_there_is_refused(folder: Path):
     with pytest.raises(UserError) as refused:
-        harness.measure(ours[0], ours[1], ["tiny_chice"], folder=folder)
+        Harness(["tiny_chice"], folder=folder)
     assert str(refused.value) == (
         f"no task is named tiny_chice; did you mean tiny_choice? {folder} has its tasks"
     )
 
 
-def test_without_the_harness_it_says_what_to_install(ours, monkeypatch: pytest.MonkeyPatch):
+def test_without_the_harness_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setitem(sys.modules, "lm_eval", None)
     with pytest.raises(UserError) as refused:
-        harness.measure(ours[0], ours[1], ["hellaswag"])
+        Harness(["hellaswag"])
     assert str(refused.value) == (
         "tasks need lm-evaluation-harness, which is not installed: "
         "pip install 'windlass-lm[harness]'"

@@ -1,7 +1,7 @@
 """Calls that measure a model: loss, perplexity and scores."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,7 @@ from windlass.data.blocks import BlockRows
 from windlass.data.split import SPLITS, Split
 from windlass.data.tokenizer import Tokenizer
 from windlass.errors import UserError
-from windlass.evaluation import answers, published_model
+from windlass.evaluation import answers, harness, published_model
 from windlass.evaluation.likelihood import Scorer
 from windlass.evaluation.published_model import PublishedModel, open_model, open_on_data
 from windlass.evaluation.verdict import verdict
@@ -240,24 +240,38 @@ def tasks(
     limit: int | None = None,
     shots: int | None = None,
     folder: str | Path | None = None,
+    chat: bool | None = None,
     weights: str = "last",
     step: int | None = None,
     batch: int = 8,
     **keys: Any,
 ) -> dict[str, dict[str, float]]:
-    """Scores of a run's model on lm-evaluation-harness tasks; `folder` has one's own tasks.
+    """Scores of a run's model on lm-evaluation-harness tasks, and their standard errors.
 
-    At most `limit` examples are measured per task, each after `shots` solved ones.
+    At most `limit` examples are measured per task, each after `shots` solved ones; `folder` has
+    one's own tasks. `chat` applies the chat template: by default, where the run was trained on
+    chats. The results file of the harness goes to the folder of the run.
     """
-    from windlass.evaluation import harness
-
     every = [names] if isinstance(names, str) else names
     opened = open_model(run, words(overrides, keys), weights=weights, step=step)
+    tasks = harness.Harness(every, limit=limit, shots=shots, folder=folder)
     with opened.scope():
-        generator = build_generator(opened)
+        reached, *arrays = opened.used()
+        generator = build_generator(opened, opened.built.model(*arrays))
         scorer = Scorer(generator.model, longest=opened.context_length, batch=batch)
-        how = {"limit": limit, "shots": shots, "folder": folder}
-        return harness.measure(scorer, generator, every, **how)
+        is_chat = harness.uses_chat(opened.run.data.format, generator.vocabulary, chat)
+        measured = tasks(scorer, generator, chat=is_chat)
+    if not isinstance(opened, PublishedModel):
+        place = opened.folder / folders.TASKS / folders.measured_at(reached, opened.part)
+        harness.write(measured.results, place)
+    return {name: dict(_with_errors(scores)) for name, scores in measured.scores.items()}
+
+
+def _with_errors(scores: Mapping[str, harness.Score]) -> Iterator[tuple[str, float]]:
+    for metric, score in scores.items():
+        yield metric, score.value
+        if score.stderr is not None:
+            yield f"{metric}_stderr", score.stderr
 
 
 def _tokenizer(folder: Path, run: Run) -> Tokenizer:

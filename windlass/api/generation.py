@@ -127,8 +127,11 @@ def chat(
     return Conversation(generator, how, system=system, thinking=thinking, **context)
 
 
-def build_generator(opened: FinishedRun) -> Generator:
-    """Generator with the model of a run, or a refusal where that generates no text."""
+def build_generator(opened: FinishedRun, model: Any = None) -> Generator:
+    """Generator with the model of a run, or a refusal where that generates no text.
+
+    A `model` that is loaded already is not loaded again.
+    """
     if not opened.run.model.causal:
         family = type(opened.run.model).__module__.rpartition(".")[2]
         raise UserError(
@@ -141,14 +144,17 @@ def build_generator(opened: FinishedRun) -> Generator:
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "
             f"to generate; `windlass evaluate {opened.folder}` measures its loss"
         )
-    return Generator(opened.model(), vocabulary, ends(vocabulary))
+    return Generator(model or opened.model(), vocabulary, ends(vocabulary))
 
 
 def _placed(question: Question, number: int) -> tuple[str | Messages | dict[str, Any], str]:
     """A question, or the messages of a chat, and its place for messages of ours."""
-    value, where = question if isinstance(question, Example) else (question, f"prompt {number}")
-    has_messages = isinstance(value, dict) and isinstance(value.get("messages"), list)
-    return value["messages"] if has_messages else value, where
+    where = f"prompt {number}"
+    if isinstance(question, Example):
+        question, where = question
+    if isinstance(question, dict) and isinstance(messages := question.get("messages"), list):
+        return messages, where
+    return question, where
 
 
 def _prompt(

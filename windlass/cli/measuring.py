@@ -22,6 +22,8 @@ from windlass.config import section
 from windlass.errors import UserError
 from windlass.terminal import Terminal
 
+ERROR = "_stderr"  # ends the name of a standard error
+
 
 @section
 class Measured(CheckpointOptions):
@@ -38,6 +40,7 @@ class TaskOptions(CheckpointOptions):
     limit: int | None
     shots: int | None
     tasks_from: str | None
+    chat: bool | None
 
 
 def evaluate(
@@ -90,6 +93,13 @@ def evaluate(
         str | None,
         typer.Option(metavar="DIR", help="with --tasks: a folder of your own task YAML files"),
     ] = None,
+    chat: Annotated[
+        bool | None,
+        typer.Option(
+            "--chat/--no-chat",
+            help="with --tasks: apply the chat template; default: if the run trained on chats",
+        ),
+    ] = None,
     diagnose: Annotated[
         bool,
         typer.Option("--diagnose", help="measures of fixed random layers instead, without data"),
@@ -116,7 +126,7 @@ def evaluate(
     windlass evaluate mine --diagnose
     windlass evaluate trm-sudoku --weights ema --votes 8 --save answers.npz
     """
-    task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from}
+    task_options = {"limit": limit, "shots": shots, "tasks_from": tasks_from, "chat": chat}
     by_row = {"votes": votes, "save": save}
     if diagnose:
         measures = {"data": data, "beside": beside, "tasks": tasks, **task_options, **by_row}
@@ -180,6 +190,7 @@ def _tasks(
                 limit=chosen.limit,
                 shots=chosen.shots,
                 folder=chosen.tasks_from,
+                chat=chosen.chat,
                 weights=chosen.weights,
                 step=chosen.step,
             )
@@ -188,7 +199,13 @@ def _tasks(
         return
     width = max(len(name) for name in scores) + 2
     for name, values in scores.items():
-        line = "  ".join(f"{metric} {number(value)}" for metric, value in values.items())
+        errors = {k.removesuffix(ERROR): x for k, x in values.items() if k.endswith(ERROR)}
+        line = "  ".join(
+            f"{metric} {number(value)}"
+            + (f" ± {number(errors[metric])}" if metric in errors else "")
+            for metric, value in values.items()
+            if not metric.endswith(ERROR)
+        )
         say(Text.assemble((f"{name:<{width}}", "bold"), line))
 
 

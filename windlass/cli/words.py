@@ -55,7 +55,9 @@ class Command(TyperCommand):
     def _split(self, ctx: Any, words: list[str]) -> tuple[list[str], list[str], list[str]]:
         """Options with their values, words that have a place of their own, and keys."""
         params = self.get_params(ctx)
-        known = {name: param for param in params for name in param.opts if name.startswith("-")}
+        known = {
+            name: param for param in params for name in _spellings(param) if name.startswith("-")
+        }
         counts = [param.nargs for param in params if param.param_type_name == "argument"]
         room = len(words) if -1 in counts else len(counts)
         options: list[str] = []
@@ -226,7 +228,7 @@ def _first_line(command: Any) -> str:
 def _name(param: Any) -> str:
     if param.param_type_name == "argument":
         return param.metavar.strip("[]")
-    names = ", ".join(sorted(param.opts, key=len))
+    names = ", ".join(sorted(_spellings(param), key=len))
     return f"{names} {param.metavar}" if param.metavar else names
 
 
@@ -235,3 +237,8 @@ def _help_of(param: Any) -> str:
         return TYPERS[param.name]
     has_default = param.param_type_name == "option" and isinstance(param.default, str)
     return f"{param.help} ({param.default})" if has_default else param.help
+
+
+def _spellings(param: Any) -> list[str]:
+    """Spellings of an option, with those that turn it off."""
+    return [*param.opts, *param.secondary_opts]

@@ -68,6 +68,11 @@ class FinishedRun:
         self.run = self.built.run
         self._place = place  # asked anew each time: the run may be training meanwhile
 
+    @property
+    def part(self) -> str:
+        """Part of the state whose weights are used: `weights`, or `ema`, their average."""
+        return self._place().part
+
     def scope(self) -> AbstractContextManager:
         return self.built.described.scope()
 
@@ -129,8 +134,7 @@ class FinishedRun:
     @property
     def context_length(self) -> int:
         """Context length: that of the published model, or else of the training sequences."""
-        about = self.came_with("config.json") or {}
-        return about.get("max_position_embeddings") or self.run.data.length
+        return context_length(self.run, self.came_with("config.json"))
 
     def load(
         self,
@@ -180,6 +184,11 @@ class FinishedRun:
 
     def _solved(self, loaded: Loaded) -> tuple[PyTree, PyTree]:
         return self.programs.finish(loaded.weights, loaded.frozen.model, loaded.carry)
+
+
+def context_length(run: Run, published: Mapping[str, Any] | None) -> int:
+    """Context length by the config.json of the published model, or else the training sequences."""
+    return (published or {}).get("max_position_embeddings") or run.data.length
 
 
 def open_run(

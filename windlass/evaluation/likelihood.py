@@ -1,6 +1,6 @@
 """Log-likelihood of given tokens under a model, for tasks that choose among answers."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import equinox as eqx
@@ -36,12 +36,25 @@ class Scorer:
         self._weights, self._rest = eqx.partition(model, eqx.is_array)
         self._read = Program(self._log_likelihood, "scorer")
 
-    def __call__(self, pairs: Sequence[tuple[Sequence[int], Sequence[int]]]) -> list[Likelihood]:
-        """Log-likelihood of each continuation; a context that is too long loses its beginning."""
+    def renew(self, model: Model) -> None:
+        """Go on with other weights of the same model; nothing is compiled again."""
+        self._weights, _ = eqx.partition(model, eqx.is_array)
+
+    def __call__(
+        self,
+        pairs: Sequence[tuple[Sequence[int], Sequence[int]]],
+        *,
+        before: Callable[[], None] = lambda: None,
+    ) -> list[Likelihood]:
+        """Log-likelihood of each continuation; a context that is too long loses its beginning.
+
+        `before` is called before each batch, and may raise.
+        """
         scores: dict[int, Likelihood] = {}
         # Long ones first: rows of a batch then have about the same length.
         order = sorted(range(len(pairs)), key=lambda i: -len(pairs[i][0]) - len(pairs[i][1]))
         for first in range(0, len(order), self.batch):
+            before()
             some = order[first : first + self.batch]
             scores |= zip(some, self._scored([pairs[i] for i in some]), strict=True)
         return [scores[i] for i in range(len(pairs))]

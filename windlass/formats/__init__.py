@@ -1,7 +1,7 @@
 """Formats: from examples to text, and the loss mask over it. A file here is a `data.format`."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any, ClassVar, Literal, NamedTuple
 
 from windlass.columns import Column
@@ -48,7 +48,7 @@ class BaseFormat(ABC):
     template: str | None = None  # in place of the tokenizer's own
 
     @property
-    def asked_columns(self) -> tuple[str, ...]:
+    def asked_columns(self) -> Sequence[str]:
         """Columns that a prompt is made of; none where a prompt is text to continue."""
         return ()
 

@@ -1,6 +1,6 @@
 """Columns of an example under headings, in order: a question, its reasoning, its answer."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from itertools import takewhile
 from typing import Any, ClassVar
 
@@ -69,7 +69,7 @@ class Format(BaseFormat):
         return [Rendered(text, tuple(spans))]
 
     @property
-    def asked_columns(self) -> tuple[str, ...]:
+    def asked_columns(self) -> Sequence[str]:
         """Columns in front of the response that an example needs; of optional ones, the first."""
         before = takewhile(lambda one: one.heading != self.response, self.sections)
         filled = [one for one in before if one.column is not None]

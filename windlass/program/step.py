@@ -27,6 +27,14 @@ class Progress(NamedTuple):
     since: Int[Array, ""]  # evaluations after it
     token_hash: UInt32[Array, ""]  # of all tokens that were consumed, in their order
 
+    def unjudged(self) -> "Progress":
+        """Progress without a best, as before the first evaluation."""
+        return self._replace(
+            best=jnp.full_like(self.best, jnp.inf),
+            best_step=jnp.zeros_like(self.best_step),
+            since=jnp.zeros_like(self.since),
+        )
+
     def judged(self, step: int, loss: float) -> "Progress":
         """Progress after an evaluation: a new best, or one more without."""
         is_best = loss < self.best

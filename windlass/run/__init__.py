@@ -7,6 +7,7 @@ from windlass.checkpoint import Checkpoint
 from windlass.config import Every, Open, Several, section
 from windlass.config.sampling import Sampling
 from windlass.config.start import Start
+from windlass.config.tasks import Tasks
 from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
 from windlass.devices.mesh import Mesh
@@ -20,6 +21,7 @@ RESIDUALS = Open("windlass.residuals", tag="kind", attribute="Residual", usual="
 ADAPTERS = Open("windlass.adapters", tag="kind", attribute="Adapter", usual="lora")
 OPTIMIZERS = Open("windlass.optim", tag="kind", attribute="Optimizer", usual="adamw")
 
+TASK_COST = "task_cost"  # train.best in a checkpoint, with the sign by which lower is better
 FAMILIES = Open("windlass.models", tag="family", attribute="Config", instead=Start)
 
 
@@ -58,8 +60,10 @@ class Train:
     nonfinite: Literal["stop", "skip"] = "stop"  # on a loss or gradient that is not finite
     skips: int = 10  # with nonfinite skip: the most such steps in a row
     evaluate_every: Every | None = None  # evaluation on held-out data; null: only at the end
-    # early stopping: evaluations without a new best loss; null: never. With ema, the loss of the
-    # averaged weights counts
+    # metric of tasks by which weights are the best, such as arc_easy/acc; null: the loss on
+    # held-out data. With ema, the averaged weights count
+    best: str | None = None
+    # early stopping: evaluations without a new best; null: never
     patience: int | None = None
     # decay of an exponential moving average of the weights, such as 0.999; at step t at most
     # (1 + t) / (10 + t). null: no average
@@ -108,7 +112,9 @@ class Train:
 
     @property
     def watched(self) -> str:
-        """The loss that decides which weights are the best: the average's, where there is one."""
+        """The metric that is lowest for the best weights: the average's, where there is one."""
+        if self.best is not None:
+            return TASK_COST
         return "validation_loss" if self.ema is None else "validation_ema_loss"
 
     @property
@@ -163,6 +169,8 @@ class Run:
     # what trains weights by their gradient; null: nothing, for an objective that solves for them
     optim: Annotated[Any, OPTIMIZERS] | None = None
     train: Train
+    # public benchmarks that are measured as the run trains; null: none
+    tasks: Tasks | None = None
     checkpoint: Checkpoint = field(default_factory=Checkpoint)
     telemetry: Telemetry = field(default_factory=Telemetry)
     alarm: Alarm = field(default_factory=Alarm)

@@ -42,6 +42,7 @@ def problems(
         *_patience(run),
         *_sample(run),
         *([] if run.train.steps is None else profile(run, run.train.steps)),
+        *_tasks(run),
     ]
 
 
@@ -189,6 +190,7 @@ def _stream(run: Run) -> list[Problem]:
         "train.evaluate_every": run.train.evaluate_every,
         "checkpoint.every": run.checkpoint.every,
         "telemetry.every": run.telemetry.every,
+        "tasks.every": run.tasks and run.tasks.every,
     }
     for key, every in intervals.items():
         if every is not None and any(one.unit == "epochs" for one in (every, *every.also)):
@@ -198,14 +200,11 @@ def _stream(run: Run) -> list[Problem]:
 
 
 def _patience(run: Run) -> list[Problem]:
-    missing = [
-        key
-        for key, value in (
-            ("train.evaluate_every", run.train.evaluate_every),
-            ("data.validation", run.data.holds_out("validation")),
-        )
-        if not value
-    ]
+    interval = ("train.evaluate_every", run.train.evaluate_every)
+    needed = [interval, ("data.validation", run.data.holds_out("validation"))]
+    if run.train.best is not None and run.tasks is not None:
+        needed = [("tasks.every", run.tasks.every or run.train.evaluate_every)]
+    missing = [key for key, value in needed if not value]
     if run.train.patience is None or not missing:
         return []
     what = f"is {run.train.patience}; it counts evaluations: set {listing(missing, 'and')} too"
@@ -218,6 +217,18 @@ def _sample(run: Run) -> list[Problem]:
     family = _kind(run.model)
     what = f"is {run.train.sample}; generation needs a causal family, and {family} attends in both"
     return [("train.sample", f"{what} directions: leave it out")]
+
+
+def _tasks(run: Run) -> list[Problem]:
+    best = run.train.best
+    if run.tasks is None:
+        what = f"is {best}, a metric of tasks; tasks.names=[{(best or '').partition('/')[0]}]"
+        return [] if best is None else [("train.best", f"{what} would measure it")]
+    if run.model.causal:
+        return []
+    family = _kind(run.model)
+    what = f"are {', '.join(run.tasks.names)}; tasks need a causal family, and {family} attends in"
+    return [("tasks.names", f"{what} both directions: tasks=null")]
 
 
 def too_long(run: Run) -> list[Problem]:

@@ -16,7 +16,7 @@ ONE_STREAM = {"kind": "plain"}  # of a residual: the default
 _NOT_OURS = {
     "data": ("cache", "workers", "prefetch"),
     "train": (
-        *("steps", "epochs", "patience", "evaluate_every", "sample", "sampling"),
+        *("steps", "epochs", "patience", "evaluate_every", "best", "sample", "sampling"),
         *("microbatch", "remat", "layers_per_loop", "deterministic", "strict"),
     ),
 }

@@ -32,6 +32,7 @@ RECIPE, METRICS, COMPILES, PHASES, SAMPLES, ANSWERS, TOKENIZER, ABOUT, PLAN, REP
     "report.html",
     "lock",
 )
+TASKS = "lm_eval"  # a folder: results files of tasks, by step
 MODEL = "model"  # a folder: the small files of the published model that a run began with
 TRACES = "plugins"  # a folder: where TensorBoard looks for the traces of a profile
 SEAL = seal.NAME  # hashes of the three that the run computes from: recipe, tokenizer and model
@@ -135,6 +136,16 @@ class WeightsAt(NamedTuple):
     part: Literal["weights", "ema"]
 
 
+def best_by(folder: Path) -> str | None:
+    """The `train.best` of a run, as it was stored."""
+    return (stored(folder).get("train") or {}).get("best")
+
+
+def measured_at(step: int, part: str) -> str:
+    """Name of the folder with the results of tasks at a step, of weights or of their average."""
+    return f"step-{step}" if part == "weights" else f"step-{step}-{part}"
+
+
 def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
     """The checkpoint of a run that has the requested weights.
 
@@ -157,8 +168,9 @@ def place_of(folder: Path, weights: str, step: int | None = None) -> WeightsAt:
         raise UserError(f"weights=best has a step of its own; leave step {step} out")
     best = best_step(folder, train.watched)
     if best is None:
+        lacks = train.best or train.watched.replace("_", " ")
         raise UserError(
-            f"no checkpoint in {folder_of(folder)} has a {train.watched.replace('_', ' ')}; "
+            f"no checkpoint in {folder_of(folder)} has a {lacks}; "
             "weights can be last, or ema where train.ema keeps an average"
         )
     return WeightsAt(best, "weights" if train.ema is None else "ema")

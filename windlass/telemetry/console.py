@@ -173,6 +173,14 @@ class ConsoleReport:
             before = of_what
         self._print(Text.assemble(f"step {step}  ", ("  ".join(parts), "bold")))
 
+    def scores(self, step: int, scores: Mapping[str, tuple[float, float | None]]) -> None:
+        """Scores of tasks, each with its standard error where it has one."""
+        parts = [
+            f"{name} {number(value)}" + ("" if stderr is None else f" ± {number(stderr)}")
+            for name, (value, stderr) in scores.items()
+        ]
+        self._print(Text.assemble(f"step {step}  ", ("  ".join(parts), "bold")))
+
     def sample(self, text: str) -> None:
         """Text that the model generated."""
         for line in text.splitlines():

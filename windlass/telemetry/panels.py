@@ -17,6 +17,8 @@ def title(metric: str) -> str:
     """Name of a metric in panels: `train/loss`, `eval/loss`, `train/grad_norm`, `perf/mfu`."""
     if metric.startswith(HELD_OUT):
         return f"eval/{metric.removeprefix(HELD_OUT)}"
+    if "/" in metric:  # a task and its metric
+        return f"tasks/{metric}"
     group = "perf" if metric in _PERFORMANCE else "train"
     return f"{group}/{_ELSEWHERE.get(metric, metric)}"
 

@@ -16,6 +16,7 @@ from windlass.checkpoint.store import Store, folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, Due, tree
 from windlass.data.load import Loader
 from windlass.errors import UserError
+from windlass.evaluation.harness import Harness
 from windlass.planning import planner
 from windlass.processes import hosts as processes
 from windlass.processes.clock import Clock
@@ -39,11 +40,12 @@ from windlass.telemetry.metrics import CHECKPOINT, Meter
 from windlass.telemetry.phases import Phases
 from windlass.telemetry.trackers import Trackers
 from windlass.terminal import Terminal
-from windlass.training import answers, reference
+from windlass.training import answers, reference, tasks
 from windlass.training.profiler import Profiler
 from windlass.training.report import RunReport
 from windlass.training.samples import Writer
 from windlass.training.session import Evaluator, Session, open_session
+from windlass.training.tasks import TaskEvaluator
 from windlass.units import number
 
 BETWEEN_STEPS = 30.0  # seconds without a line that are no silence: `telemetry.every` sets how many
@@ -130,6 +132,9 @@ def _train(
     with signals.phase("reading the recipe"), phases("devices"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
         trackers.check(described.run.telemetry)
+    loading = "loading the tasks"
+    with signals.phase(loading), report.doing(loading):
+        benchmarks = tasks.load(described.run)
     if described.run.train.microbatch and described.divided is None and plans:
         with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
             described = _divided(described)
@@ -158,7 +163,7 @@ def _train(
                 report, strict=strict, cache=cache, former=former, phases=phases, debug=debug
             ) as watch,
         ):
-            trained = _trained(described, signals, report, watch, tracked, plans)
+            trained = _trained(described, signals, report, watch, tracked, plans, benchmarks)
         if tracked.are_on:
             _hand_over(tracked, trained, report, page)
     return trained
@@ -171,6 +176,7 @@ def _trained(
     watch: Watch,
     tracked: Trackers,
     plans: bool,
+    benchmarks: Harness | None,
 ) -> Trained:
     folder = described.folder
     folders.check_shared(folder)
@@ -185,7 +191,7 @@ def _trained(
     reading = "preparing the data"
     with signals.phase(reading), report.doing(reading, draws=True), watch.phases("data"):
         session = open_session(described, report.console)
-    return Loop(session, folder, signals, report, watch, tracked, plans).run()
+    return Loop(session, folder, signals, report, watch, tracked, plans, benchmarks).run()
 
 
 def _hand_over(
@@ -219,6 +225,7 @@ class Loop:
         watch: Watch,
         tracked: Trackers,
         plans: bool = False,
+        benchmarks: Harness | None = None,
     ):
         run = session.run
         self.watch, self.plans, self.terminal = watch, plans, terminal
@@ -245,12 +252,17 @@ class Loop:
         self.evaluator: Evaluator | None = None
         if run.data.holds_out("validation"):
             self.evaluator = Evaluator(session, "validation")
+        self.tasks: TaskEvaluator | None = None
+        if benchmarks is not None:
+            self.tasks = TaskEvaluator(session, folder, benchmarks, self.is_stopping)
         self.writer = Writer(session, folder) if run.train.sample else None
         drawn = answers.picture(session)
         self.answers = None if drawn is None else answers.AnswerWriter(session, folder, drawn)
 
     def run(self) -> Trained:
         self.report.banner()
+        if self.tasks is not None:
+            self.terminal.fact("tasks", self.tasks.described)
         try:
             with (
                 self.signals.phase("restoring"),
@@ -277,6 +289,8 @@ class Loop:
         self.report.begin(first)
         if self.writer is not None:
             self.writer.truncate(first)
+        if self.tasks is not None:
+            self.tasks.truncate(first)
         if self.plans:
             name = "planning"
             with self.signals.phase(name), self.terminal.doing(name), self.phases(name):
@@ -329,9 +343,15 @@ class Loop:
         self.report.stage(stage)
         per_epoch = self.session.length.per_epoch
         intervals = (self.train.evaluate_every, run.checkpoint.every, run.telemetry.every)
+        intervals += (run.tasks and run.tasks.every,)
         clock = Clock(*intervals)
-        evaluation_due, save_due, report_due = (Due(x, per_epoch, clock) for x in intervals)
+        evaluation_due, save_due, report_due, tasks_due = (
+            Due(x, per_epoch, clock) for x in intervals
+        )
         self.terminal.start(self.steps, first)
+        if not first:
+            with meter.paused(), self.phases("evaluation"):
+                self.measure(0, state, frozen)
         self.profiler.begin(first)
         batches = self.loader.iterate(first, programs.place)
         for done in range(first + 1, self.steps + 1):
@@ -351,22 +371,22 @@ class Loop:
             clock.step(done)
             ends = done == self.steps or self.signals.ends(done)
             evaluates = done == self.steps or evaluation_due(done)
+            measures = done == self.steps or tasks_due(done)
+            measures = measures or (evaluates and run.tasks is not None and not run.tasks.every)
             saves = ends or save_due(done) or self.is_left_alone()
             is_edge = done == first + 1 or programs.stage(done) != stage
-            if evaluates or saves or is_edge or report_due(done):
+            if evaluates or measures or saves or is_edge or report_due(done):
                 latest = self.report.step(done, state, metrics)
             self.phases.stepped(done, meter.waited)
-            if evaluates:
-                with (
-                    meter.paused(),
-                    self.phases("evaluation"),
-                    self.terminal.doing("evaluating"),
-                    self.saves_if_refused(state),
-                ):
-                    state, averages = self.evaluate(done, state, frozen)
+            if evaluates or measures:
+                with meter.paused(), self.phases("evaluation"), self.saves_if_refused(state):
+                    averages = self.evaluate(done, state, frozen) if evaluates else {}
+                    averages |= self.measure(done, state, frozen) if measures else {}
+                    state = self.judged(done, state, averages)
                     latest |= averages
                 saves = saves or int(state.progress.best_step) == done
-                if done < self.steps and self.is_finished(state):
+                is_cut = self.tasks is not None and self.is_stopping()  # of one process
+                if is_cut or (done < self.steps and self.is_finished(state)):
                     saves = ends = True
             if saves:
                 with (
@@ -450,7 +470,16 @@ class Loop:
         if not self.is_finished(restored.state):
             self.report.resumed(restored.step)
             frozen = self.with_helpers(frozen)
-        return restored.state, frozen
+        return self.rejudged(restored.state), frozen
+
+    def rejudged(self, state: State) -> State:
+        """The state without a best that another metric than that of this recipe found."""
+        before = processes.broadcast("best by", lambda: folders.best_by(self.folder))
+        if before == self.train.best:
+            return state
+        names = [one or "the loss on held-out data" for one in (before, self.train.best)]
+        self.terminal.note(f"the best so far was by {names[0]}, and is now by {names[1]}")
+        return state._replace(progress=state.progress.unjudged())
 
     def first_batch(self) -> Batch | None:
         """The batch of step 0, where the objective makes its carry from it."""
@@ -490,7 +519,12 @@ class Loop:
             self.report.compiled(program)
         return step
 
-    def evaluate(self, done: int, state: State, frozen: Frozen) -> tuple[State, dict[str, float]]:
+    def evaluate(self, done: int, state: State, frozen: Frozen) -> dict[str, float]:
+        """Averages on held-out rows; samples and answers are written beside them."""
+        with self.terminal.doing("evaluating"):
+            return self.evaluated(done, state, frozen)
+
+    def evaluated(self, done: int, state: State, frozen: Frozen) -> dict[str, float]:
         averages = {}
         if self.evaluator is not None:
             parts = {"validation": state.weights, "validation_ema": state.ema}
@@ -500,15 +534,37 @@ class Loop:
                     averages |= {f"{name}_{metric}": value for metric, value in means.items()}
             # Whether to save and when to give up is decided by this: by the same on every process.
             averages = processes.broadcast("evaluation", averages.copy)
-            progress = state.progress.judged(done, averages[self.train.watched])
-            state = state._replace(progress=progress)
             self.report.evaluation(done, averages)
         if self.writer is not None:
             text = self.writer(done, state, frozen)
             self.report.sample(done, text)
         if self.answers is not None:
             self.answers(done, state, frozen)
-        return state, averages
+        return averages
+
+    def measure(self, done: int, state: State, frozen: Frozen) -> dict[str, float]:
+        """Scores of tasks, and the cost of the one that decides which weights are the best."""
+        if self.tasks is None:
+            return {}
+        with self.terminal.doing("measuring tasks"):
+            scores = self.tasks(done, state, frozen)
+        if scores is None:
+            self.report.cut_short(done)
+            return {}
+        metrics = self.report.scores(done, scores)
+        best = self.train.best
+        return metrics | ({} if best is None else {self.train.watched: scores[best].cost})
+
+    def judged(self, done: int, state: State, averages: dict[str, float]) -> State:
+        """The state with its progress, where what decides that was measured."""
+        if self.train.watched not in averages:
+            return state
+        progress = state.progress.judged(done, averages[self.train.watched])
+        return state._replace(progress=progress)
+
+    def is_stopping(self) -> bool:
+        """A signal came: what takes long is not waited for."""
+        return self.signals.stop is not None
 
     def end(self, state: State, latest: dict[str, float]) -> Trained:
         done, stop = int(state.step), self.signals.stop or 0

@@ -1,6 +1,6 @@
 """The report of a run: banner, metrics, its plan beside what is measured, and the summary."""
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.data.streams.rows import StreamedRows
 from windlass.errors import UserError
+from windlass.evaluation.harness import Score
 from windlass.models import Introduced
 from windlass.planning import planner
 from windlass.processes import hosts as processes
@@ -191,6 +192,22 @@ class RunReport:
     def evaluation(self, done: int, metrics: dict[str, float]) -> None:
         self._record(done, metrics)
         self.terminal.evaluation(done, metrics)
+
+    def scores(self, done: int, scores: Mapping[str, Score]) -> dict[str, float]:
+        """The scores of tasks as metrics, with their standard errors."""
+        metrics = {name: score.value for name, score in scores.items()}
+        errors = {f"{name}_stderr": score.stderr for name, score in scores.items()}
+        self._record(done, metrics | {k: x for k, x in errors.items() if x is not None})
+        self.terminal.scores(done, {name: (one.value, one.stderr) for name, one in scores.items()})
+        return metrics
+
+    def cut_short(self, done: int) -> None:
+        """Tasks that a signal kept from being measured."""
+        names = ",".join(self.session.run.tasks.names) if self.session.run.tasks else ""
+        self.terminal.note(
+            f"tasks of step {done} are not measured: the run is to stop; `windlass evaluate "
+            f"{self.folder} --step {done} --tasks {names}` measures them"
+        )
 
     def _record(self, done: int, values: dict[str, float]) -> None:
         self.records.write(done, values)

@@ -39,6 +39,12 @@ RECIPE = "quickstart"  # where none is named
 STAGES = ("device", "data", "loop", "gradient sync", "checkpoint", "resume")
 STEPS, HALF, ROWS, EXAMPLES, LENGTH, LONGEST = 6, 3, 8, 400, 64, 512
 WIDTHS = dict(embed=64, mlp=128, layers=2, heads=2, kv_heads=1, head_dim=32)
+# Sections and keys of train that a reduced model does without.
+SECTIONS = ("start", "mesh", "run", "tasks")
+DROPPED = (
+    *("epochs", "evaluate_every", "best", "sample", "patience"),
+    *("accumulation", "microbatch"),
+)
 COMPARED = ("loss", "gradient_norm")
 # Relative differences between one device and several: sums in another order, of CPUs in float32.
 TOLERANCE = {"cpu": 1e-3, "gpu": 0.05, "tpu": 0.05}
@@ -83,7 +89,7 @@ def reduced(recipe: AnyRecipe, overrides: Sequence[str], folder: Path, devices: 
             f"{layers.name} learns from another model, which a reduced one does not go with; "
             f"windlass doctor --smoke {RECIPE} needs none"
         )
-    run = {name: x for name, x in written.items() if name not in ("start", "mesh", "run")}
+    run = {name: x for name, x in written.items() if name not in SECTIONS}
     model = dict(run.get("model") or {})
     model |= {key: min(model[key], most) for key, most in WIDTHS.items() if _is_count(model, key)}
     data = dict(run.get("data") or {})
@@ -95,8 +101,7 @@ def reduced(recipe: AnyRecipe, overrides: Sequence[str], folder: Path, devices: 
     data |= {"validation": 0.0, "test": 0.0, "workers": 0}
     if recipe == RECIPE:
         data["cache"] = str(folder / "cache")  # or the second test would prepare nothing
-    dropped = ("epochs", "evaluate_every", "sample", "patience", "accumulation", "microbatch")
-    train = {k: x for k, x in (run.get("train") or {}).items() if k not in dropped}
+    train = {k: x for k, x in (run.get("train") or {}).items() if k not in DROPPED}
     train |= {"steps": STEPS, "batch": max(ROWS, 2 * devices), "deterministic": True}
     train.pop("layers_per_loop", None)
     optim = dict(run.get("optim") or {})
