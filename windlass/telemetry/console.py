@@ -12,6 +12,7 @@ from typing import TextIO, cast
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 from rich.status import Status
+from rich.table import Table
 from rich.text import Text
 
 from windlass.telemetry.heartbeat import PATIENCE, Doing, Heartbeat
@@ -24,6 +25,9 @@ EVALUATED = ("validation_ema_", "validation_")  # printed before the first of se
 RECENT, FEWEST = 10, 3  # losses that the next one is compared with, and before there is a warning
 PACES = 5  # readings that the time left follows from
 STARVED = 0.1  # of a step spent waiting for data, above which there is a warning
+
+
+STYLES = {"loss": "bold", "tasks": "bold", "stopped": "yellow", "skipped": "yellow", "next": "cyan"}
 
 
 class ConsoleReport:
@@ -187,9 +191,20 @@ class ConsoleReport:
             self._print(Text(f"  {line}", "cyan"))
 
     def end(self, summary: Iterable[tuple[str, str]] = ()) -> None:
-        """Summary after the last step, a fact in a line."""
+        """Summary after the last step: plain lines, and on a terminal in colour and columns."""
         self.close()
-        self.banner(summary)
+        for name, value in summary:
+            if self.console.is_terminal and name != "next":  # a command is copied as it stands
+                row = Table.grid(padding=(0, 1, 0, 0))
+                row.add_column(width=NAME_WIDTH, style="bold")
+                row.add_column(overflow="fold")
+                row.add_row(name, Text(value, _style(name, value)))
+                self.console.print(row)
+            else:
+                heading = (f"{name:<{NAME_WIDTH}} ", "bold")
+                self.console.print(
+                    Text.assemble(heading, (value, _style(name, value))), soft_wrap=True
+                )
 
     def has_lost_reader(self) -> bool:
         """True once, after standard output was found to lead nowhere any more."""
@@ -283,3 +298,10 @@ class ConsoleReport:
         # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
         # breaks it at words.
         self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+
+def _style(name: str, value: str) -> str:
+    """Colour of a fact of the summary."""
+    if name == "verdict":
+        return "green" if value.startswith("generalises") else "yellow"
+    return STYLES.get(name, "")

@@ -297,6 +297,13 @@ class Meter:
         """Throughput of a median step, in tokens read."""
         return self._read and self.median and self._read / self.median
 
+    @property
+    def utilization(self) -> float | None:
+        """MFU of a median step; None where the peak is not known."""
+        if self.flops_per_step is None or self._peak is None or self.median is None:
+            return None
+        return self.flops_per_step / (self.median * self._peak)
+
     def tokens(self, steps: int) -> int | None:
         """Number of tokens that `steps` train on; None where rows have no tokens."""
         return None if self._tokens is None else round(self._tokens * steps)

@@ -16,7 +16,7 @@ from windlass.data.streams.rows import StreamedRows
 from windlass.errors import UserError
 from windlass.evaluation.harness import Score
 from windlass.models import Introduced
-from windlass.planning import planner
+from windlass.planning import planner, targets
 from windlass.processes import hosts as processes
 from windlass.program.length import schedule_change
 from windlass.program.step import Frozen, State
@@ -32,10 +32,10 @@ from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.memory import device_peak, memory, program_parts
 from windlass.telemetry.metrics import LOGGING, Meter, Metrics
 from windlass.telemetry.trackers import Trackers
+from windlass.training import summary
 from windlass.training.banner import banner, data_facts
-from windlass.training.outcome import outcome
 from windlass.training.session import Session
-from windlass.units import counted, duration
+from windlass.units import counted
 
 
 class RunReport:
@@ -224,7 +224,7 @@ class RunReport:
         if done >= self.steps:
             more.append(self.session.length.key(2 * self.steps))
         if is_early:
-            how = f", {_early(state)}"
+            how = f", {self._early(state)}"
             more.append(f"train.patience={2 * state.progress.since}")
         self.terminal.note(
             f"this run is finished: step {done} of {self.steps} in {self.folder}{how}; "
@@ -244,28 +244,42 @@ class RunReport:
     def _summary(
         self, state: State, latest: dict[str, float], is_finished: bool
     ) -> Iterator[tuple[str, str]]:
-        done, session = int(state.step), self.session
-        yield "run", str(self.folder)
-        yield from self._spent(done)
-        if session.run.train.watched in latest:
-            per_epoch = self.loader.batches_per_epoch or done
-            yield from outcome(session, state, latest, self.records.path, per_epoch)
+        done, session, per_epoch = int(state.step), self.session, self.loader.batches_per_epoch
+        records, whole = self.records.read(), self.terminal.seconds
+        yield "trained", summary.trained(session, done, self.meter.tokens(done), per_epoch)
+        yield from summary.losses(session, state, latest, records, per_epoch or done)
+        yield from summary.scores(records, session.run.train.best)
+        if (speed := summary.speed(self.meter)) is not None:
+            yield "speed", speed
+        yield "time", summary.spent(self.meter, whole, per_epoch)
+        if (cost := summary.cost(targets.of(self.described.devices), whole)) is not None:
+            yield "cost", cost
         if state.loss_scale is not None:
             scale, overflows = float(state.loss_scale.scale), int(state.loss_scale.overflows)
             yield "loss scale", f"{scale:g}, after {overflows} overflows"
         if skipped := int(state.progress.skipped):
             yield "skipped", f"{skipped} steps that were not finite"
         if is_finished and done < self.steps:
-            yield "stopped", f"early at step {done} of {self.steps}: {_early(state)}"
+            yield "stopped", f"early at step {done} of {self.steps}: {self._early(state)}"
         yield "compiled", self.watch.summary()
         if (planned := plan_file.line(self.forecast.whole)) is not None:
             yield "plan", planned
+        if not is_finished:
+            yield "stopped", f"at step {done} of {self.steps}, saved"
+        yield "files", summary.files(self.folder)
         if is_finished:
             yield "next", self._next()
             yield "next", f"windlass export {self.folder} --to FOLDER"
         else:
-            yield "stopped", f"at step {done} of {self.steps}, saved"
             yield "next", "the same command again resumes the run"
+
+    def _early(self, state: State) -> str:
+        """Reason of early stopping."""
+        progress, by = state.progress, self.session.run.train.best
+        # Of a task whose score is better the higher it is, the lowest cost is below 0.
+        best = float(progress.best) if by is None else abs(float(progress.best))
+        since, of = counted(int(progress.since), "evaluation"), f"{by} " if by else ""
+        return f"no better in {since} than {of}{best:.4f} at step {progress.best_step}"
 
     def _next(self) -> str:
         vocabulary = self.session.prepared.vocabulary
@@ -277,20 +291,6 @@ class RunReport:
         if format.asked_columns or (format.speaks and vocabulary.template is not None):
             return f"windlass chat {self.folder}"
         return f'windlass generate {self.folder} "Once upon a time"'
-
-    def _spent(self, done: int) -> Iterator[tuple[str, str]]:
-        """Time and tokens of the run."""
-        steps, seconds, epoch = self.meter.steps, self.meter.seconds, self.loader.batches_per_epoch
-        whole = f"{duration(self.terminal.seconds)}, {duration(seconds)} of it in {steps} steps"
-        if steps and epoch is not None:
-            whole += f"; an epoch takes {duration(seconds / steps * epoch)}"
-        yield "time", whole
-        rows, tokens = self.session.batches.rows * done, self.meter.tokens(done)
-        what, count = ("rows", rows) if tokens is None else ("tokens", tokens)
-        if epoch is not None:
-            yield what, f"{count:,} trained on, in {done / epoch:.2f} epochs"
-        else:
-            yield what, f"{count:,} trained on"
 
     def _check_finite(self, state: State) -> None:
         progress = state.progress
@@ -326,13 +326,6 @@ class RunReport:
             f"{advice}`windlass data` shows the rows; "
             "train.nonfinite=skip goes on without such steps"
         )
-
-
-def _early(state: State) -> str:
-    """Reason of early stopping."""
-    so_far = state.progress
-    since = counted(int(so_far.since), "evaluation")
-    return f"no better in {since} than {float(so_far.best):.4f} at step {so_far.best_step}"
 
 
 def _times(rows: int, each: float | None) -> float | None:
