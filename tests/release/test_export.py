@@ -126,12 +126,23 @@ def test_a_difference_is_found_and_told(run, exported, tmp_path):
 def test_a_card_has_what_was_trained_and_nothing_of_this_machine(run, exported):
     text = (exported / "README.md").read_text()
     _, header, body = text.split("---\n", 2)
-    assert yaml.safe_load(header) == {
+    about = yaml.safe_load(header)
+    (index,) = about.pop("model-index")
+    assert about == {
         "library_name": "transformers",
         "pipeline_tag": "text-generation",
         "tags": ["windlass"],
     }
     records = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    (held_out,) = index["results"]
+    assert held_out["dataset"] == {
+        "name": "held-out rows",
+        "type": "held-out",
+        "split": "validation",
+    }
+    assert {one["type"]: one["value"] for one in held_out["metrics"]} == {
+        name: records[-1][f"validation_{name}"] for name in ("loss", "perplexity", "accuracy")
+    }
     validation = [x["validation_loss"] for x in records if "validation_loss" in x][-1]
     assert f"| validation loss | {validation:.4f} |" in body
     training = [x["loss"] for x in records if "loss" in x][-1]

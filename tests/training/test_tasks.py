@@ -74,6 +74,7 @@ def place(tmp_path_factory) -> Path:
     pytest.importorskip("lm_eval")
     folder = tmp_path_factory.mktemp("tasks")
     published.write(folder / "model")
+    (folder / "model" / "README.md").write_text("---\nlicense: apache-2.0\n---\n# A model\n")
     published.write_chats(folder / "chats.jsonl", 32)
     (folder / "tasks").mkdir()
     rows = [
@@ -289,3 +290,29 @@ def test_the_finished_run_is_measured_the_same_by_the_command(place, told, capsy
     assert [*results(Path("measured"), 4)["results"]] == ["after_choice", "after_read"]
     assert commands.run([*words, "--shots", "1", "--limit", "6", "--no-chat"], Signals()) == 0
     assert " ± " in capsys.readouterr().out
+
+
+def test_the_card_of_the_export_has_the_scores_the_licence_and_nothing_of_this_machine(place, told):
+    from huggingface_hub import ModelCard
+
+    windlass.export(place / "run", place / "with-card")
+    card = ModelCard.load(place / "with-card" / "README.md")
+    assert card.data.license == "apache-2.0"
+    found = card.data.eval_results
+    assert found is not None
+    by_name = {(one.dataset_name, one.metric_type): one for one in found}
+    table = results(place / "run", 4)["results"]["after_choice"]
+    score = by_name["after_choice", "acc"]
+    assert (score.metric_value, score.source_name) == (table["acc,none"], "lm-evaluation-harness")
+    assert score.metric_args == {"stderr": table["acc_stderr,none"], "num_fewshot": 1}
+    assert score.dataset_split == "test"
+    assert {name for name, _ in by_name} == {*NAMES}
+    assert "| after_written | exact_match | " in card.text
+    assert str(place) not in card.content
+    windlass.export(place / "run", place / "mit", license="mit")
+    assert ModelCard.load(place / "mit" / "README.md").data.license == "mit"
+    with pytest.raises(UserError) as wrong:
+        windlass.export(place / "run", place / "no", license="Apache 2.0")
+    assert "license  is Apache 2.0; it is an identifier of the hub, such as" in str(wrong.value)
+    windlass.export(place / "run", place / "before", step=0)
+    assert ModelCard.load(place / "before" / "README.md").data.eval_results is not None

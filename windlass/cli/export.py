@@ -37,6 +37,13 @@ def export(
         ),
     ] = None,
     shard_size: Annotated[str, typer.Option(metavar="SIZE", help="largest weight file")] = "5GB",
+    license: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ID",
+            help="licence in the model card, such as apache-2.0; default: that of the base model",
+        ),
+    ] = None,
     push: Annotated[
         str | None,
         typer.Option(metavar="NAME", help="upload to the hub as OWNER/NAME; needs `hf auth login`"),
@@ -56,11 +63,12 @@ def export(
     """Export a run's model in the format that transformers, peft and vLLM load.
 
     A model is sharded safetensors, config.json, the tokenizer with its chat template,
-    generation_config.json, and a model card, README.md, with the recipe, the losses and how to load
-    it. A run with an adapter gives the adapter alone, as a PEFT folder, or merged into its model;
-    --as own keeps both as they are, a quantized model among them, for model.path of a recipe; --as
-    low-bit packs its codes. --as gguf writes one file for llama.cpp and ollama, with the tokenizer
-    and the chat template in it, and --as gguf-adapter a LoRA for llama-cli --lora.
+    generation_config.json, and a model card, README.md, with the recipe, the losses, scores of
+    tasks, the licence, the data sets and how to load it. A run with an adapter gives the adapter
+    alone, as a PEFT folder, or merged into its model; --as own keeps both as they are, a quantized
+    model among them, for model.path of a recipe; --as low-bit packs its codes. --as gguf writes one
+    file for llama.cpp and ollama, with the tokenizer and the chat template in it, and --as
+    gguf-adapter a LoRA for llama-cli --lora.
     Only the run is needed: neither an accelerator nor the model it started from. The folder appears
     when it is complete. Exits with 1 if --check finds a difference.
 
@@ -86,6 +94,7 @@ def export(
             dtype=dtype,
             quantize=quantize,
             shard_size=shard_size,
+            license=license,
             push=push,
             private=private,
             dry_run=dry_run,

@@ -12,6 +12,7 @@ CONFIGS = ("config.json", "generation_config.json")
 TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
 # Nothing that is pickled, and nothing that is a program: reading a model runs no code of it.
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")
+CARD = "README.md"  # the model card, which names the licence
 NAMED = 8  # models in a message
 
 

@@ -9,6 +9,14 @@ from typing import Any, Literal, NamedTuple
 import yaml
 
 from windlass.checkpoint.store import Identity
+from windlass.release.card_data import (
+    HARNESS,
+    TaskResult,
+    data_sets,
+    evaluations,
+    license_of,
+    task_results,
+)
 from windlass.run_folder import folder as folders
 from windlass.telemetry import about, metrics
 from windlass.units import number
@@ -49,6 +57,18 @@ class Subject:
     base: str | None  # the model it started from, as the hub names it
     based_on: str  # the same, or its folder
     is_known_elsewhere: bool  # `transformers` has its architecture
+    license: str | None = None  # as the hub names it; None: that of the model it started from
+
+    @property
+    def part(self) -> str:
+        """Part of the state that the weights are: `weights`, or `ema`, their average."""
+        is_averaged = self.weights == "best" and self.recipe["train"].get("ema") is not None
+        return "ema" if is_averaged or self.weights == "ema" else "weights"
+
+    @property
+    def tasks(self) -> list[TaskResult]:
+        """Scores of tasks that were measured with these weights."""
+        return task_results(self.run, self.saved.step, self.part)
 
     @property
     def is_gguf(self) -> bool:
@@ -62,8 +82,9 @@ class Subject:
 
 def card(of: Subject) -> str:
     """README.md: the model card, with the header that the hub reads."""
-    parts = [_header(of), f"# {of.title}\n", _opening(of), _facts(of), _use(of), _recipe(of)]
-    return "\n".join(parts)
+    parts = [_header(of), f"# {of.title}\n", _opening(of), _facts(of)]
+    parts += [_scores(of)] if of.tasks else []
+    return "\n".join([*parts, _use(of), _recipe(of)])
 
 
 def discreet(value: Any) -> Any:
@@ -80,6 +101,8 @@ def discreet(value: Any) -> Any:
 
 
 def _header(of: Subject) -> str:
+    from huggingface_hub import ModelCardData
+
     known = {"adapter": "peft", "gguf": "gguf", "gguf-adapter": "gguf"}
     library = known.get(of.form, "transformers") if of.is_known_elsewhere else "windlass"
     keys: dict[str, Any] = {"library_name": library}
@@ -94,7 +117,14 @@ def _header(of: Subject) -> str:
         *(["gguf"] if of.is_gguf else []),
         *(kinds if of.form in ADAPTERS_ALONE else []),
     ]
-    return f"---\n{yaml.safe_dump(keys, sort_keys=False)}---\n"
+    keys |= {"license": of.license} if of.license else license_of(of.run)
+    data = data_sets(of.recipe)
+    keys |= {"datasets": data} if data else {}
+    measured = _measured(of.run / folders.METRICS, of.saved.step)
+    prefix = "validation_" if of.part == "weights" else "validation_ema_"
+    if results := evaluations(of.tasks, measured, data, prefix):
+        keys |= {"model_name": of.title, "eval_results": results}
+    return f"---\n{ModelCardData(**keys).to_yaml()}\n---\n"
 
 
 def _opening(of: Subject) -> str:
@@ -115,6 +145,16 @@ def _opening(of: Subject) -> str:
 def _facts(of: Subject) -> str:
     lines = [f"| {name} | {value} |" for name, value in _rows(of)]
     return "\n".join(["## Training\n", "| | |", "|---|---|", *lines, ""])
+
+
+def _scores(of: Subject) -> str:
+    lines = [
+        f"| {one.task} | {one.title} | {number(float(one.value))} | "
+        f"{'' if one.stderr is None else number(float(one.stderr))} | {one.shots or 0} |"
+        for one in of.tasks
+    ]
+    head = ["| task | metric | value | standard error | shots |", "|---|---|---|---|---|"]
+    return "\n".join([f"## Evaluation\n\nBy {HARNESS}.\n", *head, *lines, ""])
 
 
 def _rows(of: Subject) -> Iterator[tuple[str, str]]:

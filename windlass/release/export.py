@@ -63,6 +63,7 @@ class Options:
     dtype: Literal["bfloat16", "float16", "float32", "as-is"] = "as-is"
     quantize: Quantization | None = None  # of a GGUF file; None: the type that dtype is
     shard_size: str = "5GB"
+    license: str | None = None  # of the card; None: that of the model it started from
     push: str | None = None
     private: bool = False
     dry_run: bool = False
@@ -73,6 +74,11 @@ class Options:
         wrong = []
         if not _bytes(self.shard_size):
             wrong.append(f"shard_size is {self.shard_size}; it must be a size such as 5GB or 500MB")
+        if self.license is not None and not re.fullmatch(r"[a-z0-9][a-z0-9.-]*", self.license):
+            wrong.append(
+                f"license is {self.license}; it is an identifier of the hub, such as apache-2.0, "
+                "mit, llama3.2 or other"
+            )
         if self.private and self.push is None:
             wrong.append("private is of what is pushed; push names that")
         if self.quantize is not None and self.form != "gguf":
@@ -215,6 +221,7 @@ class Export:
             base=source.start.get("hub"),
             based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
             is_known_elsewhere=self.form not in ("own", "low-bit") and source.has_hugging_face_form,
+            license=options.license,
         )
 
     def write(self, files: list[ExportFile], into: Path) -> None:

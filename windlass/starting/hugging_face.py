@@ -153,10 +153,22 @@ def keep(start: Start, folder: Path) -> None:
     for name in fetch.CONFIGS:
         if (source / name).is_file():
             shutil.copyfile(source / name, place / name)
+    if (card := _card(start, source)) is not None:
+        shutil.copyfile(card, place / fetch.CARD)
     about = {"hub": start.hub, "revision": start.revision}
     if start.hub is None:
         about = {"path": start.path, "fingerprint": fingerprint(source)}
     write_json(place / START, about)  # half of it would stop every later start
+
+
+def _card(start: Start, source: Path) -> Path | None:
+    """Model card of a model, which names its licence; None where it cannot be had."""
+    if start.hub is not None and not (source / fetch.CARD).is_file():
+        try:
+            source = fetch.fetch(start.hub, start.revision, (fetch.CARD,)).folder
+        except UserError:  # nothing that is trained depends on it
+            return None
+    return source / fetch.CARD if (source / fetch.CARD).is_file() else None
 
 
 def fingerprint(folder: Path) -> str:
