@@ -292,11 +292,15 @@ def test_the_finished_run_is_measured_the_same_by_the_command(place, told, capsy
     assert " ± " in capsys.readouterr().out
 
 
-def test_the_card_of_the_export_has_the_scores_the_licence_and_nothing_of_this_machine(place, told):
+def card_in(folder: Path) -> Any:
     from huggingface_hub import ModelCard
 
+    return ModelCard.load(folder / "README.md")
+
+
+def test_the_card_of_the_export_has_the_scores_the_licence_and_nothing_of_this_machine(place, told):
     windlass.export(place / "run", place / "with-card")
-    card = ModelCard.load(place / "with-card" / "README.md")
+    card = card_in(place / "with-card")
     assert card.data.license == "apache-2.0"
     found = card.data.eval_results
     assert found is not None
@@ -310,9 +314,9 @@ def test_the_card_of_the_export_has_the_scores_the_licence_and_nothing_of_this_m
     assert "| after_written | exact_match | " in card.text
     assert str(place) not in card.content
     windlass.export(place / "run", place / "mit", license="mit")
-    assert ModelCard.load(place / "mit" / "README.md").data.license == "mit"
+    assert card_in(place / "mit").data.license == "mit"
     with pytest.raises(UserError) as wrong:
         windlass.export(place / "run", place / "no", license="Apache 2.0")
     assert "license  is Apache 2.0; it is an identifier of the hub, such as" in str(wrong.value)
     windlass.export(place / "run", place / "before", step=0)
-    assert ModelCard.load(place / "before" / "README.md").data.eval_results is not None
+    assert card_in(place / "before").data.eval_results is not None
