@@ -318,5 +318,3 @@ def test_the_card_of_the_export_has_the_scores_the_licence_and_nothing_of_this_m
     with pytest.raises(UserError) as wrong:
         windlass.export(place / "run", place / "no", license="Apache 2.0")
     assert "license  is Apache 2.0; it is an identifier of the hub, such as" in str(wrong.value)
-    windlass.export(place / "run", place / "before", step=0)
-    assert card_in(place / "before").data.eval_results is not None

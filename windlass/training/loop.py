@@ -132,9 +132,10 @@ def _train(
     with signals.phase("reading the recipe"), phases("devices"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
         trackers.check(described.run.telemetry)
-    loading = "loading the tasks"
-    with signals.phase(loading), report.doing(loading):
-        benchmarks = tasks.load(described.run)
+    benchmarks = None
+    if described.run.tasks is not None:
+        with signals.phase("loading the tasks"), report.doing("loading the tasks"):
+            benchmarks = tasks.load(described.run)
     if described.run.train.microbatch and described.divided is None and plans:
         with signals.phase("choosing the microbatch"), report.doing("choosing the microbatch"):
             described = _divided(described)
