@@ -13,18 +13,21 @@ import yaml
 from rich.console import Console
 
 import windlass
-from tests import published
+from tests import published, strangers
 from tests.training.campaign import weights
 from tests.training.test_loop import Stops
 from windlass.cli import commands
 from windlass.errors import UserError
 from windlass.evaluation import harness
 from windlass.evaluation.harness import Harness
+from windlass.processes import hosts
 from windlass.processes.signals import Signals
 from windlass.run_folder import folder as folders
 from windlass.run_folder.folder import place_of
+from windlass.starting.describe import describe
 from windlass.telemetry import metrics
 from windlass.telemetry.console import ConsoleReport
+from windlass.training import tasks
 from windlass.training.loop import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own
@@ -234,6 +237,7 @@ def test_the_best_by_loss_and_by_a_task_are_not_compared_with_each_other(place, 
             "after_written/exact_match",
         ),
         (["tasks.folder=nowhere"], "there is no folder nowhere of tasks"),
+        (["tasks.names=[]"], "tasks.names  is empty; it is a list of tasks, as [arc_easy]"),
         (["tasks.shots=-1"], "tasks.shots  is -1; it must be 0 or more"),
         (["tasks=null"], "is after_read/perplexity, a metric of tasks; tasks.names=[after_read] "),
         (["train.best=null", "train.patience=2"], "set train.evaluate_every and data.validation"),
@@ -257,6 +261,37 @@ def test_without_the_harness_it_is_said_before_training(place, monkeypatch):
         "pip install 'windlass-lm[harness]'"
     )
     assert not Path("refused").exists()
+
+
+def test_several_hosts_are_refused_before_training(place, monkeypatch):
+    monkeypatch.chdir(place)
+    run = describe("chat.yaml").run
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    with pytest.raises(UserError) as wrong:
+        tasks.load(run)
+    names = "after_choice,after_written,after_read"
+    assert str(wrong.value) == (
+        "tasks.names is after_choice, after_written, after_read, and lm-evaluation-harness "
+        "measures in one process, where this run has 2; tasks=null leaves them out, and "
+        f"`windlass evaluate RUN --tasks {names}` measures its checkpoints"
+    )
+
+
+def test_a_model_without_text_or_order_has_no_tasks(place):
+    named = {"names": ["after_choice"], "folder": str(place / "tasks")}
+    stored = strangers.HERE / "recipes"
+    blocks = yaml.safe_load((stored / "grid.yaml").read_text()) | {"tasks": named}
+    with pytest.raises(UserError) as wrong:
+        train(blocks, [f"run.dir={place}/grid"], signals=Signals())
+    assert "tasks.names is after_choice, and the data has blocks without a vocabulary" in str(
+        wrong.value
+    )
+    both_ways = yaml.safe_load((stored / "bidirectional.yaml").read_text()) | {"tasks": named}
+    with pytest.raises(UserError) as wrong:
+        describe(both_ways)
+    assert "tasks need a causal family, and bidirectional attends in both directions" in str(
+        wrong.value
+    )
 
 
 def test_a_task_whose_file_is_wrong_is_refused_in_a_sentence(place, tmp_path):
