@@ -75,6 +75,8 @@ class TaskEvaluator:
 
     def __call__(self, done: int, state: State, frozen: Frozen) -> dict[str, Score] | None:
         """Scores by `task/metric`; None where a signal cut the measurement short."""
+        if self._stops():  # before prompts are made of thousands of examples
+            return None
         try:
             measured = self._harness(
                 *self._renewed(state, frozen), chat=self.chat, stops=self._stops
