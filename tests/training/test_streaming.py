@@ -83,7 +83,7 @@ def test_a_run_that_is_stopped_in_a_part_goes_on_to_the_same_bits(made, tmp_path
     assert whole[-1][-1] >= 2, "three parts at least"
     assert "data         a stream in parts of 2,000 tokens; the first: " in text
     assert "training on part 1 of the data, 2." in text and "tokens ahead" in text
-    assert "trained on\n" in text and "epoch" not in text
+    assert "parameters; 12 steps, " in text and "epoch" not in text
     # Stopped in the second part, and resumed without its data: other parts, made anew.
     go(run, tmp_path / "halves", "train.steps=7")
     moved = recipe(made, tmp_path / "elsewhere", keep_parts=1)

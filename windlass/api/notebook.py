@@ -13,15 +13,20 @@ from windlass.telemetry.console import ConsoleReport
 PAUSE = 0.5  # seconds between two drawings, at least
 STYLE = """\
 .windlass { max-width: 640px; }
-.windlass .curves { width: 100%; height: auto; overflow: visible; }
-.windlass .curves text { fill: currentColor; opacity: 0.7; font-size: 12px; }
-.windlass .curves .tick { text-anchor: end; dominant-baseline: middle; }
+.windlass .plot { position: relative; height: 200px; margin: 12px 6px 0 58px; }
+.windlass .plot svg { display: block; width: 100%; height: 100%; overflow: visible; }
+.windlass .plot svg * { vector-effect: non-scaling-stroke; }
+.windlass polyline { fill: none; stroke-width: 2; stroke-linejoin: round; stroke-linecap: round; }
+.windlass .single { stroke-width: 8; }
 .windlass .grid { stroke: currentColor; opacity: 0.15; }
-.windlass polyline { fill: none; stroke-width: 2; stroke-linejoin: round; }
-.windlass circle { opacity: 0; stroke: none; } .windlass circle:hover { opacity: 1; }
-.windlass .first { stroke: #2f6fde; fill: #2f6fde; }
-.windlass .second { stroke: #f0913a; fill: #f0913a; }
-.windlass polyline.first, .windlass polyline.second { fill: none; }
+.windlass .tick { position: absolute; right: calc(100% + 8px); transform: translateY(-50%); }
+.windlass .axis { display: flex; justify-content: space-between; margin: 8px 6px 0 58px; }
+.windlass .tick, .windlass .axis, .windlass .legend, .windlass details { font-size: 12px; }
+.windlass .legend { display: flex; gap: 18px; margin: 6px 0 0 58px; padding: 0; list-style: none; }
+.windlass .legend i { display: inline-block; width: 11px; height: 11px; margin-right: 7px; }
+.windlass details { margin: 6px 0 0 58px; }
+.windlass .line-1 { stroke: #2f6fde; } .windlass .line-2 { stroke: #f0913a; }
+.windlass i.line-1 { background: #2f6fde; } .windlass i.line-2 { background: #f0913a; }
 """
 
 
@@ -86,9 +91,9 @@ class LivePlot(ConsoleReport):
 
 def plot(curves: Mapping[str, Curve], caption: str) -> str:
     """HTML of losses over steps, which needs nothing else."""
-    styles = zip(curves, ("first", "second"), strict=True)
+    styles = zip(curves, ("line-1", "line-2"), strict=True)
     lines = [CurveStyle(name, curves[name], style) for name, style in styles if curves[name]]
     return (
         f'<div class="windlass"><style>{STYLE}</style><div>{escape(caption)}</div>'
-        f"{chart(lines, '{:.4g}'.format)}</div>"
+        f"{chart('Loss', lines, '{:.4g}'.format)}</div>"
     )
