@@ -73,7 +73,7 @@ def test_a_preempted_run_goes_on_by_the_same_command_and_nothing_is_left(tmp_pat
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGHUP])
 def test_ctrl_c_and_a_closed_terminal_have_it_saved_and_the_machines_deleted(number, tmp_path):
     saves = (
-        TRAINS + "trap 'touch \"$CLOUD/saved\"; exit 143' TERM\nwhile true; do sleep 0.1; done\n"
+        f"trap 'touch \"$CLOUD/saved\"; exit 143' TERM\n{TRAINS}while true; do sleep 0.1; done\n"
     )
     file = script(tmp_path)
     environment = standins.cloud(tmp_path / "cloud", saves)
@@ -141,9 +141,8 @@ def test_a_deletion_is_tried_until_it_succeeds(tmp_path):
 
 
 def test_what_is_stopped_from_elsewhere_is_saved_and_does_not_begin_again(tmp_path):
-    saves = (
-        TRAINS + "trap 'touch \"$CLOUD/saved\"; exit 143' TERM\nwhile true; do sleep 0.1; done\n"
-    )
+    traps = "trap 'touch \"$CLOUD/saved\"; exit 143' TERM\n"
+    saves = f"{traps}{TRAINS}while true; do sleep 0.1; done\n"
     file, cloud = script(tmp_path, keep=True), tmp_path / "cloud"
     environment = standins.cloud(cloud, saves)
     with subprocess.Popen(

@@ -26,7 +26,7 @@ WRITTEN = (
     *(folders.PLAN, folders.REPORT, folders.LOCK),
     folders.SEAL,
     *("checkpoints", reference.FOLDER, folders.MODEL, f"{tensorboard.NAME}*"),
-    *(trackers.NAME, trackers.WANDB_FOLDER, compile_debug.FOLDER, folders.TRACES),
+    *(trackers.NAME, trackers.WANDB_FOLDER, compile_debug.FOLDER, folders.TRACES, folders.TASKS),
     # Left by a kill.
     *(f"{name}.*{files.PARTIAL}" for name in REPLACED),
     *(f"{name}{files.DAMAGED}*" for name in LINES),
