@@ -92,7 +92,7 @@ class NormGated(Gated):
         self.eps = eps
 
     def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
-        square = jnp.square(gate.astype(jnp.float32) * up)
+        square = jnp.square(gate.astype(jnp.float32) * up.astype(jnp.float32))
         scale = jax.lax.rsqrt(jnp.mean(square, axis=-1, keepdims=True) + self.eps)
         return super().output(gate, up) * scale.astype(up.dtype)
 
