@@ -94,7 +94,8 @@ def inside(folder: Path) -> tuple[float, float, float]:
             columns = {name: batch[name] for name in ("targets", "weight")}
 
             def loss(hidden):
-                return model.head.reduce(session.run.objective._tile, hidden, columns)[0]
+                tile = session.run.objective._tile
+                return model.head.reduce(tile, hidden, columns, statistics_of="targets")[0]
 
             size = jnp.max(jnp.abs(jax.grad(loss)(hidden)), axis=-1)
             is_trained = batch["weight"] > 0
