@@ -141,7 +141,7 @@ def first(case: Case) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 def programs(
     case: Case, *, is_adapted: bool, settings: Sequence[str] = (), documents: int = 1
 ) -> Any:
-    """What `windlass train` compiles of the case's recipe, for rows of so many documents."""
+    """Programs that `windlass train` compiles of the recipe, of rows with so many documents."""
     import jax
 
     from windlass.devices import selection

@@ -73,7 +73,7 @@ def hub(tmp_path_factory) -> Path:
 
 
 def outputs(notebook: nbformat.NotebookNode, call: str) -> list[dict[str, Any]]:
-    """What a cell with a call put out, by kind of content."""
+    """Outputs of a cell with a call, by kind of content."""
     (cell,) = [cell for cell in notebook.cells if call in cell.source]
     return [one.data for one in cell.outputs if "data" in one]
 

@@ -72,7 +72,7 @@ def commands(path: Path) -> Iterator[list[str]]:
 
 
 def parsed(words: list[str]) -> list[str]:
-    """What the program says against a command, or nothing; it is parsed and not run."""
+    """Objections of the program to a command, or nothing; it is parsed and not run."""
     program, whole = grammar()
     if not words or words[0].startswith("-"):
         return []

@@ -14,7 +14,7 @@ PAGE = (Path(__file__).parents[2] / "docs" / recipes.PAGE).read_text(encoding="u
 
 @pytest.fixture(autouse=True)
 def settings(monkeypatch):
-    """What the page sets while it is made is as before when it is done."""
+    """Settings that a page changes while it is made are as before when it is done."""
     for name in ("HF_HUB_CACHE", "HF_HUB_OFFLINE"):
         monkeypatch.setattr(constants, name, getattr(constants, name))
 

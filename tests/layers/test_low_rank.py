@@ -28,7 +28,7 @@ def _normal(*shape: int, seed: int = 0, scale: float = 1.0, dtype=jnp.float32):
 
 
 def _both(plain, kernel, arguments, d):
-    """How far values and gradients of a kernel are from those of the formula."""
+    """Distance of a kernel's values and gradients from those of the formula."""
     (want, back), (got, kernel_back) = jax.vjp(plain, *arguments), jax.vjp(kernel, *arguments)
     return tiny.apart(jax.tree.leaves((got, kernel_back(d))), jax.tree.leaves((want, back(d))))
 

@@ -8,16 +8,9 @@ import numpy as np
 import pytest
 
 from tests import trained
+from tests.clock import Clock
 from windlass.errors import UserError
 from windlass.telemetry.metrics import MEANINGS, READINGS, Meter, Metrics, last, read, truncate
-
-
-class Clock:
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

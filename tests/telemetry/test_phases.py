@@ -6,19 +6,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.clock import Clock
 from windlass.reports.goodput import REPEATED, STEADY, WAITING, goodput
 from windlass.telemetry import phases
 from windlass.telemetry.phases import FIRST, IMPORT, STEPS, PhasePiece, Phases, pieces
-
-
-class Clock:
-    """A clock that is set."""
-
-    def __init__(self):
-        self.now = 100.0
-
-    def __call__(self) -> float:
-        return self.now
 
 
 @pytest.fixture

@@ -13,6 +13,7 @@ from typing import NamedTuple
 import yaml
 
 from tests import tiny
+from windlass.processes.signals import Signals
 
 RECIPE = {
     "model": {"family": "qwen3", "vocab": 257, **tiny.WIDTHS},
@@ -23,6 +24,19 @@ RECIPE = {
     "telemetry": {"every": 1},
     "device": "cpu",
 }
+
+
+class Stops(Signals):
+    """As if a signal were heard in a step."""
+
+    def __init__(self, last: int | None):
+        super().__init__()
+        self.last = last
+
+    def ends(self, step: int) -> bool:
+        if step == self.last:
+            self.stop = signal.SIGTERM
+        return super().ends(step)
 
 
 class Ended(NamedTuple):

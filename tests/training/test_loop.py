@@ -22,7 +22,7 @@ import pytest
 from rich.console import Console
 
 from tests import tiny
-from tests.training.campaign import RECIPE, weights
+from tests.training.campaign import RECIPE, Stops, weights
 from windlass import api
 from windlass.checkpoint.store import folder_of, load_frozen, steps_in
 from windlass.config import tree
@@ -60,19 +60,6 @@ class Told:
             how = {"signals": signals, "report": report, "plans": plans}
             self.trained: Trained = train(recipe, [*SMALL, *keys], **how)
         self.text = self.console.export_text()
-
-
-class Stops(Signals):
-    """As if a signal were heard in a step."""
-
-    def __init__(self, last: int | None):
-        super().__init__()
-        self.last = last
-
-    def ends(self, step: int) -> bool:
-        if step == self.last:
-            self.stop = signal.SIGTERM
-        return super().ends(step)
 
 
 def refused(*keys: str, recipe: dict | None = None) -> str:

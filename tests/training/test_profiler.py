@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import signal
 from io import StringIO
 from pathlib import Path
 
@@ -11,28 +10,14 @@ import pytest
 from rich.console import Console
 
 from tests import tiny
-from tests.training.campaign import RECIPE
+from tests.training.campaign import RECIPE, Stops
 from windlass.errors import UserError
-from windlass.processes.signals import Signals
 from windlass.telemetry.console import ConsoleReport
 from windlass.training.loop import train
 from windlass.training.profiler import TABLE
 
 KEYS = ["run.dir=run", "data.validation=0", "train.evaluate_every=null", "train.accumulation=null"]
 KEYS += ["checkpoint.every=1000", "train.steps=6"]
-
-
-class StopsAfter(Signals):
-    """As if a signal were heard in a step."""
-
-    def __init__(self, last: int | None):
-        super().__init__()
-        self.last = last
-
-    def ends(self, step: int) -> bool:
-        if step == self.last:
-            self.stop = signal.SIGTERM
-        return super().ends(step)
 
 
 @pytest.fixture(autouse=True)
@@ -45,7 +30,7 @@ def trained(*keys: str, stops: int | None = None) -> list[str]:
     console = Console(record=True, width=1000, file=StringIO())
     # What is in the cache may have been compiled before the layers had scopes.
     with ConsoleReport(console) as report, tiny.afresh():
-        train(RECIPE, [*KEYS, *keys], signals=StopsAfter(stops), report=report)
+        train(RECIPE, [*KEYS, *keys], signals=Stops(stops), report=report)
     return console.export_text().splitlines()
 
 

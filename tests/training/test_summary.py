@@ -29,7 +29,7 @@ LONGEST = [
     ("time", "2d04h, 2d03h of it in 100000 steps; an epoch takes 4h05m"),
     ("cost", "$1,234 on demand, $456 spot (v5e-256 for 2d04h, gcp)"),
     ("stopped", "early at step 99500 of 100000: no better in 3 evaluations than 1.3069 at step 1"),
-    ("compiled", "1 program in 37 s; 37 programs from the cache (/root/.cache/windlass/compiled, "
+    ("compiled", "1 program in 37 s; 37 programs from the cache (~/.cache/windlass/compiled, "
      "6.5 MiB)"),
     ("plan", "55.0 MiB and 214 ms per step predicted, 54.3 MiB and 221 ms measured (+1%, -3%)"),
     ("files", "runs/legal-cot-sft-3788f448: checkpoints, metrics.jsonl, samples.txt, lm_eval"),

@@ -16,6 +16,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
+import yaml
+from jinja2 import TemplateError
 
 from windlass import files
 from windlass.config.reading import closest
@@ -109,7 +111,7 @@ class Harness:
                 f"from here ({wrong}); where there is a connection the same command keeps it in "
                 "the cache of the datasets library, which can be copied here"
             ) from None
-        except Exception as wrong:  # tasks are files and code of others, and raise anything
+        except _unusable() as wrong:
             raise UserError(
                 f"{', '.join(self.names)} cannot be loaded: {type(wrong).__name__}: {wrong}"
             ) from wrong
@@ -376,3 +378,12 @@ def _sampling(settings: Mapping[str, Any]) -> Sampling:
         tokens=int(settings["max_gen_toks"]),
         stop=tuple(end for end in settings["until"] if end),
     )
+
+
+def _unusable() -> tuple[type[Exception], ...]:
+    """Errors by which files and functions of tasks, their templates and data are wrong."""
+    from datasets.exceptions import DatasetsError
+
+    of_files = (OSError, yaml.YAMLError, TemplateError, DatasetsError)
+    of_code = (LookupError, ValueError, TypeError, AttributeError, ImportError, NameError)
+    return *of_files, *of_code, SyntaxError, AssertionError, ArithmeticError, RuntimeError

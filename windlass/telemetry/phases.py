@@ -113,12 +113,13 @@ class Phases:
         stop = threading.Event()
         thread = threading.Thread(target=self._run, args=[stop], name="phases", daemon=True)
         thread.start()
+        is_whole = False
         try:
             yield
-        except BaseException:
-            self._ending = self._ending or "failed"
-            raise
+            is_whole = True
         finally:
+            if not is_whole:
+                self._ending = self._ending or "failed"
             stop.set()
             thread.join()
             self._close(path, before)
