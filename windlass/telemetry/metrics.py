@@ -45,7 +45,7 @@ MEANINGS = {
 
 # Causes of time that is lost to training, where it could be saved.
 DATA, CHECKPOINT, RECOMPILE, LOGGING = "data", "checkpoint", "recompile", "logging"
-READINGS = 10_000  # of a meter, of which it has the median: a run may take a million steps
+READINGS = 1000  # of a meter, of which it has the median: a run may take a million steps
 
 # JSON has no such numbers. Python reads these words back with `float`.
 _WORDS = {"NaN": math.nan, "Infinity": math.inf, "-Infinity": -math.inf}
