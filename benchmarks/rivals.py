@@ -27,7 +27,7 @@ class Begin(NamedTuple):
 def side(begin: Begin, *, is_tuned: bool) -> tuple[Callable, Callable, Callable]:
     """Step, wait and peak memory of a model in PyTorch, of rows of tokens."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = _model(begin).to(device)
+    model = _model(begin, device)
     loss_of = _tuned_loss(model, begin.rank) if is_tuned else _loss(model)
 
     def parts(tokens: np.ndarray) -> Iterator[torch.Tensor]:
@@ -41,7 +41,7 @@ def side(begin: Begin, *, is_tuned: bool) -> tuple[Callable, Callable, Callable]
 def of_documents(begin: Begin, rows: int | None) -> tuple[Callable, Callable, Callable]:
     """The same of documents: so many at a time, padded to the longest, or all without padding."""
     device = "cuda" if torch.cuda.is_available() else "cpu"
-    model = _model(begin, "sdpa" if rows else "documents").to(device)
+    model = _model(begin, device, "sdpa" if rows else "documents")
 
     def loss_of(tokens: torch.Tensor, targets: torch.Tensor, **how: Any) -> torch.Tensor:
         logits = model(input_ids=tokens, **how).logits
@@ -137,12 +137,13 @@ def _of_documents(module: Any, q: Any, k: Any, v: Any, mask: Any, **how: Any) ->
     return varlen_attn(q, k, v, ends, ends, longest, longest, **causal)[None], None
 
 
-def _model(begin: Begin, attention: str = "sdpa") -> torch.nn.Module:
+def _model(begin: Begin, device: str, attention: str = "sdpa") -> torch.nn.Module:
     from transformers import AttentionInterface, AutoConfig, AutoModelForCausalLM
 
     AttentionInterface.register("documents", _of_documents)
     config = AutoConfig.for_model(**begin.config, use_cache=False)
-    model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
+    with torch.device(device):
+        model = AutoModelForCausalLM.from_config(config, attn_implementation=attention)
     state = {name: torch.from_numpy(tensor.copy()) for name, tensor in begin.tensors.items()}
     model.load_state_dict(state, strict=False)  # a tied head is the embedding
     if begin.rank is None:
