@@ -57,7 +57,7 @@ class Stack(eqx.Module):
 
         def one(kind, in_loop):
             def apply(x, weights, cache):
-                if in_loop and len(self.kinds) > 1 and self.streams is not ONE_STREAM:
+                if self._takes_turns(in_loop):
                     x, weights = _in_turn(x, weights)
                 view = context.layer(cache)
                 with inside(view):
@@ -96,6 +96,11 @@ class Stack(eqx.Module):
     def is_loop(self) -> bool:
         """Return True if layers are computed in a loop, False if each is part of the program."""
         return self.unroll < self.layers // len(self.kinds)
+
+    def _takes_turns(self, in_loop: bool) -> bool:
+        """Return True if a layer's gradients are to be complete before the layer below begins."""
+        several_streams = len(self.kinds) > 1 and self.streams is not ONE_STREAM
+        return several_streams if in_loop else on_one_gpu()
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """Reports of all layers: those of the rounds by kind, and those after the last round."""
