@@ -9,7 +9,7 @@ tokens of which half can be learned. Then each side takes some steps in turn, so
 neighbours fall on all alike; a step's time is the median over the turns. Sides:
 
 - windlass: the step that `windlass train` compiles of a recipe without settings;
-- transformers: its model and a loss in float32 under torch.compile, fused AdamW, as people run it;
+- transformers: its model with its own loss under torch.compile, fused AdamW, as people run it;
 - tuned: the same body, with a chunked linear cross-entropy whose gradients are computed in the
   forward pass, so that logits are never whole.
 
@@ -37,6 +37,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import rivals  # noqa: E402
 from benchmarks.plan_cases import MODELS, QWEN3  # noqa: E402
+from windlass.columns import DocumentsPerRow  # noqa: E402
 
 EIGHT = QWEN3 | dict(embed=4096, mlp=12_288, layers=36, heads=32, kv_heads=8, tied=False)
 SHAPES: dict[str, dict[str, Any]] = {**MODELS, "Qwen3-8B": EIGHT}
@@ -45,6 +46,7 @@ WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; st
 RIVALS = ("transformers", "tuned")
 ALONE = "none"
 BEGAN = time.perf_counter()
+SINGLE = DocumentsPerRow(1, 1.0)
 TINY = dict(vocab=512, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 
 
@@ -139,7 +141,11 @@ def first(case: Case) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
 
 
 def programs(
-    case: Case, *, is_adapted: bool, settings: Sequence[str] = (), documents: int = 1
+    case: Case,
+    *,
+    is_adapted: bool,
+    settings: Sequence[str] = (),
+    documents: DocumentsPerRow = SINGLE,
 ) -> Any:
     """Programs that `windlass train` compiles of the recipe, of rows with so many documents."""
     import jax

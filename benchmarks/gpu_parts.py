@@ -19,6 +19,7 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
+from windlass.columns import DocumentsPerRow  # noqa: E402
 from windlass.devices import mesh  # noqa: E402
 from windlass.layers import kernels, softmax  # noqa: E402
 
@@ -69,9 +70,9 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
     ids = np.sort(random.integers(0, documents, (rows, length)), axis=1).astype(np.int32)
     ids[:, length - padding :] = -1
     document = jnp.asarray(ids)
-    most = documents + (padding > 0)
+    per_row = DocumentsPerRow(most := documents + (padding > 0), float(most))
 
-    def mixed(known: int | None) -> Callable:
+    def mixed(known: DocumentsPerRow | None) -> Callable:
         def both(q, k, v, d):
             def attend(q, k, v):
                 return kernels.attend(q, k, v, document=document, slots=document, first=0)
@@ -92,7 +93,7 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
     arrays[-1] = jnp.where(counts, arrays[-1], 0)  # padding has no gradient
     name = f"attention {rows} × {length}, {heads}/{key_heads} heads of {dim}, {documents} documents"
     name += f", {padding} of padding" if padding else ""
-    return Part(name, mixed(None), mixed(most), tuple(arrays), counts)
+    return Part(name, mixed(None), mixed(per_row), tuple(arrays), counts)
 
 
 def measured(function: Callable, arguments: tuple[jax.Array, ...]) -> tuple[Any, float]:

@@ -29,6 +29,7 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import gpu, rivals  # noqa: E402
+from windlass.columns import DocumentsPerRow  # noqa: E402
 
 CASE = gpu.Case("Qwen2.5-0.5B", 16, rivals.LONGEST)
 RIVALS = {"padded": 16, "padding-free": None}  # documents at a time
@@ -80,9 +81,10 @@ def flat(rows: list[Documents]) -> Documents:
 
 def measured(case: gpu.Case, rival: str) -> dict[str, Any]:
     given = list(documents(case))
-    most = 1 + max(len(each) for rows in given for each in rows)  # with padding
+    counts = [len(each) + 1 for rows in given for each in rows]  # with padding
+    per_row = DocumentsPerRow(max(counts), statistics.mean(counts))
     config, tensors = gpu.first(case)
-    programs = gpu.programs(case, is_adapted=False, documents=most)
+    programs = gpu.programs(case, is_adapted=False, documents=per_row)
     side = gpu.running(programs, lambda rows: packed(rows, case.length)).side
     other = rivals.of_documents(rivals.Begin(config, tensors, None, 1), RIVALS[rival])
     step, wait, peak = other
@@ -96,7 +98,7 @@ def measured(case: gpu.Case, rival: str) -> dict[str, Any]:
         "losses": {name: each[-1] for name, each in losses.items()},
         "trained_tokens_a_step": round(tokens),
         "of_positions": round(tokens / case.tokens, 3),
-        "most_documents": most,
+        "documents_per_row": per_row._asdict(),
         **{
             name: {
                 "trained_tokens_per_second": round(tokens / statistics.median(times)),

@@ -16,6 +16,16 @@ LENGTH = "length"  # the sequence axis, as long as data.length says
 OPEN = 96  # files of a reader: each takes a descriptor, of which a process may have 1024
 
 
+class DocumentsPerRow(NamedTuple):
+    """Number of documents in rows: at most, and on average.
+
+    Padding at the end of a row counts as one, unless no row has more than one beside it.
+    """
+
+    most: int
+    mean: float
+
+
 @dataclass(frozen=True)
 class Column:
     """A column of a batch: `Column(np.int32)` has a number for each row.

@@ -1,6 +1,7 @@
 """Every kernel computes what plain XLA does, and each device gets the one it has."""
 
 import functools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -9,9 +10,10 @@ import numpy as np
 import pytest
 
 from tests import tiny
+from windlass.columns import DocumentsPerRow
 from windlass.layers import kernels
 from windlass.layers.kernels import choose
-from windlass.layers.pattern import Pattern
+from windlass.layers.pattern import CAUSAL, Pattern
 from windlass.models import qwen3
 
 LENGTH = 200  # no multiple of what a TPU kernel takes at a time, nor of a stride of 3
@@ -205,13 +207,69 @@ def test_other_functions_of_a_program_are_no_attention():
     assert Pattern.of("causal_attention_of_mine") is None
 
 
-def test_segments_of_a_row_are_its_documents_and_its_padding():
+def test_segments_are_documents_of_all_rows_and_their_padding():
     document = jnp.array([[0, 0, 0, 1, 1, -1], [0] * 6, [0, 1, 2, 3, 3, 3], [-1] * 6])
-    offsets, lengths = kernels.segmented(document, 4)
-    assert offsets.tolist() == [
-        [0, 3, 5, -1, -1],
-        [0, -1, -1, -1, -1],
-        [0, 1, 2, 3, -1],
-        [0, -1, -1, -1, -1],
-    ]
-    assert lengths.tolist() == [[3, 2, 1, -1], [6, -1, -1, -1], [1, 1, 1, 3], [6, -1, -1, -1]]
+    begin, number = kernels.segmented(document, 12)
+    assert begin.tolist() == [0, 3, 5, 6, 12, 13, 14, 15, 18, 24, 24, 24, 24]
+    assert number.tolist() == [[0, 0, 0, 1, 1, 2], [3] * 6, [4, 5, 6, 7, 7, 7], [8] * 6]
+
+
+@pytest.mark.parametrize(
+    ("documents", "rows", "expected"),
+    [
+        (DocumentsPerRow(2, 1.9), 16, (32, 1)),  # all that there can be
+        (DocumentsPerRow(52, 5.5), 16, (128, 7)),
+        (DocumentsPerRow(52, 5.5), 1, (14, 4)),
+        (DocumentsPerRow(9, 1.0), 64, (128, 5)),  # cuDNN has places for two documents at least
+    ],
+)
+def test_a_call_has_places_for_the_documents_of_most_batches(documents, rows, expected):
+    places, most, _ = kernels.Calls.of(documents, rows, 1.0)
+    assert (places, most) == expected
+    assert places * most >= rows * documents.most
+
+
+@pytest.mark.parametrize("places", [4, 6, 8, 24])
+def test_attention_by_lengths_takes_as_many_calls_as_a_batch_has_documents(monkeypatch, places):
+    """Calls of stand-ins for cuDNN's kernels, which as these leave out what is of other calls."""
+
+    def mixed(q, k, v, begin, scale):
+        at = jnp.arange(q.shape[0] * q.shape[1]).reshape(q.shape[:2])
+        document = jnp.searchsorted(begin, at, side="right") - 1
+        is_own = (at >= begin[0]) & (at < begin[-1])
+        out = kernels.xla(q, k, v, document, document, 0, pattern=CAUSAL, scale=scale)
+        return jnp.where(is_own[..., None, None], out, 0), is_own[..., None, None]
+
+    def flash(q, k, v, begin, scale):
+        out, is_own = mixed(q, k, v, begin, scale)
+        return jnp.where(is_own, out, jnp.nan), begin[:2]
+
+    def flash_gradient(q, k, v, begin, scale, *, mixed: jax.Array, sums: jax.Array, d: jax.Array):
+        _, back, is_own = jax.vjp(
+            lambda q, k, v: stand_in(q, k, v, begin, scale), q, k, v, has_aux=True
+        )
+        bad = jnp.where((sums == begin[:2]).all() & jnp.isfinite(mixed).all(), 0, jnp.nan)
+        return tuple(jnp.where(is_own, one + bad, jnp.nan) for one in back(d))
+
+    stand_in = mixed
+    monkeypatch.setattr(kernels, "flash", flash)
+    monkeypatch.setattr(kernels, "flash_gradient", flash_gradient)
+    # Nine documents with padding of three rows, of a batch in which a row could have eight.
+    document = jnp.array([[0, 0, 1, 2, 2, 3, -1, -1], [0] * 8, [0, 0, 0, 1, 1, 2, 3, -1]])
+    q, k, v, d = (
+        jax.random.normal(jax.random.key(i), (3, 8, heads, 16))
+        for i, heads in enumerate((4, 2, 2, 4))
+    )
+    calls = kernels.Calls(places, -(-24 // places), 0.25)
+
+    def by_lengths(q, k, v) -> Any:
+        return kernels._by_lengths(calls, q, k, v, document)
+
+    found, back = jax.vjp(by_lengths, q, k, v)
+    masked = functools.partial(kernels.xla, pattern=CAUSAL, scale=0.25)
+    expected, expected_back = jax.vjp(
+        lambda q, k, v: masked(q, k, v, document, document, 0), q, k, v
+    )
+    np.testing.assert_allclose(found, expected, atol=1e-6)
+    for one, other in zip(back(d), expected_back(d), strict=True):
+        np.testing.assert_allclose(one, other, atol=1e-5)

@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 from windlass.chance import mix
-from windlass.columns import Column
+from windlass.columns import Column, DocumentsPerRow
 from windlass.data.pack import Piece, Sequences
 from windlass.data.shuffle import permuted
 from windlass.data.split import Arrays, Drawn, Numbers, Split
@@ -143,8 +143,10 @@ def _schedule(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     return part[order], rank[order]
 
 
-def most_documents(rows: Split) -> int | None:
-    """Documents of the row that has most, if that is known before all of them are read."""
+def documents_per_row(rows: Split) -> DocumentsPerRow | None:
+    """Documents of a row, if that is known before all rows are read; of a mixture the most."""
     parts = rows.parts if isinstance(rows, Mixture) else (rows,)
-    each = [part.most_documents for part in parts if isinstance(part, Sequences)]
-    return max(each) if len(each) == len(parts) else None
+    each = [part.documents_per_row for part in parts if isinstance(part, Sequences)]
+    if len(each) < len(parts):
+        return None
+    return DocumentsPerRow(*map(max, zip(*each, strict=True)))

@@ -11,7 +11,14 @@ import numpy as np
 from rich.console import Console
 
 from windlass import files, seal
-from windlass.columns import LENGTH, Column, ColumnReader, StoredColumn, sized
+from windlass.columns import (
+    LENGTH,
+    Column,
+    ColumnReader,
+    DocumentsPerRow,
+    StoredColumn,
+    sized,
+)
 from windlass.data.corpus import Corpus, claimed, opened, room, save
 from windlass.data.integrity import is_whole
 from windlass.data.split import Arrays, Numbers
@@ -135,12 +142,11 @@ class Sequences:
         return len(np.unique(self.index.document))
 
     @cached_property
-    def most_documents(self) -> int:
-        """Documents of the row that has most; padding counts as one where a row has several."""
+    def documents_per_row(self) -> DocumentsPerRow:
         first = self.index.first
         pieces, filled = np.diff(first), np.add.reduceat(self.index.size, first[:-1], dtype=int)
-        most = int(pieces.max())
-        return most if most == 1 else int((pieces + (filled < self.length)).max())
+        counted = pieces if pieces.max() == 1 else pieces + (filled < self.length)
+        return DocumentsPerRow(int(counted.max()), float(counted.mean()))
 
     @cached_property
     def longer(self) -> int:

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -13,6 +13,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
+from windlass.columns import DocumentsPerRow
 from windlass.devices import chips
 from windlass.devices.axes import device, is_nvidia, layout, tensor_ways
 from windlass.devices.sketch import is_sketched
@@ -24,19 +25,17 @@ LONGEST_WITHOUT_FLASH = 8192
 
 MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization policies
 
-# Documents of a row up to which cuDNN takes their lengths. It starts as many blocks for each as for
+# Documents a row up to which cuDNN takes their lengths. It starts as many blocks for each as for
 # one of the length of the row, so that beyond this a mask is faster.
 MOST_SEGMENTS = 16
+SPREAD = 1.5  # of the documents of a row about their mean, in parts of it
 
-_DOCUMENTS: ContextVar[int | None] = ContextVar("_DOCUMENTS", default=None)
+_DOCUMENTS: ContextVar[DocumentsPerRow | None] = ContextVar("_DOCUMENTS", default=None)
 
 
 @contextmanager
-def rows_of(documents: int | None) -> Iterator[None]:
-    """Attention traced here is over rows of so many documents at most; None: of any number.
-
-    Padding at the end of a row counts as one, unless no row has more than one beside it.
-    """
+def rows_of(documents: DocumentsPerRow | None) -> Iterator[None]:
+    """Attention traced here is over rows of so many documents; None: of any number."""
     before = _DOCUMENTS.set(documents)
     try:
         yield
@@ -182,23 +181,35 @@ def xla(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Arra
 
 
 def cudnn(
-    q, k, v, document, slots, at, *, pattern: Pattern, scale: float, documents: int | None = None
+    q,
+    k,
+    v,
+    document,
+    slots,
+    at,
+    *,
+    pattern: Pattern,
+    scale: float,
+    documents: DocumentsPerRow | None = None,
 ) -> Array:
     """cuDNN's kernels, which know documents by their lengths or by a mask.
 
-    A mask costs them half as much time again. Rows of a single document need neither: what stands
-    behind it is padding, which no query of the document sees.
+    A mask costs them half as much time again, and what it hides is computed all the same. Rows of
+    a single document need neither: what stands behind it is padding, which no query of the document
+    sees.
     """
-    segments = 2 ** math.ceil(math.log2(documents)) if documents else None
     is_plain = pattern.causal and pattern.window is None and q.shape[-1] <= 128
-    if is_plain and segments is not None and 1 < segments <= MOST_SEGMENTS and _takes_lengths():
-        return _by_lengths(q, k, v, document, segments, scale)
+    if is_plain and documents is not None and documents.most > 1 and _takes_lengths(q):
+        calls = Calls.of(documents, len(q), scale)
+        if calls.places <= MOST_SEGMENTS * len(q):
+            return _by_lengths(calls, q, k, v, document)
+    is_single = pattern.causal and documents is not None and documents.most == 1
     same = document[:, None, :, None] == slots[:, None, None, :]
     return jax.nn.dot_product_attention(
         q,
         k,
         v,
-        mask=None if pattern.causal and segments == 1 else same,
+        mask=None if is_single else same,
         is_causal=pattern.causal,
         scale=scale,
         local_window_size=None if pattern.window is None else (pattern.window - 1, 0),
@@ -206,43 +217,147 @@ def cudnn(
     )
 
 
-def _takes_lengths() -> bool:
+def _takes_lengths(q: Array) -> bool:
     chip = chips.find(device().device_kind)
-    return chip is not None and chip.has_segments
+    return chip is not None and chip.has_segments and q.size < 2**31  # offsets have 32 bits
 
 
-def _by_lengths(q, k, v, document, segments: int, scale: float) -> Array:
-    # JAX shows attention with lengths of documents nowhere else.
-    from jax._src.cudnn.fused_attention_stablehlo import MaskType, dot_product_attention
+class Calls(NamedTuple):
+    """Calls of cuDNN's kernel by which attention is computed within documents."""
 
-    offsets, lengths = segmented(document, segments)
-    mixed: Any = dot_product_attention(
-        q,
-        k,
-        v,
-        q_seqlen=lengths,
-        kv_seqlen=lengths,
-        q_offsets=offsets,
-        kv_offsets=offsets,
-        scale=scale,
-        mask_type=MaskType.PADDING_CAUSAL,
-    )
-    return mixed
+    places: int  # for documents in one call, a multiple of the rows
+    most: int  # calls, of a batch that has most documents
+    scale: float
+
+    @staticmethod
+    def of(documents: DocumentsPerRow, rows: int, scale: float) -> "Calls":
+        """One call for all documents of nearly all batches: a place that is empty takes time."""
+        likely = math.ceil(documents.mean * (1 + SPREAD / math.sqrt(rows)))
+        places = rows * max(2, min(documents.most, likely))
+        return Calls(places, -(-rows * documents.most // places), scale)
 
 
-def segmented(
-    document: Int[Array, "batch seq"], most: int
-) -> tuple[Int[Array, "batch begins"], Int[Array, "batch segments"]]:
-    """Offsets and lengths of the documents of each row; -1 beyond the last.
+class Segments(NamedTuple):
+    """Documents of all rows, which are laid end to end; padding is a document of its own."""
 
-    Padding is a document of its own.
-    """
+    begin: Int[Array, " documents"]  # position of the first token; after the last, that of the end
+    number: Int[Array, "batch seq"]  # of the document of each position
+
+
+def segmented(document: Int[Array, "batch seq"], most: int) -> Segments:
+    """At most so many documents, and where the next would begin."""
     is_first = jnp.diff(document, axis=1, prepend=document[:, :1] - 1) != 0
-    find = functools.partial(jnp.nonzero, size=most + 1, fill_value=-1)
-    offsets = jax.vmap(lambda row: find(row)[0])(is_first).astype(jnp.int32)
-    begin, after = offsets[:, :-1], offsets[:, 1:]
-    end = jnp.where(after < 0, document.shape[1], after)
-    return offsets, jnp.where(begin < 0, -1, end - begin)
+    begin = jnp.nonzero(is_first.ravel(), size=most + 1, fill_value=is_first.size)[0]
+    number = jnp.cumsum(is_first.ravel()).reshape(is_first.shape) - 1
+    return Segments(begin.astype(jnp.int32), number.astype(jnp.int32))
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _by_lengths(calls: Calls, q: Array, k: Array, v: Array, document: Array) -> Array:
+    """Causal attention within documents, in as many calls as a batch needs.
+
+    Places are for the documents of the whole batch: a row may have many where others have few.
+    """
+    return _by_lengths_forward(calls, q, k, v, document)[0]
+
+
+def _by_lengths_forward(calls: Calls, q: Array, k: Array, v: Array, document: Array):
+    segments = segmented(document, calls.places * calls.most)
+    mixed, sums = flash(q, k, v, _begin(calls, segments, 0), calls.scale)
+
+    def more(number, mixed):
+        own, _ = flash(q, k, v, _begin(calls, segments, number), calls.scale)
+        return jnp.where(_is_in(calls, segments, number), own, mixed)
+
+    if calls.most > 1:
+        mixed = jax.lax.fori_loop(1, _needed(calls, segments), more, mixed)
+    mixed, sums, segments = jax.tree.map(
+        lambda x: checkpoint_name(x, MIXED), (mixed, sums, segments)
+    )
+    return mixed, (q, k, v, mixed, sums, segments)
+
+
+def _by_lengths_backward(calls: Calls, kept, d: Array):
+    q, k, v, mixed, sums, segments = kept
+    first = _begin(calls, segments, 0)
+    gradients = flash_gradient(q, k, v, first, calls.scale, mixed=mixed, sums=sums, d=d)
+
+    def more(number, gradients):
+        begin = _begin(calls, segments, number)
+        _, sums = flash(q, k, v, begin, calls.scale)  # which are only kept of the first call
+        own = flash_gradient(q, k, v, begin, calls.scale, mixed=mixed, sums=sums, d=d)
+        is_own = _is_in(calls, segments, number)
+        return tuple(jnp.where(is_own, *pair) for pair in zip(own, gradients, strict=True))
+
+    if calls.most > 1:
+        gradients = jax.lax.fori_loop(1, _needed(calls, segments), more, gradients)
+    return *gradients, None
+
+
+_by_lengths.defvjp(_by_lengths_forward, _by_lengths_backward)
+
+
+def _begin(calls: Calls, segments: Segments, number: int | Array) -> Array:
+    """Positions of the first tokens of a call's documents, and of the one after them."""
+    return jax.lax.dynamic_slice(segments.begin, [number * calls.places], [calls.places + 1])
+
+
+def _is_in(calls: Calls, segments: Segments, number: int | Array) -> Bool[Array, "batch seq 1 1"]:
+    return (segments.number // calls.places == number)[..., None, None]
+
+
+def _needed(calls: Calls, segments: Segments) -> Int[Array, ""]:
+    return segments.number[-1, -1] // calls.places + 1
+
+
+def flash(q, k, v, begin, scale: float) -> tuple[Array, Array]:
+    """cuDNN's attention within documents, and the logarithms of its sums."""
+    lowest, packed, how = _packed(q, k, v, begin, scale)
+    mixed, sums = lowest._dot_product_attention_fwd_p.bind(
+        q, k, v, *packed, **how, is_training=True
+    )
+    return mixed, sums
+
+
+def flash_gradient(
+    q, k, v, begin, scale: float, *, mixed: Array, sums: Array, d: Array
+) -> tuple[Array, ...]:
+    lowest, packed, how = _packed(q, k, v, begin, scale)
+    return tuple(lowest._dot_product_attention_bwd_p.bind(q, k, v, *packed, sums, mixed, d, **how))
+
+
+def _packed(q, k, v, begin, scale: float) -> tuple[Any, Sequence[Array], dict[str, Any]]:
+    """JAX's module, and what its operations of cuDNN take of packed rows.
+
+    JAX shows them nowhere else; its own function before 0.11.1 takes keys of fewer heads than
+    queries have from wrong places, and counts places for documents in each row by itself.
+    """
+    from jax._src.cudnn import fused_attention_stablehlo as lowest
+
+    layout = lowest.AttentionLayout.BTNH.value
+    version = lowest.check_cudnn_version()
+    lowest.check_is_flash_attention(q, k, v, layout, version, False, True, True)
+    rows = len(q)
+    lengths = jnp.diff(begin).reshape(rows, -1)
+    # As many offsets as JAX has for each row; what follows the last is the end.
+    after = jnp.full(rows - 1, rows * q.shape[1], begin.dtype)
+    offsets = jnp.concatenate([begin, after]).reshape(rows, -1)
+    none = jnp.zeros(0, q.dtype)
+    packed = [
+        *(none, lengths, lengths),
+        *(offsets * math.prod(x.shape[2:]) for x in (q, k)),
+        *(none, none),
+    ]
+    how = dict(
+        scale=scale,
+        seed=0,
+        dropout_rate=0.0,
+        variadic_args=(False, False),  # no bias, no gradient of it
+        mask_type=lowest.MaskType.PADDING_CAUSAL,
+        layout=layout,
+        sliding_window_length=None,
+    )
+    return lowest, packed, how
 
 
 def splash(
@@ -330,7 +445,7 @@ def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
 
 
 @functools.cache
-def _program(kernel: str, pattern: Pattern, scale: float, documents: int | None):
+def _program(kernel: str, pattern: Pattern, scale: float, documents: DocumentsPerRow | None):
     """A kernel as a part of its own in a program."""
     how: dict[str, Any] = {} if documents is None else {"documents": documents}
 

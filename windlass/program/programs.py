@@ -14,6 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
+from windlass.columns import DocumentsPerRow
 from windlass.devices.axes import layout
 from windlass.objectives import BaseObjective, Carry, Stage
 from windlass.program import trainable
@@ -36,11 +37,11 @@ RUN_ONCE = {"xla_backend_optimization_level": 0, "xla_llvm_disable_expensive_pas
 class Programs:
     """The programs of a run of `steps` steps. To be used with its mesh set.
 
-    Devices that are described and not here will do, for whoever only compiles. No row that is
-    trained on has more than `documents`, where that is known.
+    Devices that are described and not here will do, for whoever only compiles. Rows that are
+    trained on have so many `documents`, where that is known.
     """
 
-    def __init__(self, built: Built, steps: int, documents: int | None = None):
+    def __init__(self, built: Built, steps: int, documents: DocumentsPerRow | None = None):
         self.built, self.run, self.mesh = built, built.run, built.mesh
         self.batches, self.documents = built.described.batches, documents
         trained, _ = built.parted(built.abstract)

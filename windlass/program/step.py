@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
+from windlass.columns import DocumentsPerRow
 from windlass.devices.axes import layout
 from windlass.layers import kernels
 from windlass.layers.dropout import keyed
@@ -135,7 +136,7 @@ def make_step(
     ema: float | None = None,
     hashed: Sequence[str] = ("tokens",),
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
-    documents: int | None = None,
+    documents: DocumentsPerRow | None = None,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
@@ -148,7 +149,7 @@ def make_step(
     so that the loop may find out late. With a loss scale such a step is first taken for an
     overflow, which only halves the scale.
     `ema` is how much of the average of the weights is kept at each step, `hashed` the columns
-    of a batch that the token hash is over, and `documents` the most that a row has, if known.
+    of a batch that the token hash is over, and `documents` those that rows have, if known.
     """
     call = make_training_call(model, objective, steps, helpers)
 

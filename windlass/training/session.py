@@ -12,7 +12,7 @@ from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference, taught
 from windlass.data.load import evaluation_batches
-from windlass.data.mix import most_documents
+from windlass.data.mix import documents_per_row
 from windlass.data.split import Split
 from windlass.data.streams.prepared import StreamedData
 from windlass.errors import UserError
@@ -66,7 +66,8 @@ class Session:
         self.built, self.run, self.prepared = built, run, prepared
         self.batches = built.described.batches
         self.length = Length.of(run.train, len(prepared.split("train")) // self.batches.rows)
-        self.programs = Programs(built, self.length.steps, most_documents(prepared.split("train")))
+        documents = documents_per_row(prepared.split("train"))
+        self.programs = Programs(built, self.length.steps, documents)
 
     def evaluation(self) -> Callable[..., Tally]:
         """The objective on a batch, to be compiled."""
