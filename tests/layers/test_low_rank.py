@@ -1,4 +1,4 @@
-"""Kernels for products of low rank, and for queries and keys, compute what plain XLA does."""
+"""Kernels for products of low rank, for norms and for queries compute what plain XLA does."""
 
 import functools
 
@@ -10,14 +10,15 @@ from jax.sharding import PartitionSpec
 
 from tests import tiny
 from windlass.adapters.lora import Adapter
-from windlass.devices import mesh
+from windlass.devices import mesh, triton
 from windlass.devices.axes import cast
-from windlass.layers import attention, low_rank, mlp
+from windlass.layers import attention, low_rank, mlp, norm
 from windlass.layers.attention import Attention
 from windlass.layers.context import enter
 from windlass.layers.mlp import Gated, NormGated
 from windlass.layers.norm import OffsetRMSNorm, RMSNorm
 from windlass.layers.rotary import Rotary
+from windlass.networks.decoder import Block
 
 SIZES = {"embed": 128, "mlp": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
 ROWS, LENGTH = 2, 96
@@ -74,14 +75,14 @@ def test_a_product_is_added_and_read_as_by_the_formula(rank, features):
 @pytest.mark.parametrize("make", [RMSNorm, OffsetRMSNorm])
 def test_normed_and_rotated_heads_equal_the_formula(heads, make):
     x, d = (_normal(ROWS, 64, heads, 32, seed=seed) for seed in range(2))
-    norm, rotary = make("head_dim", {"head_dim": 32}, eps=1e-6), Rotary(1e4)
+    plain_norm, rotary = make("head_dim", {"head_dim": 32}, eps=1e-6), Rotary(1e4)
     position = jnp.broadcast_to(jnp.arange(64) % 37, (ROWS, 64))
     cos, sin = rotary.turns(position, 32, jnp.float32)
     factor = 1 + _normal(32, seed=3, scale=0.1)
 
     def plain(x, factor):
         field, value = ("scale", factor) if make is RMSNorm else ("offset", factor - 1)
-        return rotary(eqx.tree_at(lambda one: getattr(one, field), norm, value)(x), position)
+        return rotary(eqx.tree_at(lambda one: getattr(one, field), plain_norm, value)(x), position)
 
     def kernel(x, factor):
         return attention._norm_and_turn(1e-6, x, cos, sin, factor, True)
@@ -98,12 +99,12 @@ def one_gpu(monkeypatch):
         calls.append(kernel.__name__)
         return original(kernel, **how | {"interpret": True})
 
-    original = low_rank.called
-    for module in (low_rank, mlp, attention):
+    original = triton.called
+    for module in (low_rank, mlp, attention, norm):
         monkeypatch.setattr(module, "called", called)
 
     def begin():
-        for module in (low_rank, attention):
+        for module in (low_rank, attention, norm):
             monkeypatch.setattr(module, "on_one_gpu", lambda: True)
         return calls
 
@@ -158,15 +159,52 @@ def test_another_gated_mlp_with_lora_has_its_products_added_in_kernels(layer, on
 
 
 def test_attention_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
-    def norm(over: str) -> RMSNorm:
-        return RMSNorm(over, SIZES, eps=1e-6)
+    kernels = {"low_rank", "norm_and_turn", "norm_and_turn_gradient"}
+    _is_as_close(_adapted(_attention()), _context(), one_gpu, kernels)
 
-    layer = Attention(SIZES, rotary=Rotary(1e4), norm=norm, key=jax.random.key(0))
+
+def _rms_norm(over: str) -> RMSNorm:
+    return RMSNorm(over, SIZES, eps=1e-6)
+
+
+def _attention() -> Attention:
+    return Attention(SIZES, rotary=Rotary(1e4), norm=_rms_norm, key=jax.random.key(0))
+
+
+def _context():
     tokens = jnp.zeros((ROWS, LENGTH), jnp.int32)
     position = jnp.broadcast_to(jnp.arange(LENGTH), (ROWS, LENGTH))
-    context = enter({"tokens": tokens, "position": position, "document": tokens}, None).layer(None)
-    kernels = {"low_rank", "norm_and_turn", "norm_and_turn_gradient"}
-    _is_as_close(_adapted(layer), context, one_gpu, kernels)
+    return enter({"tokens": tokens, "position": position, "document": tokens}, None).layer(None)
+
+
+@pytest.mark.parametrize("is_adapted", [False, True])
+def test_a_block_as_a_gpu_computes_it_equals_itself(is_adapted, one_gpu):
+    block = Block(
+        attention_norm=_rms_norm("embed"),
+        attention=_attention(),
+        mlp_norm=_rms_norm("embed"),
+        mlp=Gated(SIZES, key=jax.random.key(1)),
+    )
+    kernels = {"norm_and_turn", "norm_and_turn_gradient", "norm_gradient"}
+    if is_adapted:
+        block = _adapted(block)
+        kernels |= {"low_rank", "swiglu_low_rank", "swiglu_low_rank_gradient"}
+    _is_as_close(block, _context(), one_gpu, kernels)
+
+
+@pytest.mark.parametrize("maps", [1, 3])
+@pytest.mark.parametrize("size", [128, 896, 2048, 8192])
+def test_the_gradient_of_a_norm_and_of_what_goes_past_it_equals_the_formula(size, maps):
+    x, factor = _normal(ROWS, 64, size, scale=3), 1 + _normal(size, seed=1, scale=0.1)
+
+    def plain(x, factor):
+        return x, *[norm.normed(x, 1e-6) * factor] * maps
+
+    def kernel(x, factor):
+        return norm._forked(1e-6, maps, x, factor, True)
+
+    d = tuple(_normal(*x.shape, seed=2 + i) for i in range(1 + maps))
+    assert _both(plain, kernel, (x, factor), d) < 1e-5
 
 
 @pytest.mark.parametrize("settings", [{"dora": True}, {"rank": 128}])

@@ -13,10 +13,11 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import by_rows, replicated
 from windlass.devices.sketch import on_one_gpu
+from windlass.devices.triton import called
 from windlass.layers.kernels import spread
 from windlass.layers.linear import Linear
-from windlass.layers.low_rank import called, outputs
-from windlass.layers.norm import Norm
+from windlass.layers.low_rank import outputs
+from windlass.layers.norm import Fork, Norm
 from windlass.layers.rotary import Rotary
 
 BLOCK = 4096  # numbers that a program of the kernel for queries and keys has
@@ -60,7 +61,7 @@ class Attention(eqx.Module):
         self.causal, self.window, self.scale = causal, window, scale
 
     @jax.named_scope("attention")
-    def __call__(self, x: Float[Array, "batch seq embed"], context):
+    def __call__(self, x: Float[Array, "batch seq embed"] | Fork, context):
         q, k, v = outputs((self.query, self.key, self.value), x)
         q = checkpoint_name(q, "query")
         k, v = checkpoint_name(spread(k), "key"), checkpoint_name(spread(v), "value")

@@ -8,8 +8,7 @@ Kernels compute it where it is added.
 import functools
 import itertools
 import math
-from collections.abc import Callable, Sequence
-from typing import Any
+from collections.abc import Sequence
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +17,9 @@ from jaxtyping import Array, Float
 
 from windlass.devices.axes import by_rows, replicated
 from windlass.devices.sketch import on_one_gpu
+from windlass.devices.triton import called, dot
 from windlass.layers.linear import LinearMap, LowRank
+from windlass.layers.norm import Fork, reads
 
 INNER = "inner"  # checkpoint name of x A
 ROWS, COLUMNS = 64, 128  # tokens and features of a block, that a program has
@@ -26,22 +27,23 @@ MOST = 64  # the highest rank that kernels compute
 RANKS = (16, 32, 64, 128, 256)  # of matmuls in kernels, of one map or of several side by side
 
 
-def outputs(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> list[Float[Array, "..."]]:
+def outputs(maps: Sequence[LinearMap], x: Float[Array, "..."] | Fork) -> list[Float[Array, "..."]]:
     """Outputs of linear maps that share an input."""
     if not (parts := in_kernels(maps, x)):
-        return [one(x) for one in maps]
+        return [one(own) for one, own in zip(maps, reads(x, len(maps)), strict=True)]
     return [
         added(part.base(own), inner, part.up.weight)
         for part, (own, inner) in zip(parts, read(parts, x), strict=True)
     ]
 
 
-def in_kernels(maps: Sequence[LinearMap], x: Float[Array, "..."]) -> list[LowRank]:
+def in_kernels(maps: Sequence[LinearMap], x: Float[Array, "..."] | Fork) -> list[LowRank]:
     """Maps with their products of low rank, if all of them have one that kernels compute here."""
-    if not on_one_gpu() or x.dtype != jnp.bfloat16 or x.ndim < 3:
+    like = x.stream if isinstance(x, Fork) else x
+    if not on_one_gpu() or like.dtype != jnp.bfloat16 or like.ndim < 3:
         return []
     parts = [part for part in (one.low_rank for one in maps) if part is not None]
-    is_fit = len(parts) == len(maps) and math.prod(x.shape[:2]) % ROWS == 0
+    is_fit = len(parts) == len(maps) and math.prod(like.shape[:2]) % ROWS == 0
     return parts if is_fit and all(map(_is_fit, parts)) else []
 
 
@@ -52,14 +54,14 @@ def _is_fit(part: LowRank) -> bool:
 
 
 def read(
-    parts: Sequence[LowRank], x: Float[Array, "batch seq ..."]
+    parts: Sequence[LowRank], x: Float[Array, "batch seq ..."] | Fork
 ) -> list[tuple[Float[Array, "batch seq ..."], Float[Array, "batch seq rank"]]]:
     """x for the base of each map, and x A, of all maps in one matmul.
 
     Each base has an x of its own, so that the sum of its gradients is left to the kernel.
     """
     matrices = [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
-    reading = functools.partial(_read, copies=len(parts))
+    reading, (x,) = functools.partial(_read, copies=len(parts)), reads(x, 1)
     *own, inner = by_rows(reading, [x], [jnp.concatenate(matrices, axis=-1)])
     ends = itertools.accumulate(part.rank for part in parts[:-1])
     each = jnp.split(checkpoint_name(inner, INNER), list(ends), axis=-1)
@@ -156,18 +158,3 @@ def padded(x: Array, axis: int) -> Array:
     own = x.shape[axis]
     more = next(rank for rank in RANKS if rank >= own) - own
     return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) if more else x
-
-
-def called(kernel: Callable, *, warps: int = 4, stages: int = 2, **how: Any) -> Callable:
-    """A kernel in Triton."""
-    from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
-
-    params: Any = triton.CompilerParams(num_warps=warps, num_stages=stages)
-    return pl.pallas_call(kernel, compiler_params=params, name=kernel.__name__, **how)
-
-
-def dot(a: Array, b: Array, *, over: tuple[int, int] = (1, 0)) -> Array:
-    """A matmul in a kernel, over an axis of each, in float32."""
-    axes = ((over[:1], over[1:]), ((), ()))
-    return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)

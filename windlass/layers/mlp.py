@@ -11,19 +11,19 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import by_rows, replicated
+from windlass.devices.triton import called, dot
 from windlass.layers.linear import Linear, LowRank
 from windlass.layers.low_rank import (
     COLUMNS,
     INNER,
     ROWS,
     added,
-    called,
-    dot,
     in_kernels,
     outputs,
     padded,
     read,
 )
+from windlass.layers.norm import Fork
 
 SHORT, LONG = 32, 1024  # tokens of a block of the gradient's kernel, and of its sums over tokens
 
@@ -51,7 +51,7 @@ class Gated(eqx.Module):
         self.activation = activation
 
     @jax.named_scope("mlp")
-    def __call__(self, x: Float[Array, "... embed"]) -> Float[Array, "... embed"]:
+    def __call__(self, x: Float[Array, "... embed"] | Fork) -> Float[Array, "... embed"]:
         if parts := self._low_rank(x):
             return self._in_kernels(parts, x)
         gate, up = outputs((self.gate, self.up), x)
@@ -61,12 +61,12 @@ class Gated(eqx.Module):
         (y,) = outputs((self.down,), self.activation(gate) * up)
         return y
 
-    def _low_rank(self, x: Float[Array, "... embed"]) -> list[LowRank]:
+    def _low_rank(self, x: Float[Array, "... embed"] | Fork) -> list[LowRank]:
         """Its maps with products of low rank, if it is SwiGLU that kernels compute here."""
         is_swiglu = type(self) is Gated and self.activation is jax.nn.silu
         return in_kernels((self.gate, self.up, self.down), x) if is_swiglu else []
 
-    def _in_kernels(self, parts: list[LowRank], x: Float[Array, "batch seq embed"]):
+    def _in_kernels(self, parts: list[LowRank], x: Float[Array, "batch seq embed"] | Fork):
         gate, up, down = parts
         (for_gate, gate_inner), (for_up, up_inner) = read([gate, up], x)
         raw = (

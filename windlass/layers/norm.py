@@ -1,5 +1,8 @@
 """RMSNorm, y = scale · x / sqrt(mean(x²) + eps), and LayerNorm, of centered x; in float32."""
 
+import functools
+import math
+from collections.abc import Sequence
 from typing import ClassVar
 
 import equinox as eqx
@@ -7,7 +10,13 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Float
 
-from windlass.devices.axes import Placed, gathered
+from windlass.devices.axes import Placed, by_rows, gathered, replicated
+from windlass.devices.sketch import on_one_gpu
+from windlass.devices.triton import called
+
+TOKENS = 32  # that a program of the gradient's kernel has
+TOGETHER = 4096  # numbers of an activation that it reads at a time
+NARROWEST = 128  # features of which rows are a multiple
 
 
 class RMSNorm(Placed):
@@ -91,3 +100,111 @@ def normed(x: Float[Array, "... size"], eps: float) -> Float[Array, "... size"]:
     """RMSNorm without a scale, x / sqrt(mean(x²) + eps); in float32."""
     x32 = x.astype(jnp.float32)
     return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + eps)
+
+
+class Fork:
+    """Hidden states where a branch leaves the residual stream, to be read through a norm.
+
+    One kernel on one NVIDIA GPU computes the gradient of the stream: of the norm, of the sum over
+    the maps that read, and of what goes past them. In plain XLA these are three passes over memory.
+    """
+
+    def __init__(self, norm: Norm, stream: Float[Array, "batch seq size"]):
+        self.norm, self.stream = norm, stream
+
+    def read(self, maps: int) -> list[Float[Array, "batch seq size"]]:
+        """The normed states, for each map that reads them; the stream goes on behind this."""
+        if not _has_kernel(self.stream):
+            return [self.norm(self.stream)] * maps
+        fork = functools.partial(_forked, self.norm.eps, maps)
+        with jax.named_scope("norm"):
+            self.stream, *read = by_rows(fork, [self.stream], [replicated(self.norm.factor)])
+        return read
+
+
+def reads(x: Float[Array, "..."] | Fork, maps: int) -> list[Float[Array, "..."]]:
+    """Hidden states for each map that reads them; of a fork those that are normed."""
+    return x.read(maps) if isinstance(x, Fork) else [x] * maps
+
+
+def _has_kernel(x: Float[Array, "..."]) -> bool:
+    if x.ndim != 3 or x.dtype != jnp.bfloat16 or not on_one_gpu():
+        return False
+    return x.shape[-1] % NARROWEST == 0 and math.prod(x.shape[:2]) % TOKENS == 0
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 4))
+def _forked(
+    eps: float, maps: int, x: Array, factor: Array, interpret: bool = False
+) -> tuple[Array, ...]:
+    """x, and so often RMSNorm of it."""
+    return x, *[(normed(x, eps) * factor).astype(x.dtype)] * maps
+
+
+def _forked_forward(eps: float, maps: int, x: Array, factor: Array, interpret: bool):
+    return _forked(eps, maps, x, factor, interpret), (x, factor)
+
+
+def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[Array]):
+    from jax.experimental import pallas as pl
+
+    x, factor = kept
+    size = x.shape[-1]
+    rows, chunks = max(TOGETHER // 2 ** math.ceil(math.log2(size)), 1), _chunks(size)
+
+    def norm_gradient(*given):
+        x, past, *read, factor, d_x, d_factor = given
+        factors = [factor[chunk].astype(jnp.float32) for chunk in chunks]
+
+        def some(i, sums):
+            here = jax.ds(i * rows, rows)
+            values = [x[here, chunk].astype(jnp.float32) for chunk in chunks]
+            square = sum(jnp.sum(value * value, axis=1) for value in values)
+            scale = jax.lax.rsqrt(square / size + eps)[:, None]
+            of_read = [
+                sum(one[here, chunk].astype(jnp.float32) for one in read) for chunk in chunks
+            ]
+            normed = [value * scale for value in values]
+            scaled = [one * own for one, own in zip(of_read, factors, strict=True)]
+            along = sum(jnp.sum(a * b, axis=1) for a, b in zip(scaled, normed, strict=True)) / size
+            for chunk, own, n in zip(chunks, scaled, normed, strict=True):
+                total = past[here, chunk].astype(jnp.float32) + scale * (own - n * along[:, None])
+                d_x[here, chunk] = total.astype(d_x.dtype)
+            return tuple(
+                so_far + jnp.sum(one * n, axis=0)
+                for so_far, one, n in zip(sums, of_read, normed, strict=True)
+            )
+
+        nothing = tuple(jnp.zeros(chunk.size, jnp.float32) for chunk in chunks)
+        sums = jax.lax.fori_loop(0, TOKENS // rows, some, nothing)
+        for chunk, own in zip(chunks, sums, strict=True):
+            d_factor[chunk] = own
+
+    flat = [one.reshape(-1, size) for one in (x, *d)]
+    programs = len(flat[0]) // TOKENS
+    block = pl.BlockSpec((TOKENS, size), lambda i: (i, 0))
+    d_x, parts = called(
+        norm_gradient,
+        grid=(programs,),
+        in_specs=[*[block] * len(flat), pl.BlockSpec((size,), lambda i: (0,))],
+        out_specs=[block, pl.BlockSpec((None, size), lambda i: (i, 0))],
+        out_shape=[
+            jax.ShapeDtypeStruct(flat[0].shape, x.dtype),
+            jax.ShapeDtypeStruct((programs, size), jnp.float32),
+        ],
+        interpret=interpret,
+    )(*flat, factor)
+    return d_x.reshape(x.shape), parts.sum(axis=0).astype(factor.dtype)
+
+
+_forked.defvjp(_forked_forward, _forked_backward)
+
+
+def _chunks(size: int) -> list:
+    """Slices of a row, each of a power of two: of others a kernel has none."""
+    chunks, begin = [], 0
+    while begin < size:
+        own = 2 ** int(math.log2(size - begin))
+        chunks.append(jax.ds(begin, own))
+        begin += own
+    return chunks

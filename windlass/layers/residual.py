@@ -2,15 +2,33 @@
 
 from abc import abstractmethod
 from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import equinox as eqx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from windlass.layers.auxiliary import Report
+from windlass.layers.norm import Fork, Norm
 
 Hidden = Float[Array, "batch seq embed"]
 Branch = Callable[[Hidden], Hidden]
+
+
+class NormedBranch(NamedTuple):
+    """A branch F(x) = inner(norm(x)), of which a connection may leave the norm's place open."""
+
+    norm: Norm
+    inner: Callable[[Any], Hidden]  # of hidden states, or of a fork of the stream
+
+    def __call__(self, x: Hidden) -> Hidden:
+        return self.inner(self.norm(x))
+
+    def beside(self, x: Hidden) -> tuple[Hidden, Hidden]:
+        """x as it goes past the branch, and the branch of it."""
+        fork = Fork(self.norm, x)
+        y = self.inner(fork)
+        return fork.stream, y
 
 
 class Connection(eqx.Module):
@@ -30,7 +48,8 @@ class Plain(Connection):
     """One stream, to which the branch is added: x + F(x)."""
 
     def __call__(self, x: Hidden, branch: Branch, context) -> Hidden:
-        return checkpoint_name(x + branch(x), "residual")
+        past, y = branch.beside(x) if isinstance(branch, NormedBranch) else (x, branch(x))
+        return checkpoint_name(past + y, "residual")
 
 
 class Streams:

@@ -10,7 +10,7 @@ from windlass.config import section
 from windlass.layers.attention import Attention
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import OffsetRMSNorm
-from windlass.layers.residual import Connection, Plain
+from windlass.layers.residual import Connection, NormedBranch, Plain
 from windlass.layers.rotary import Rotary, Scaling
 from windlass.models import HuggingFace, llama
 from windlass.networks.decoder import Decoder
@@ -143,10 +143,10 @@ class SandwichBlock(eqx.Module):
 
     def __call__(self, x: PyTree, context) -> PyTree:
         def attended(x):
-            return self.mixed_norm(self.attention(self.attention_norm(x), context))
+            return self.mixed_norm(self.attention(x, context))
 
         def fed(x):
-            return self.written_norm(self.mlp(self.mlp_norm(x)))
+            return self.written_norm(self.mlp(x))
 
-        x = self.attention_residual(x, attended, context)
-        return self.mlp_residual(x, fed, context)
+        x = self.attention_residual(x, NormedBranch(self.attention_norm, attended), context)
+        return self.mlp_residual(x, NormedBranch(self.mlp_norm, fed), context)

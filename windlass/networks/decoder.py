@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
+from windlass.layers.attention import Attention
 from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
@@ -14,7 +15,7 @@ from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.layers.mlp import Gated
 from windlass.layers.norm import Norm
-from windlass.layers.residual import Connection, Hidden, Plain
+from windlass.layers.residual import Connection, Hidden, NormedBranch, Plain
 from windlass.layers.stack import Maker, Stack, stacked
 
 
@@ -29,12 +30,12 @@ class Block(eqx.Module):
     mlp_residual: Connection = Plain()
 
     def __call__(self, x: PyTree, context) -> PyTree:
-        def attended(x):
-            return self.attention(self.attention_norm(x), context)
-
+        attended = NormedBranch(self.attention_norm, lambda x: self.attention(x, context))
+        # Other kinds of attention read hidden states, and no fork of them.
+        branch = attended if isinstance(self.attention, Attention) else attended.__call__
         with jax.named_scope("residual"):
-            x = self.attention_residual(x, attended, context)
-            return self.mlp_residual(x, lambda x: self.mlp(self.mlp_norm(x)), context)
+            x = self.attention_residual(x, branch, context)
+            return self.mlp_residual(x, NormedBranch(self.mlp_norm, self.mlp), context)
 
 
 class Decoder(eqx.Module):
