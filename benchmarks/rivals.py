@@ -156,13 +156,14 @@ def _model(begin: Begin, device: str, attention: str = "sdpa") -> torch.nn.Modul
 
 
 def _loss(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
-    """Cross-entropy of all logits in float32, as in the model's own loss, compiled."""
+    """The compiled model's own loss, as its Trainer has it: of all logits, in float32."""
+    compiled: Any = torch.compile(model)
 
     def loss_of(rows: torch.Tensor) -> torch.Tensor:
-        logits = model(input_ids=rows[:, :-1]).logits
-        return cross_entropy(logits.float().flatten(0, 1), rows[:, 1:].flatten())
+        targets = rows[:, 1:].contiguous()
+        return compiled(input_ids=rows[:, :-1], labels=targets, shift_labels=targets).loss
 
-    return torch.compile(loss_of)
+    return loss_of
 
 
 def _tuned_loss(model: torch.nn.Module, rank: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
