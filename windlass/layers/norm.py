@@ -114,8 +114,6 @@ class Fork:
 
     def read(self, maps: int) -> list[Float[Array, "batch seq size"]]:
         """The normed states, for each map that reads them; the stream goes on behind this."""
-        if not _has_kernel(self.stream):
-            return [self.norm(self.stream)] * maps
         fork = functools.partial(_forked, self.norm.eps, maps)
         with jax.named_scope("norm"):
             self.stream, *read = by_rows(fork, [self.stream], [replicated(self.norm.factor)])
@@ -127,7 +125,8 @@ def reads(x: Float[Array, "..."] | Fork, maps: int) -> list[Float[Array, "..."]]
     return x.read(maps) if isinstance(x, Fork) else [x] * maps
 
 
-def _has_kernel(x: Float[Array, "..."]) -> bool:
+def has_fork(x: Float[Array, "..."]) -> bool:
+    """Return True if the kernel computes the gradient of such hidden states here."""
     if x.ndim != 3 or x.dtype != jnp.bfloat16 or not on_one_gpu():
         return False
     return x.shape[-1] % NARROWEST == 0 and math.prod(x.shape[:2]) % TOKENS == 0

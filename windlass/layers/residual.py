@@ -9,7 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from windlass.layers.auxiliary import Report
-from windlass.layers.norm import Fork, Norm
+from windlass.layers.norm import Fork, Norm, has_fork
 
 Hidden = Float[Array, "batch seq embed"]
 Branch = Callable[[Hidden], Hidden]
@@ -19,13 +19,15 @@ class NormedBranch(NamedTuple):
     """A branch F(x) = inner(norm(x)), of which a connection may leave the norm's place open."""
 
     norm: Norm
-    inner: Callable[[Any], Hidden]  # of hidden states, or of a fork of the stream
+    inner: Callable[[Any], Hidden]  # of hidden states, or of a fork where there is one
 
     def __call__(self, x: Hidden) -> Hidden:
         return self.inner(self.norm(x))
 
     def beside(self, x: Hidden) -> tuple[Hidden, Hidden]:
         """x as it goes past the branch, and the branch of it."""
+        if not has_fork(x):
+            return x, self(x)
         fork = Fork(self.norm, x)
         y = self.inner(fork)
         return fork.stream, y
