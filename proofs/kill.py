@@ -430,13 +430,13 @@ def allowed(number: signal.Signals, phase: str, target: str, processes: int) -> 
     """The exit codes of the documentation, for each process."""
     rank = {"first": 0, "second": 1}.get(target.partition(" ")[0])
     codes = []
-    # Behind the last save a process may be ended by the signal itself, or have ended before it.
     for one in range(processes):
         is_hit = rank is None or rank == one
         if number in SAVED_AT:
+            # Behind the last save a process may be ended by the signal itself, or have ended.
             codes.append({128 + number, *([-number, 0] if phase == "finish" else [])})
         elif is_hit and not target.endswith("trainer"):
-            codes.append({-number, *([0] if phase == "finish" else [])})
+            codes.append({-number})
         else:
             codes.append({1, *([0] if phase == "finish" else [])})
     return codes

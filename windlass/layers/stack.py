@@ -151,9 +151,9 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
 def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
     """Inputs of a layer, whose gradients are complete before the layer below has its turn.
 
-    With several streams the compiler would else go back through all layers in the body of a loop
-    first, and compute the gradients of their weights at the end, where what these are products of
-    is held for all layers. With one it seldom does, and what is complete takes room itself.
+    The compiler would else go back through all layers that it sees first, and compute the gradients
+    of their weights at the end, where what these are products of is held for all layers. In the
+    body of a loop it seldom does so with one stream, and what is complete takes room itself.
     """
     leaves, structure = jax.tree.flatten((x, weights))
     is_trained = [False] * len(leaves)
