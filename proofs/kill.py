@@ -18,7 +18,7 @@ import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple
@@ -260,6 +260,19 @@ class Started:
         saving = (self.run_dir / "checkpoints").glob(f"*{UNFINISHED}*")
         return "save" if any(saving) else "train"
 
+    @contextmanager
+    def held(self) -> Iterator[bool]:
+        """Stop all processes meanwhile; False: one had ended before it could be stopped."""
+        for one in self.started:
+            one.send_signal(signal.SIGSTOP)
+        while any(is_alive(one.pid) and state(one.pid) != "T" for one in self.started):
+            time.sleep(LOOK)
+        try:
+            yield self.is_running
+        finally:
+            for one in self.started:
+                one.send_signal(signal.SIGCONT)
+
     def hit(self, number: signal.Signals, target: str) -> None:
         """Send a signal to what is aimed at: the program, or a part of it on some host."""
         rank = {"first": 0, "second": 1}.get(target.partition(" ")[0])
@@ -348,11 +361,13 @@ class Disturbed:
             time.sleep(LOOK)
         time.sleep(wait)
         hit = started.phase
-        if not started.is_running:
-            started.end()
-            return None
-        started.hit(number, target)
+        # In the finish a process that has just ended must not be taken for one that ignores.
+        with started.held() if hit == "finish" else nullcontext(started.is_running) as is_running:
+            if is_running:
+                started.hit(number, target)
         codes = started.end()
+        if not is_running:
+            return None
         wrong = complaints(started)
         good = allowed(number, hit, target, len(codes))
         for rank, code in enumerate(codes):
@@ -453,10 +468,15 @@ def caught(number: int) -> set[int]:
 
 
 def is_alive(number: int) -> bool:
+    return state(number) not in ("", "Z")
+
+
+def state(number: int) -> str:
+    """The state of a process by its letter: T is stopped, Z ended; none, where it is not there."""
     try:
-        return Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2][0] != "Z"
+        return Path(f"/proc/{number}/stat").read_text().rpartition(") ")[2][0]
     except OSError:
-        return False
+        return ""
 
 
 def if_missing(source: str, target: str) -> None:

@@ -140,7 +140,7 @@ def test_a_script_does_not_go_on_after_a_signal_and_the_run_is_saved(
 
     shutil.copytree(place, tmp_path / "copy")
     monkeypatch.chdir(tmp_path / "copy")
-    monkeypatch.setattr("windlass.training.loop.Signals", Signalled)
+    monkeypatch.setattr("windlass.training.train.Signals", Signalled)
     with pytest.raises(ends) as ended:
         windlass.train("tiny.yaml", run={"dir": "mine"})
     assert steps_in(folder_of(Path("mine"))) == [0, 1]

@@ -17,7 +17,7 @@ from windlass.errors import UserError
 from windlass.evaluation.answers import Ballot, Ranked, check_file
 from windlass.processes.signals import Signals
 from windlass.puzzles import arc
-from windlass.training.loop import train
+from windlass.training.train import train
 
 RECIPE = yaml.safe_load((strangers.HERE / "recipes/recursive.yaml").read_text())
 

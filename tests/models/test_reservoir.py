@@ -39,7 +39,7 @@ from windlass.program.abstract import abstract_model
 from windlass.residuals import Architecture
 from windlass.starting.describe import describe
 from windlass.telemetry.console import ConsoleReport
-from windlass.training.loop import train
+from windlass.training.train import train
 
 LEAKY = Reservoir(size=24, radius=0.8, leak=0.7, density=0.5, input_scale=0.5)
 WINDOW = Reservoir(size=16, window=3, decay=0.8, density=0.7, activation="relu")

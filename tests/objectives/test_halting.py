@@ -36,8 +36,8 @@ from windlass.program.programs import Programs
 from windlass.run_folder.folder import COMPILES, REPORT
 from windlass.sources.sudoku import Source
 from windlass.starting.describe import describe
-from windlass.training.loop import train
 from windlass.training.session import open_session
+from windlass.training.train import train
 
 GIVEN: dict[str, Any] = dict(key=None, helpers={}, steps=10)
 RECIPE = yaml.safe_load((strangers.HERE / "recipes/recursive.yaml").read_text())

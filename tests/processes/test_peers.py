@@ -18,7 +18,7 @@ from windlass.checkpoint.store import folder_of, steps_in
 from windlass.errors import UserError
 from windlass.processes.peers import check_devices
 from windlass.processes.signals import Signals
-from windlass.training.loop import train
+from windlass.training.train import train
 
 # A schedule that does not end with the run: when it is stopped changes nothing before.
 KEYS = ["train.evaluate_every=null", "checkpoint.every=4", "optim.schedule.shape=constant"]

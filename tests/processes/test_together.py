@@ -17,7 +17,7 @@ from windlass.processes.signals import Signals
 from windlass.run_folder import folder as folders
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read
-from windlass.training.loop import train
+from windlass.training.train import train
 
 # A schedule that does not end with the run: stopping early must not change it.
 KEYS = ["train.evaluate_every=2", "checkpoint.every=2", "optim.schedule.shape=constant"]

@@ -21,7 +21,7 @@ from windlass.program.programs import Programs
 from windlass.program.trainable import choose
 from windlass.starting.describe import describe
 from windlass.telemetry.console import ConsoleReport
-from windlass.training.loop import train
+from windlass.training.train import train
 
 FROZEN = {"family": "frozen", "vocab": 257, "embed": 16, "units": 24, "layers": 2, "seed": 5}
 RESERVOIR = "blocks.kinds.0.reservoir.weight"

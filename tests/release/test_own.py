@@ -19,7 +19,7 @@ from windlass.program.built import Built
 from windlass.program.programs import Programs
 from windlass.starting import origin
 from windlass.starting.describe import describe
-from windlass.training.loop import train
+from windlass.training.train import train
 
 ALONE = ["device.kind=cpu", "device.count=1", "train.steps=1"]
 

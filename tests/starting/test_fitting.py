@@ -18,7 +18,7 @@ from windlass.program.programs import Programs
 from windlass.starting import origin
 from windlass.starting.describe import describe
 from windlass.telemetry import metrics
-from windlass.training.loop import train
+from windlass.training.train import train
 
 TABLE = {"kind": "lookup", "rank": 2, "group": 8}
 LORA = {"kind": "lora", "rank": 2, "init": "normal"}

@@ -9,7 +9,7 @@ from tests import strangers
 from windlass import api
 from windlass.errors import UserError
 from windlass.processes.signals import Signals
-from windlass.training.loop import train
+from windlass.training.train import train
 
 ONE = ["device.kind=cpu", "device.count=1", "train.steps=1", "data.validation=0"]
 

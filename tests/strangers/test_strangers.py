@@ -25,7 +25,7 @@ from windlass.planning.plan import Plan
 from windlass.processes.signals import Signals
 from windlass.run_folder.folder import PLAN
 from windlass.starting.describe import describe
-from windlass.training.loop import train
+from windlass.training.train import train
 
 ALONE = ["device.kind=cpu", "device.count=1"]
 SPLIT = ("mesh.data=2", "mesh.fsdp=2", "mesh.tensor=2")

@@ -16,7 +16,7 @@ from windlass.processes.signals import Signals
 from windlass.telemetry import alarm
 from windlass.telemetry.console import ConsoleReport
 from windlass.training import loop
-from windlass.training.loop import train
+from windlass.training.train import train
 
 KEYS = ["run.dir=run", "data.validation=0", "train.evaluate_every=null", "train.accumulation=null"]
 KEYS += ["checkpoint.every=1000", "train.steps=12"]

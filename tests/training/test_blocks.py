@@ -15,7 +15,7 @@ from windlass.errors import UserError
 from windlass.processes.signals import Signals
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read
-from windlass.training.loop import train
+from windlass.training.train import train
 
 RECIPE = yaml.safe_load((strangers.HERE / "recipes" / "grid.yaml").read_text())
 KEYS = ["telemetry.every=1", "train.evaluate_every=3", "checkpoint.every=3"]

@@ -9,9 +9,9 @@ from rich.console import Console
 from tests import trained
 from windlass.devices import selection
 from windlass.errors import UserError
-from windlass.starting import origin
+from windlass.starting import frozen_models, origin
 from windlass.telemetry.console import ConsoleReport
-from windlass.training import loop
+from windlass.training import train as entry
 
 
 def test_whoever_waits_for_the_hub_a_device_or_data_is_told_so(here, monkeypatch):
@@ -28,12 +28,12 @@ def test_whoever_waits_for_the_hub_a_device_or_data_is_told_so(here, monkeypatch
 
     monkeypatch.setattr(origin, "load", slowly(origin.load))
     monkeypatch.setattr(selection, "choose_here", slowly(selection.choose_here))
-    monkeypatch.setattr(loop.frozen_models, "check", slowly(loop.frozen_models.check))
-    monkeypatch.setattr(loop, "open_session", refuse)
+    monkeypatch.setattr(frozen_models, "check", slowly(frozen_models.check))
+    monkeypatch.setattr(entry, "open_session", refuse)
     file = io.StringIO()
     with ConsoleReport(Console(file=file), patience=0.05) as report:
         with pytest.raises(UserError, match="that will do"):
-            loop.train(trained.recipe(), report=report)
+            entry.train(trained.recipe(), report=report)
     lines = file.getvalue().splitlines()
     for doing in (
         *("reading the recipe", "starting the devices"),

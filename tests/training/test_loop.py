@@ -37,8 +37,9 @@ from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
 from windlass.telemetry.console import ConsoleReport
 from windlass.training import loop
-from windlass.training.loop import Trained, train
+from windlass.training.loop import Trained
 from windlass.training.session import open_session
+from windlass.training.train import train
 
 SMALL = ["train.steps=6", "train.batch=16", "train.evaluate_every=3", "checkpoint.every=2"]
 UNMEASURED = ["train.evaluate_every=null", "data.validation=0"]

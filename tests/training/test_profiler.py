@@ -13,8 +13,8 @@ from tests import tiny
 from tests.training.campaign import RECIPE, Stops
 from windlass.errors import UserError
 from windlass.telemetry.console import ConsoleReport
-from windlass.training.loop import train
 from windlass.training.profiler import TABLE
+from windlass.training.train import train
 
 KEYS = ["run.dir=run", "data.validation=0", "train.evaluate_every=null", "train.accumulation=null"]
 KEYS += ["checkpoint.every=1000", "train.steps=6"]

@@ -28,7 +28,8 @@ from windlass.processes.signals import Signals
 from windlass.run_folder.verify import verify
 from windlass.telemetry.console import ConsoleReport
 from windlass.telemetry.metrics import read
-from windlass.training.loop import Trained, train
+from windlass.training.loop import Trained
+from windlass.training.train import train
 
 # A schedule that does not end with the run: stopping early must not change it.
 KEYS = [

@@ -28,7 +28,7 @@ from windlass.starting.describe import describe
 from windlass.telemetry import metrics
 from windlass.telemetry.console import ConsoleReport
 from windlass.training import tasks
-from windlass.training.loop import train
+from windlass.training.train import train
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the harness's own
 TASK = """\

@@ -40,8 +40,8 @@ from windlass.program.described import read_for
 from windlass.sources.teacher import Source
 from windlass.teacher_cache import TeacherCache
 from windlass.telemetry.console import ConsoleReport
-from windlass.training.loop import train
 from windlass.training.teaching import Teaching, describe_teacher, stored_log_z
+from windlass.training.train import train
 
 torch = pytest.importorskip("torch")
 transformers = pytest.importorskip("transformers")

@@ -25,8 +25,8 @@ from windlass.run import Run
 from windlass.run_folder.folder import REPORT
 from windlass.starting import origin, tuning
 from windlass.telemetry.console import ConsoleReport
-from windlass.training import loop
 from windlass.training.loop import Trained
+from windlass.training.train import train as train_run
 
 
 def train(
@@ -48,13 +48,13 @@ def train(
     take of its devices is planned before, and kept beside what was measured; where memory runs out,
     the error says what would fit. In a notebook losses are drawn in a plot as they come.
     `debug_compile` logs compilations, writes programs to the run's folder and times the first
-    steps. On several hosts see `training.loop.train`. The time of the run counts from `began`, in
+    steps. On several hosts see `training.train.train`. The time of the run counts from `began`, in
     seconds since 1970, or from this call.
     """
     with notebook.live_report() if report is None else nullcontext(report) as report:
         how = {"hosts": hosts, "signals": signals, "report": report, "began": began}
         how |= {"debug_compile": debug_compile}
-        trained = loop.train(recipe, words(overrides, keys), **how, plans=True, page=_page)
+        trained = train_run(recipe, words(overrides, keys), **how, plans=True, page=_page)
     if signals is None and trained.stopped_by is not None:
         if trained.stopped_by != SIGINT:
             raise SystemExit(128 + trained.stopped_by)

@@ -83,7 +83,7 @@ def teach(
 ) -> Taught:
     """Write the teacher's cache of a recipe, from wherever an earlier call of the same left it.
 
-    On several hosts it is as for `training.loop.train`: every process computes, and the first
+    On several hosts it is as for `training.train.train`: every process computes, and the first
     writes. A signal ends it at once: the shards that are written stay, and the one under way is
     made again.
     """

@@ -32,7 +32,7 @@ from windlass.starting.describe import choose_devices
 from windlass.telemetry import metrics
 from windlass.telemetry.console import ConsoleReport
 from windlass.terminal import Terminal
-from windlass.training import loop
+from windlass.training.train import train
 from windlass.units import counted, duration, number
 
 RECIPE = "quickstart"  # where none is named
@@ -49,7 +49,7 @@ COMPARED = ("loss", "gradient_norm")
 # Relative differences between one device and several: sums in another order, of CPUs in float32.
 TOLERANCE = {"cpu": 1e-3, "gpu": 0.05, "tpu": 0.05}
 COUNT = "--xla_force_host_platform_device_count"
-CHILD = "import sys; from windlass.training.loop import train; train(sys.argv[1], sys.argv[2:])"
+CHILD = "import sys; from windlass.training.train import train; train(sys.argv[1], sys.argv[2:])"
 CHILD_SECONDS = 300
 
 Step = dict[str, Any]
@@ -193,7 +193,7 @@ class _Smoke:
     def train(self, run: Path, *keys: str) -> list[Step]:
         keys = (f"run.dir={run}", *keys)
         with ConsoleReport(Terminal(quiet=True)) as report:
-            trained = loop.train(self.file, keys, signals=self.signals, report=report)
+            trained = train(self.file, keys, signals=self.signals, report=report)
         if trained.stopped_by is not None:
             raise SystemExit(128 + trained.stopped_by)
         return _steps(run)
