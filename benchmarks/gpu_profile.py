@@ -2,8 +2,9 @@
 
     python benchmarks/gpu_profile.py [CASE ...] [--top 12] [--set train.layers_per_loop=24]
 
-Cases are those of benchmarks/gpu.py. The step that `windlass train` compiles runs with JAX's
-profiler; each kernel is told by its name, and fusions by what the compiled program says of them.
+Cases are those of benchmarks/gpu.py, and that of benchmarks/sft.py: packed. The step that `windlass
+train` compiles runs with JAX's profiler; each kernel is told by its name, and fusions by what the
+compiled program says of them.
 Matmuls stand beside the FLOP/s they reach, what only moves memory beside its bytes a second.
 """
 
@@ -19,10 +20,12 @@ from typing import Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gpu  # noqa: E402
+from benchmarks import gpu, sft  # noqa: E402
 from windlass.analysis.hlo import Instruction, Text  # noqa: E402
 
 STEPS = 3
+PACKED = "packed"
+CASES = {**gpu.CASES, PACKED: sft.CASE}
 HEAD = "head: softmax and its gradient"  # what reads logits, but matmuls
 # Other kinds by parts of a kernel's name, the first that fits.
 NAMES = {
@@ -58,15 +61,20 @@ class Profile(NamedTuple):
     flops: int  # of matmuls, a step
 
 
-def profile(case: gpu.Case, settings: list[str]) -> Profile:
+def profile(name: str, settings: list[str]) -> Profile:
     import jax
 
-    side, text = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
-    given = list(itertools.islice(gpu.batches(case), STEPS))
+    case = CASES[name]
+    if name == PACKED:
+        rows = list(sft.documents(case))
+        (side, text), given = sft.running(case, sft.counted(rows), settings), rows[:STEPS]
+    else:
+        side, text = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
+        given = list(itertools.islice(gpu.batches(case), STEPS))
 
     def run() -> None:
-        for tokens in given:
-            side.step(tokens)
+        for batch in given:
+            side.step(batch)
         side.wait()
 
     run()
@@ -159,14 +167,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(gpu.CASES))
+    parser.add_argument("cases", nargs="*", metavar="CASE", help=", ".join(CASES))
     parser.add_argument("--top", type=int, default=12, help="kernels that are listed")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE")
     asked = parser.parse_args()
-    if unknown := set(asked.cases) - set(gpu.CASES):
-        parser.error(f"there is no case {', '.join(unknown)}; there are {', '.join(gpu.CASES)}")
+    if unknown := set(asked.cases) - set(CASES):
+        parser.error(f"there is no case {', '.join(unknown)}; there are {', '.join(CASES)}")
     for name in asked.cases or ["full-0.5b"]:
-        found = profile(gpu.CASES[name], asked.set)
+        found = profile(name, asked.set)
         print(
             f"{name}: {found.span:.1f} ms a step\n\n{table(found, gpu.peak_flops(), asked.top)}\n"
         )

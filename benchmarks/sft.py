@@ -79,13 +79,22 @@ def flat(rows: list[Documents]) -> Documents:
     return [one for each in rows for one in each]
 
 
+def counted(given: list[list[Documents]]) -> DocumentsPerRow:
+    counts = [len(each) + 1 for rows in given for each in rows]  # with padding
+    return DocumentsPerRow(max(counts), statistics.mean(counts))
+
+
+def running(case: gpu.Case, per_row: DocumentsPerRow, settings: Sequence[str] = ()) -> gpu.Running:
+    """Windlass's step of rows with so many documents."""
+    programs = gpu.programs(case, is_adapted=False, settings=settings, documents=per_row)
+    return gpu.running(programs, lambda rows: packed(rows, case.length))
+
+
 def measured(case: gpu.Case, rival: str) -> dict[str, Any]:
     given = list(documents(case))
-    counts = [len(each) + 1 for rows in given for each in rows]  # with padding
-    per_row = DocumentsPerRow(max(counts), statistics.mean(counts))
+    per_row = counted(given)
     config, tensors = gpu.first(case)
-    programs = gpu.programs(case, is_adapted=False, documents=per_row)
-    side = gpu.running(programs, lambda rows: packed(rows, case.length)).side
+    side = running(case, per_row).side
     other = rivals.of_documents(rivals.Begin(config, tensors, None, 1), RIVALS[rival])
     step, wait, peak = other
     there = gpu.Side(lambda rows: step(flat(rows)), wait, peak)

@@ -56,11 +56,12 @@ def test_a_product_is_added_and_read_as_by_the_formula(rank, features):
     x, up = _normal(ROWS, LENGTH, *features), _normal(rank, 256 if features[1:] else 128, seed=1)
     inner, d = _normal(ROWS, LENGTH, rank, seed=2), _normal(ROWS, LENGTH, *features, seed=3)
 
-    def plain(base, inner, up):
-        return base + (inner @ up).reshape(base.shape)
+    def plain(bases, inner, up):
+        return sum(bases) + (inner @ up).reshape(x.shape)
 
     added = lambda *x: low_rank._added(*x, True)  # noqa: E731
-    assert _both(plain, added, (x, inner, up), d) < 1e-5
+    for bases in ((x,), (x, _normal(*x.shape, seed=4))):
+        assert _both(plain, added, (bases, inner, up), d) < 1e-5
     copies = 3
 
     def read_plain(x, down):

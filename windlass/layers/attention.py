@@ -16,7 +16,7 @@ from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called
 from windlass.layers.kernels import spread
 from windlass.layers.linear import Linear
-from windlass.layers.low_rank import outputs
+from windlass.layers.low_rank import last_output, outputs
 from windlass.layers.norm import Fork, Norm
 from windlass.layers.rotary import Rotary
 
@@ -63,20 +63,25 @@ class Attention(eqx.Module):
     @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"] | Fork, context):
         q, k, v = outputs((self.query, self.key, self.value), x)
-        q = checkpoint_name(q, "query")
-        k, v = checkpoint_name(spread(k), "key"), checkpoint_name(spread(v), "value")
-        q = self._turned(q, self.query_norm, context.position)
-        k = self._turned(k, self.key_norm, context.position)
+        q = self._turned("query", q, self.query_norm, context.position)
+        k = self._turned("key", spread(k), self.key_norm, context.position)
+        v = checkpoint_name(spread(v), "value")
         how = dict(causal=self.causal, window=self.window, scale=self.scale)
-        (y,) = outputs((self.output,), context.attend(q, k, v, **how))
-        return y
+        return last_output(self.output, context.attend(q, k, v, **how), x)
 
     def _turned(
-        self, x: Float[Array, "batch seq heads dim"], norm: Norm | None, position: Array
+        self, name: str, x: Float[Array, "batch seq heads dim"], norm: Norm | None, position: Array
     ) -> Float[Array, "batch seq heads dim"]:
-        """Queries or keys, normed and rotated by their positions."""
-        if norm is None or self.rotary is None or not _has_kernel(x, self.rotary):
-            x = x if norm is None else norm(x)
+        """Queries or keys, normed and rotated by their positions, saved under a name.
+
+        The gradient of a norm needs what it reads; that of a rotation needs the position alone, and
+        so its result is saved, which is not computed again.
+        """
+        if norm is None:
+            return checkpoint_name(x if self.rotary is None else self.rotary(x, position), name)
+        x = checkpoint_name(x, name)
+        if self.rotary is None or not _has_kernel(x, self.rotary):
+            x = norm(x)
             return x if self.rotary is None else self.rotary(x, position)
         turns = self.rotary.turns(position, x.shape[-1], x.dtype)
         turned = functools.partial(_norm_and_turn, norm.eps)

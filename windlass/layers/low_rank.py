@@ -9,6 +9,7 @@ import functools
 import itertools
 import math
 from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -31,8 +32,36 @@ def outputs(maps: Sequence[LinearMap], x: Float[Array, "..."] | Fork) -> list[Fl
     """Outputs of linear maps that share an input."""
     if not (parts := in_kernels(maps, x)):
         return [one(own) for one, own in zip(maps, reads(x, len(maps)), strict=True)]
+    return [one.total() for one in _sums(parts, x)]
+
+
+def last_output(last: LinearMap, x: Float[Array, "..."], given: Float[Array, "..."] | Fork) -> Any:
+    """Output of the last map of a branch, which was given hidden states or a fork of them.
+
+    Where that takes sums, and the map has a product of low rank in kernels, it is a `Sum`.
+    """
+    if not (isinstance(given, Fork) and given.takes_sums and (parts := in_kernels((last,), x))):
+        (y,) = outputs((last,), x)
+        return y
+    (left,) = _sums(parts, x)
+    return left
+
+
+class Sum(NamedTuple):
+    """base + (x A) B, to be computed in one pass over memory with what else is added."""
+
+    base: Float[Array, "batch seq ..."]
+    inner: Float[Array, "batch seq rank"]  # x A
+    up: Float[Array, "rank ..."]  # B
+
+    def total(self, *others: Float[Array, "batch seq ..."]) -> Float[Array, "batch seq ..."]:
+        up = replicated(self.up).reshape(len(self.up), -1)
+        return by_rows(lambda *x: _added(x[:-2], *x[-2:]), [self.base, *others, self.inner], [up])
+
+
+def _sums(parts: Sequence[LowRank], x: Float[Array, "..."] | Fork) -> list[Sum]:
     return [
-        added(part.base(own), inner, part.up.weight)
+        Sum(part.base(own), inner, part.up.weight)
         for part, (own, inner) in zip(parts, read(parts, x), strict=True)
     ]
 
@@ -68,13 +97,6 @@ def read(
     return list(zip(own, each, strict=True))
 
 
-def added(
-    base: Float[Array, "batch seq ..."], inner: Float[Array, "batch seq rank"], up: Array
-) -> Float[Array, "batch seq ..."]:
-    """base + (x A) B."""
-    return by_rows(_added, [base, inner], [replicated(up).reshape(up.shape[0], -1)])
-
-
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
 def _read(x: Array, down: Array, copies: int = 1, interpret: bool = False) -> tuple[Array, ...]:
     return *[x] * copies, _tokens(x, 2) @ down
@@ -95,19 +117,19 @@ _read.defvjp(_read_forward, _read_backward)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(3,))
-def _added(base: Array, inner: Array, up: Array, interpret: bool = False) -> Array:
-    return add_product([base], inner, up, interpret)
+def _added(bases: tuple[Array, ...], inner: Array, up: Array, interpret: bool = False) -> Array:
+    return add_product(bases, inner, up, interpret)
 
 
-def _added_forward(base: Array, inner: Array, up: Array, interpret: bool):
-    return add_product([base], inner, up, interpret), (inner, up)
+def _added_forward(bases: tuple[Array, ...], inner: Array, up: Array, interpret: bool):
+    return add_product(bases, inner, up, interpret), (len(bases), inner, up)
 
 
 def _added_backward(interpret: bool, kept, d: Array):
-    inner, up = kept
+    bases, inner, up = kept
     flat = _tokens(d, 1)
     d_up = inner.reshape(-1, len(up)).T @ flat
-    return d, (flat @ up.T).reshape(inner.shape), d_up.astype(up.dtype)
+    return (d,) * bases, (flat @ up.T).reshape(inner.shape), d_up.astype(up.dtype)
 
 
 _added.defvjp(_added_forward, _added_backward)

@@ -2,7 +2,7 @@
 
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,7 +17,7 @@ from windlass.layers.low_rank import (
     COLUMNS,
     INNER,
     ROWS,
-    added,
+    Sum,
     in_kernels,
     outputs,
     padded,
@@ -51,7 +51,7 @@ class Gated(eqx.Module):
         self.activation = activation
 
     @jax.named_scope("mlp")
-    def __call__(self, x: Float[Array, "... embed"] | Fork) -> Float[Array, "... embed"]:
+    def __call__(self, x: Float[Array, "... embed"] | Fork) -> Any:  # like x; a sum, if x takes it
         if parts := self._low_rank(x):
             return self._in_kernels(parts, x)
         gate, up = outputs((self.gate, self.up), x)
@@ -75,7 +75,8 @@ class Gated(eqx.Module):
         )
         matrices = [replicated(one.weight) for one in (gate.up, up.up, down.down)]
         hidden, inner = swiglu_low_rank(*raw, LowRankFactors(gate_inner, up_inner, *matrices))
-        return added(down.base(hidden), checkpoint_name(inner, INNER), down.up.weight)
+        left = Sum(down.base(hidden), checkpoint_name(inner, INNER), down.up.weight)
+        return left if isinstance(x, Fork) and x.takes_sums else left.total()
 
 
 class NormGated(Gated):

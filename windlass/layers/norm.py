@@ -107,10 +107,13 @@ class Fork:
 
     One kernel on one NVIDIA GPU computes the gradient of the stream: of the norm, of the sum over
     the maps that read, and of what goes past them. In plain XLA these are three passes over memory.
+    Where it `takes_sums`, what the branch returns may be a sum that is yet to be computed.
     """
 
-    def __init__(self, norm: Norm, stream: Float[Array, "batch seq size"]):
-        self.norm, self.stream = norm, stream
+    def __init__(
+        self, norm: Norm, stream: Float[Array, "batch seq size"], *, takes_sums: bool = False
+    ):
+        self.norm, self.stream, self.takes_sums = norm, stream, takes_sums
 
     def read(self, maps: int) -> list[Float[Array, "batch seq size"]]:
         """The normed states, for each map that reads them; the stream goes on behind this."""

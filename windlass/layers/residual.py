@@ -9,6 +9,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float, PyTree
 
 from windlass.layers.auxiliary import Report
+from windlass.layers.low_rank import Sum
 from windlass.layers.norm import Fork, Norm, has_fork
 
 Hidden = Float[Array, "batch seq embed"]
@@ -19,18 +20,19 @@ class NormedBranch(NamedTuple):
     """A branch F(x) = inner(norm(x)), of which a connection may leave the norm's place open."""
 
     norm: Norm
-    inner: Callable[[Any], Hidden]  # of hidden states, or of a fork where there is one
+    inner: Callable[[Any], Any]  # of hidden states, or of a fork where there is one
+    leaves_sums: bool = False  # inner may return a sum, if it is given a fork that takes them
 
     def __call__(self, x: Hidden) -> Hidden:
         return self.inner(self.norm(x))
 
-    def beside(self, x: Hidden) -> tuple[Hidden, Hidden]:
-        """x as it goes past the branch, and the branch of it."""
+    def added(self, x: Hidden) -> Hidden:
+        """x + F(x)."""
         if not has_fork(x):
-            return x, self(x)
-        fork = Fork(self.norm, x)
+            return x + self(x)
+        fork = Fork(self.norm, x, takes_sums=self.leaves_sums)
         y = self.inner(fork)
-        return fork.stream, y
+        return y.total(fork.stream) if isinstance(y, Sum) else fork.stream + y
 
 
 class Connection(eqx.Module):
@@ -50,8 +52,8 @@ class Plain(Connection):
     """One stream, to which the branch is added: x + F(x)."""
 
     def __call__(self, x: Hidden, branch: Branch, context) -> Hidden:
-        past, y = branch.beside(x) if isinstance(branch, NormedBranch) else (x, branch(x))
-        return checkpoint_name(past + y, "residual")
+        y = branch.added(x) if isinstance(branch, NormedBranch) else x + branch(x)
+        return checkpoint_name(y, "residual")
 
 
 class Streams:
