@@ -179,6 +179,7 @@ def running(programs: Any, columns: Callable[[Any], dict[str, np.ndarray]] = who
     described = programs.built.described
     with described.scope():
         state, frozen = programs.init()
+        frozen = programs.resident(frozen)
         compiled = programs.step()
 
     def placed(given: Any) -> dict[str, Any]:

@@ -42,8 +42,9 @@ def _state(name: str, mesh: tuple[int, int, int], keys: list[str]) -> tuple[int,
     here = targets.of(described.devices)
     with described.scope():
         programs = Programs(Built(described), 1000)
-        shapes = (*programs.abstract_state(), programs.abstract_batch())
-        compiled = programs.step().lower(*shapes).compile(compiler_options=RUN_ONCE)
+        compiled = (
+            programs.step().lower(*programs.abstract_call()).compile(compiler_options=RUN_ONCE)
+        )
     found = compiled.memory_analysis()
     assert found is not None
     planned = memory.stored(traced.trace(described, here))

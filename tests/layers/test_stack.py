@@ -21,7 +21,7 @@ from windlass.layers.mlp import Gated
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Streams
 from windlass.layers.rotary import Rotary
-from windlass.layers.stack import arrange, stacked
+from windlass.layers.stack import arrange, by_layer, stacked
 from windlass.models import llama
 from windlass.networks.decoder import Block
 
@@ -134,6 +134,29 @@ def test_policies_and_unrolling_change_no_gradient(kinds, remat, unroll):
     weights, static = eqx.partition(arrange(stack, remat=remat, unroll=unroll), eqx.is_array)
     found = gradient(lambda w, x: eqx.combine(w, static)(x, Packed(batch))[0], weights, x)
     assert tiny.apart(jax.tree.leaves(found), jax.tree.leaves(by_hand(kinds))) < 1e-5
+
+
+@pytest.mark.parametrize("kinds", [1, 2])
+def test_layers_that_are_held_one_by_one_compute_what_a_stack_does(kinds, monkeypatch):
+    stack, x, batch = example(kinds)
+    monkeypatch.setattr(layers_stack, "LARGE", 100)  # bytes: norms and biases stay stacked
+    as_loop = arrange(stack, remat="saved", unroll=1)
+    assert eqx.tree_equal(by_layer(as_loop, list), as_loop)
+    unrolled = arrange(stack, remat="saved", unroll=5)
+    trained, frozen = eqx.partition(unrolled, lambda one: eqx.is_array(one) and one.ndim == 2)
+    held = by_layer(frozen, list)
+    wide = [one for one in jax.tree.leaves(stack) if one.ndim > 2]
+    assert len(jax.tree.leaves(held)) == sum(map(len, wide)) > len(jax.tree.leaves(frozen))
+
+    @eqx.filter_jit
+    def gradient(trained, frozen):
+        def total(trained):
+            return jnp.sum(jnp.sin(eqx.combine(trained, frozen)(x, Packed(batch))[0]))
+
+        return eqx.filter_value_and_grad(total)(trained)
+
+    found, expected = gradient(trained, held), gradient(trained, frozen)
+    assert eqx.tree_equal(found, expected)
 
 
 def test_rows_that_a_gpu_copies_one_by_one_are_the_same_gradient(monkeypatch):

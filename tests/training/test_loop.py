@@ -30,8 +30,10 @@ from windlass.data.load import Loader
 from windlass.devices import selection
 from windlass.devices.selection import DeviceChoice
 from windlass.errors import UserError
+from windlass.layers import stack
 from windlass.planning import planner
 from windlass.processes.signals import Signals
+from windlass.program import programs
 from windlass.program.described import Divided
 from windlass.run_folder import folder as folders
 from windlass.starting.describe import describe
@@ -333,6 +335,37 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(par
     assert more.trained.step == 3
     assert api.evaluate(run)["loss"] == pytest.approx(more.trained.last["validation_loss"])
     assert api.generate(run, "Once", tokens=4)
+
+
+def test_frozen_layers_that_are_held_one_by_one_train_to_the_same_bits(here, monkeypatch):
+    keys = ['train.trainable=["blocks.mlp.*"]', "train.layers_per_loop=2", "device.count=1"]
+    keys += ["train.batch=4", "train.steps=3", "train.sample=Once", "train.sampling.tokens=4"]
+    Told("run.dir=stacked", *keys)
+    monkeypatch.setattr(programs, "on_one_gpu", lambda: True)
+    monkeypatch.setattr(stack, "LARGE", 1)
+    held, made = [], programs.by_layer
+
+    def recorded(frozen, split):
+        held.append(made(frozen, split))
+        return held[-1]
+
+    monkeypatch.setattr(programs, "by_layer", recorded)
+    assert not Told("run.dir=held", *keys, stops=2).trained.is_finished
+    Told("run.dir=held", *keys)
+    assert any(
+        isinstance(one, stack.LayerArrays) for one in jax.tree.leaves(held, is_leaf=is_apart)
+    )
+    assert weights(Path("held")) == weights(Path("stacked"))
+    for name in ("loss", "validation_loss", "token_hash"):
+        assert numbers(Path("held"), name) == numbers(Path("stacked"), name)
+    held_text, stacked_text = (
+        Path(run, folders.SAMPLES).read_text() for run in ("held", "stacked")
+    )
+    assert held_text == stacked_text
+
+
+def is_apart(node) -> bool:
+    return isinstance(node, stack.LayerArrays)
 
 
 def flip(path: Path) -> None:

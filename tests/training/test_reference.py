@@ -12,6 +12,7 @@ from rich.console import Console
 import windlass
 from tests import tiny
 from windlass.checkpoint import archive
+from windlass.data import reference
 from windlass.errors import UserError
 from windlass.run_folder import folder as folders
 from windlass.telemetry import metrics
@@ -169,3 +170,10 @@ def test_deleting_a_run_deletes_its_column(here):
     (here / "reference.partial").mkdir()
     assert windlass.delete(here) == []
     assert not here.exists()
+
+
+def test_a_column_without_its_manifest_is_found_damaged_and_no_column_is_none(tmp_path):
+    assert reference.damaged(tmp_path) == []
+    (tmp_path / "reference").mkdir()
+    np.save(tmp_path / "reference/train-0.npy", np.zeros(3, np.float32))
+    assert reference.damaged(tmp_path) == ["reference/about.json"]

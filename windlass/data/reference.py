@@ -99,7 +99,9 @@ def damaged(run: Path) -> list[str]:
         written = read(run)
     except UserError:
         return [f"{FOLDER}/{ABOUT}"]
-    rows = {} if written is None else written["rows"]
+    if written is None:  # the folder is there with all of its files, or not at all
+        return [f"{FOLDER}/{ABOUT}"] if (run / FOLDER).exists() else []
+    rows = written["rows"]
     return [f"{FOLDER}/{name}.npy" for name in rows if not is_whole(run, name, rows)]
 
 

@@ -35,7 +35,7 @@ Maker = Callable[[PRNGKeyArray, Int[Array, ""]], PyTree]  # a block, from a key 
 
 
 class Stack(eqx.Module):
-    """Blocks in a row. Every weight has a leading `layers` axis.
+    """Blocks in a row. Every weight has a leading `layers` axis, or is apart: `LayerArrays`.
 
     With a pattern of several kinds, layer i is of kind `i % len(kinds)`, and each kind is stacked
     by itself.
@@ -116,6 +116,36 @@ class Stack(eqx.Module):
         return added(*rounds, *odd)
 
 
+class LayerArrays(eqx.Module):
+    """A stacked array as one array a layer, which a program reads where it lies.
+
+    A matmul would else read the copy of a layer that was cut out of the stack.
+    """
+
+    each: tuple[Any, ...]
+
+    def __getitem__(self, index: int | slice) -> Any:
+        return LayerArrays(self.each[index]) if isinstance(index, slice) else self.each[index]
+
+
+def by_layer(tree: PyTree, split: Callable[[Any], Sequence[Any]]) -> PyTree:
+    """A model or a part of one, whose large arrays are one a layer where layers are no loop.
+
+    `split` makes the rows of an array, or of its shape.
+    """
+
+    def layers(x: Any) -> Any:
+        is_large = x.ndim > 1 and x.size * x.dtype.itemsize >= LARGE * x.shape[0]
+        return LayerArrays(tuple(split(x))) if is_large else x
+
+    def change(node: Any) -> Any:
+        if not isinstance(node, Stack) or node.is_loop:
+            return node
+        return dataclasses.replace(node, kinds=jax.tree.map(layers, node.kinds))
+
+    return jax.tree.map(change, tree, is_leaf=lambda node: isinstance(node, Stack))
+
+
 def stacked(pattern: Sequence[Maker], layers: int, *, key: PRNGKeyArray) -> Stack:
     """A stack of `layers` layers, made by the functions of `pattern` in turn."""
     keys, pattern = jax.random.split(key, layers), pattern[:layers]
@@ -190,13 +220,17 @@ def _is_computed(primitive: Primitive, *arrays: Any, **settings: Any) -> bool:
 
 
 def _take(tree: PyTree, index: int | slice) -> PyTree:
-    return jax.tree.map(lambda x: x[index], tree)
+    return jax.tree.map(lambda x: x[index], tree, is_leaf=_are_apart)
+
+
+def _are_apart(node: Any) -> bool:
+    return isinstance(node, LayerArrays)
 
 
 def _unstacked(tree: PyTree, count: int) -> list[PyTree]:
     """Parts of what was stacked, one after the other."""
-    leaves, structure = jax.tree.flatten(tree)
-    each = [_rows(leaf) for leaf in leaves]
+    leaves, structure = jax.tree.flatten(tree, is_leaf=_are_apart)
+    each = [leaf.each if isinstance(leaf, LayerArrays) else _rows(leaf) for leaf in leaves]
     return [structure.unflatten([rows[i] for rows in each]) for i in range(count)]
 
 

@@ -210,7 +210,7 @@ def _laid_out(layers: Layers, kind: str, devices: list) -> Described:
 
 def _lowered(described: Described) -> jax.stages.Lowered:
     programs = Programs(Built(described), STEPS)
-    return programs.step().lower(*programs.abstract_state(), programs.abstract_batch())
+    return programs.step().lower(*programs.abstract_call())
 
 
 @contextmanager

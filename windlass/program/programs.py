@@ -16,6 +16,8 @@ from jaxtyping import Array, PRNGKeyArray, PyTree
 from windlass.checkpoint.fingerprint import named
 from windlass.columns import DocumentsPerRow
 from windlass.devices.axes import layout
+from windlass.devices.sketch import on_one_gpu
+from windlass.layers.stack import by_layer
 from windlass.objectives import BaseObjective, Carry, Stage
 from windlass.program import trainable
 from windlass.program.built import Built, InitialArrays
@@ -84,6 +86,20 @@ class Programs:
         state, frozen = jax.tree.map(self._placed, shapes)
         helpers = {name: helper.arrays for name, helper in self.built.helpers.items()}
         return state, frozen._replace(helpers=helpers)
+
+    def resident(self, frozen: Frozen) -> Frozen:
+        """Frozen arrays as a step reads them: on one GPU each layer by itself, not stacked.
+
+        Stacks that are there and not shapes are gone afterwards.
+        """
+        if not on_one_gpu() or solves(self.run.objective):
+            return frozen
+        return by_layer(frozen, _rows)
+
+    def abstract_call(self) -> tuple[State, Frozen, dict[str, jax.ShapeDtypeStruct]]:
+        """The shapes and shardings that a step is called with."""
+        state, frozen = self.abstract_state()
+        return state, self.resident(frozen), self.abstract_batch()
 
     def abstract_carry(self) -> Carry:
         """The shapes and shardings of the carry alone."""
@@ -234,6 +250,17 @@ class Programs:
             return Carry()
         assert batch is not None
         return self.run.objective.start(self.built.model(weights, frozen), batch)
+
+
+def _rows(x: Array | jax.ShapeDtypeStruct) -> list[Any]:
+    """Rows of an array, which is deleted, or of its shape."""
+    if isinstance(x, jax.ShapeDtypeStruct):
+        assert isinstance(x.sharding, NamedSharding)
+        place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
+        return [jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)] * x.shape[0]
+    rows = [x[i] for i in range(len(x))]
+    x.delete()
+    return rows
 
 
 def solves(objective: BaseObjective) -> bool:

@@ -140,6 +140,8 @@ class Loop:
             self.explains_exhaustion("while reference log-probabilities were computed"),
         ):
             reference.ensure(self.session, state, frozen, self.folder, self.terminal.console)
+        self.store.wait()  # for what is saved of those that are gone then
+        frozen = self.session.programs.resident(frozen)
         processes.barrier("compiling the step")
         with (
             self.signals.phase("compiling the step"),
@@ -342,7 +344,7 @@ class Loop:
         """The step of a stage for the shapes it will meet, before the first batch is there."""
         programs = self.session.programs
         step = programs.step(stage)
-        program = self.program = step.prepare(*self.abstract, programs.abstract_batch())
+        program = self.program = step.prepare(*programs.abstract_call())
         if stage == len(programs.stages) - 1:  # the one that is planned
             self.report.compiled(program)
         return step
