@@ -11,7 +11,7 @@ import equinox as eqx
 import jax
 import optax
 from jax.sharding import NamedSharding, PartitionSpec
-from jaxtyping import Array, PRNGKeyArray, PyTree
+from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
 from windlass.columns import DocumentsPerRow
@@ -258,9 +258,15 @@ def _rows(x: Array | jax.ShapeDtypeStruct) -> list[Any]:
         assert isinstance(x.sharding, NamedSharding)
         place = NamedSharding(x.sharding.mesh, PartitionSpec(*x.sharding.spec[1:]))
         return [jax.ShapeDtypeStruct(x.shape[1:], x.dtype, sharding=place)] * x.shape[0]
-    rows = [x[i] for i in range(len(x))]
+    rows = [_row(x, i) for i in range(len(x))]
     x.delete()
     return rows
+
+
+@jax.jit
+def _row(x: Array, index: Int[Array, ""]) -> Array:
+    """A row of an array, by a program that all rows share."""
+    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
 
 
 def solves(objective: BaseObjective) -> bool:
