@@ -176,9 +176,17 @@ def test_rows_that_a_gpu_copies_one_by_one_are_the_same_gradient(monkeypatch):
     assert (plain == d).all() and (copied == d).all()
 
 
+class SeveralStreams(Streams):
+    """Streams that say that they are several, though one runs."""
+
+    @property
+    def are_several(self) -> bool:
+        return True
+
+
 def test_no_gradient_of_frozen_weights_is_computed_where_layers_take_turns(monkeypatch):
     stack, x, batch = example(2)
-    stack = dataclasses.replace(stack, streams=Streams())  # of several streams, though one runs
+    stack = dataclasses.replace(stack, streams=SeveralStreams())
     weights, static = eqx.partition(stack, eqx.is_array)
     trained = jax.tree.map(lambda x: x.ndim < 3, weights)  # norms and biases, not matrices
     own, frozen = eqx.partition(weights, trained)

@@ -10,7 +10,7 @@ import jax
 from rich.console import Console
 from rich.text import Text
 
-from windlass.api.generation import build_generator
+from windlass.api.generation import build_generator, check_generates
 from windlass.config import Overrides, listing, tree, words
 from windlass.data import Prepared, prepare, reference
 from windlass.data.blocks import BlockRows
@@ -254,6 +254,7 @@ def tasks(
     """
     every = [names] if isinstance(names, str) else names
     opened = open_model(run, words(overrides, keys), weights=weights, step=step)
+    check_generates(opened)
     tasks = harness.Harness(every, limit=limit, shots=shots, folder=folder)
     with opened.scope():
         reached, *arrays = opened.used()

@@ -8,6 +8,7 @@ from typing import Any
 from windlass.api.keywords import sections
 from windlass.config import Overrides, read, words
 from windlass.config.sampling import Sampling
+from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.chat import Conversation, Messages, encoded, ends
 from windlass.evaluation.finished_run import FinishedRun
@@ -132,6 +133,12 @@ def build_generator(opened: FinishedRun, model: Any = None) -> Generator:
 
     A `model` that is loaded already is not loaded again.
     """
+    vocabulary = check_generates(opened)
+    return Generator(model or opened.model(), vocabulary, ends(vocabulary))
+
+
+def check_generates(opened: FinishedRun) -> Vocabulary:
+    """Vocabulary of a run, or a refusal where that generates no text."""
     if not opened.run.model.causal:
         family = type(opened.run.model).__module__.rpartition(".")[2]
         raise UserError(
@@ -144,7 +151,7 @@ def build_generator(opened: FinishedRun, model: Any = None) -> Generator:
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "
             f"to generate; `windlass evaluate {opened.folder}` measures its loss"
         )
-    return Generator(model or opened.model(), vocabulary, ends(vocabulary))
+    return vocabulary
 
 
 def _placed(question: Question, number: int) -> tuple[str | Messages | dict[str, Any], str]:

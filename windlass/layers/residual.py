@@ -59,6 +59,10 @@ class Plain(Connection):
 class Streams:
     """Residual streams: how they leave the embedding, and how they enter the last norm."""
 
+    @property
+    def are_several(self) -> bool:
+        return False
+
     def widen(self, x: Hidden) -> PyTree:
         """The streams that enter the first block."""
         return x

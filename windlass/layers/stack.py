@@ -99,7 +99,7 @@ class Stack(eqx.Module):
 
     def _takes_turns(self, in_loop: bool) -> bool:
         """Return True if a layer's gradients are to be complete before the layer below begins."""
-        several_streams = len(self.kinds) > 1 and self.streams is not ONE_STREAM
+        several_streams = len(self.kinds) > 1 and self.streams.are_several
         return several_streams if in_loop else on_one_gpu()
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:

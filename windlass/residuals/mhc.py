@@ -74,6 +74,10 @@ class HyperStreams(BaseResidual):
         if self.streams < 1:
             raise ValueError(f"streams is {self.streams}; it must be 1 or more")
 
+    @property
+    def are_several(self) -> bool:
+        return self.streams > 1
+
     @abstractmethod
     def hyper_connection(self, layer: Int[Array, ""], width: int) -> "HyperConnection":
         """The connection of a branch between two streams or more, each of a width."""
