@@ -7,6 +7,7 @@ import xml.etree.ElementTree as ElementTree
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
+LONGEST = 500  # letters of what a test says
 
 
 def prove() -> dict:
@@ -22,5 +23,8 @@ def prove() -> dict:
     return {
         "holds": done.returncode == 0 and bool(cases) and not unmet,
         "tests": len(cases),
-        "unmet": [f"{case.get('classname')}::{case.get('name')}" for case in unmet],
+        "unmet": {
+            f"{case.get('classname')}::{case.get('name')}": (case[0].get("message") or "")[:LONGEST]
+            for case in unmet
+        },
     }
