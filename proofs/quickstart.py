@@ -20,7 +20,7 @@ def prove() -> dict:
             text=True,
         )
         seconds = time.time() - began
-    loss = float(re.findall(r"^loss +([\d.]+) nats", ended.stdout, re.M)[-1])
+    loss = float(re.findall(r"^loss .* ([\d.]+) nats a token on val", ended.stdout, re.M)[-1])
     entropy = float(re.findall(r"^unigram +([\d.]+)", ended.stdout, re.M)[-1])
     story = [line.strip() for line in ended.stdout.splitlines() if line.startswith("  ")][-1]
     return {
