@@ -121,13 +121,14 @@ def hub() -> Iterator[str]:
         thread.join()
 
 
-def test_the_hub_is_well_when_it_answers_and_wrong_when_it_does_not(hub, monkeypatch):
+def test_the_hub_is_well_when_it_answers_and_absent_when_it_does_not(hub, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "ENDPOINT", hub)
     assert access.network().state == "well"
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:1")
     check = access.network()
-    assert check.state == "wrong" and "HF_HUB_OFFLINE=1" in (check.advice or "")
+    assert check.state == "absent" and "cannot be reached" in check.found
+    assert "HF_HUB_OFFLINE=1" in (check.advice or "")
 
 
 def test_the_speed_of_a_data_path_is_of_what_is_named(tmp_path, monkeypatch):

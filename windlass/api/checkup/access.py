@@ -64,10 +64,11 @@ def network() -> Check:
     except OSError as error:  # of the network, or a timeout
         reason = getattr(error, "reason", None) or error
         how = (
-            "check the connection, HTTPS_PROXY, or HF_ENDPOINT for a mirror; on a machine without "
-            "one, HF_HUB_OFFLINE=1 uses what is in the cache, which `hf download` fills elsewhere"
+            "models and data of the hub need it: check the connection, HTTPS_PROXY, or HF_ENDPOINT "
+            "for a mirror; on a machine without one, HF_HUB_OFFLINE=1 uses what is in the cache, "
+            "which `hf download` fills elsewhere"
         )
-        return wrong("hub", f"{constants.ENDPOINT} cannot be reached ({reason})", how)
+        return absent("hub", f"{constants.ENDPOINT} cannot be reached ({reason})", how)
     return well("hub", f"{constants.ENDPOINT} answers in {time.monotonic() - began:.1f} s")
 
 
