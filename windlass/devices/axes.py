@@ -88,6 +88,7 @@ def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree
             is_fixed=name in node.fixed,
             is_rounded=name in node.rounded,
         )
+        # Of one array, or of those that a stack has apart for each layer.
         return jax.tree.map(lambda x: function(x, about), child)
 
     return jax.tree.map(visit, tree, is_leaf=_is_placed)

@@ -30,12 +30,15 @@ class Block(eqx.Module):
     mlp_residual: Connection = Plain()
 
     def __call__(self, x: PyTree, context) -> PyTree:
-        attended = NormedBranch(self.attention_norm, lambda x: self.attention(x, context), True)
+        attended = NormedBranch(
+            self.attention_norm, lambda x: self.attention(x, context), leaves_sums=True
+        )
         # Other kinds of attention read hidden states, and no fork of them.
         branch = attended if isinstance(self.attention, Attention) else attended.__call__
         with jax.named_scope("residual"):
             x = self.attention_residual(x, branch, context)
-            return self.mlp_residual(x, NormedBranch(self.mlp_norm, self.mlp, True), context)
+            fed = NormedBranch(self.mlp_norm, self.mlp, leaves_sums=True)
+            return self.mlp_residual(x, fed, context)
 
 
 class Decoder(eqx.Module):

@@ -89,8 +89,7 @@ def trace(described: Described, target: Target, make: MakeCall | None = None) ->
     """
     with described.scope(), sketched():
         programs = Programs(Built(described), STEPS)
-        state, frozen = programs.abstract_state()
-        batch = programs.abstract_batch()
+        state, frozen, batch = programs.abstract_call()
         step = (programs.step().function, (state, frozen, batch))
         function, arguments = step if make is None else make(programs)
         whole = jax.make_jaxpr(function)(*arguments).jaxpr
@@ -103,7 +102,6 @@ def trace_stage(described: Described, target: Target, number: int) -> Traced:
     """Trace the step of a stage of a run, of which there are several."""
 
     def make(programs: Programs) -> tuple[Callable, Sequence[Any]]:
-        arguments = (*programs.abstract_state(), programs.abstract_batch())
-        return programs.step(number).function, arguments
+        return programs.step(number).function, programs.abstract_call()
 
     return trace(described, target, make)

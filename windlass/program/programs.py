@@ -94,7 +94,7 @@ class Programs:
         """
         if not on_one_gpu() or solves(self.run.objective):
             return frozen
-        return by_layer(frozen, _rows)
+        return by_layer(frozen, _split)
 
     def abstract_call(self) -> tuple[State, Frozen, dict[str, jax.ShapeDtypeStruct]]:
         """The shapes and shardings that a step is called with."""
@@ -252,7 +252,7 @@ class Programs:
         return self.run.objective.start(self.built.model(weights, frozen), batch)
 
 
-def _rows(x: Array | jax.ShapeDtypeStruct) -> list[Any]:
+def _split(x: Array | jax.ShapeDtypeStruct) -> list[Any]:
     """Rows of an array, which is deleted, or of its shape."""
     if isinstance(x, jax.ShapeDtypeStruct):
         assert isinstance(x.sharding, NamedSharding)

@@ -140,8 +140,6 @@ class Loop:
             self.explains_exhaustion("while reference log-probabilities were computed"),
         ):
             reference.ensure(self.session, state, frozen, self.folder, self.terminal.console)
-        self.store.wait()  # for what is saved of those that are gone then
-        frozen = self.session.programs.resident(frozen)
         processes.barrier("compiling the step")
         with (
             self.signals.phase("compiling the step"),
@@ -150,6 +148,11 @@ class Loop:
             step = self.compile(self.session.programs.stage(first))
         step = self.watch.debug.timed(step)
         self.terminal.fact("compiled", self.watch.summary())
+        # Behind the compilation, beside which the stacks that go now were saved.
+        with self.phases("checkpoint"):
+            self.store.wait()
+        with self.explains_exhaustion("while the frozen layers were taken apart"):
+            frozen = self.session.programs.resident(frozen)
         if first == 0:
             with self.phases("checkpoint"):
                 self.store.save(0, state, self.session.identity)
