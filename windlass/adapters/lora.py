@@ -168,8 +168,8 @@ class Lora(Adapted):
     def low_rank(self) -> LowRank | None:
         if self.magnitude is not None or self.dropout.key is not None:
             return None
-        up = eqx.tree_at(lambda one: one.weight, self.up, self.up.weight * self.scale)
-        return LowRank(self.base, self.down, up)
+        down = eqx.tree_at(lambda one: one.weight, self.down, self.down.weight * self.scale)
+        return LowRank(self.base, down, self.up)
 
     def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
         return self._beside(self.base, x)

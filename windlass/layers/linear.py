@@ -121,8 +121,8 @@ class LowRank(NamedTuple):
     """A linear map as another one, and beside it a product of low rank: y = base(x) + (x A) B."""
 
     base: LinearMap
-    down: Linear  # A
-    up: Linear  # B, scaled
+    down: Linear  # A, scaled: several of them are copied into one anyway
+    up: Linear  # B
 
     @property
     def rank(self) -> int:

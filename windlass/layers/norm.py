@@ -3,7 +3,7 @@
 import functools
 import math
 from collections.abc import Sequence
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import equinox as eqx
 import jax
@@ -16,6 +16,7 @@ from windlass.devices.triton import called
 
 TOKENS = 32  # that a program of the gradient's kernel has
 TOGETHER = 4096  # numbers of an activation that it reads at a time
+WARPS = 4
 NARROWEST = 128  # features of which rows are a multiple
 
 
@@ -152,35 +153,27 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
 
     x, factor = kept
     size = x.shape[-1]
-    rows, chunks = max(TOGETHER // 2 ** math.ceil(math.log2(size)), 1), _chunks(size)
+    width = 2 ** math.ceil(math.log2(size))  # of other arrays a kernel has none
+    rows = max(TOGETHER // width, 1)
 
     def norm_gradient(*given):
         x, past, *read, factor, d_x, d_factor = given
-        factors = [factor[chunk].astype(jnp.float32) for chunk in chunks]
+        own_factor = _load(factor, jax.ds(0, 1), width)
 
         def some(i, sums):
             here = jax.ds(i * rows, rows)
-            values = [x[here, chunk].astype(jnp.float32) for chunk in chunks]
-            square = sum(jnp.sum(value * value, axis=1) for value in values)
-            scale = jax.lax.rsqrt(square / size + eps)[:, None]
-            of_read = [
-                sum(one[here, chunk].astype(jnp.float32) for one in read) for chunk in chunks
-            ]
-            normed = [value * scale for value in values]
-            scaled = [one * own for one, own in zip(of_read, factors, strict=True)]
-            along = sum(jnp.sum(a * b, axis=1) for a, b in zip(scaled, normed, strict=True)) / size
-            for chunk, own, n in zip(chunks, scaled, normed, strict=True):
-                total = past[here, chunk].astype(jnp.float32) + scale * (own - n * along[:, None])
-                d_x[here, chunk] = total.astype(d_x.dtype)
-            return tuple(
-                so_far + jnp.sum(one * n, axis=0)
-                for so_far, one, n in zip(sums, of_read, normed, strict=True)
-            )
+            values = _load(x, here, width)
+            scale = jax.lax.rsqrt(jnp.sum(values * values, axis=1) / size + eps)[:, None]
+            of_read = sum(_load(one, here, width) for one in read)
+            normed, scaled = values * scale, of_read * own_factor
+            along = jnp.sum(scaled * normed, axis=1) / size
+            total = _load(past, here, width) + scale * (scaled - normed * along[:, None])
+            _store(d_x.at[here, jax.ds(0, width)], total, size)
+            return sums + of_read * normed
 
-        nothing = tuple(jnp.zeros(chunk.size, jnp.float32) for chunk in chunks)
-        sums = jax.lax.fori_loop(0, TOKENS // rows, some, nothing)
-        for chunk, own in zip(chunks, sums, strict=True):
-            d_factor[chunk] = own
+        # Rows are added up at the end: before, no thread has to wait for those of another row.
+        sums = jax.lax.fori_loop(0, TOKENS // rows, some, jnp.zeros((rows, width), jnp.float32))
+        _store(d_factor.at[jax.ds(0, width)], jnp.sum(sums, axis=0), size)
 
     flat = [one.reshape(-1, size) for one in (x, *d)]
     programs = len(flat[0]) // TOKENS
@@ -188,25 +181,38 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
     d_x, parts = called(
         norm_gradient,
         grid=(programs,),
-        in_specs=[*[block] * len(flat), pl.BlockSpec((size,), lambda i: (0,))],
+        in_specs=[*[block] * len(flat), pl.BlockSpec((1, size), lambda i: (0, 0))],
         out_specs=[block, pl.BlockSpec((None, size), lambda i: (i, 0))],
         out_shape=[
             jax.ShapeDtypeStruct(flat[0].shape, x.dtype),
             jax.ShapeDtypeStruct((programs, size), jnp.float32),
         ],
+        warps=WARPS,
         interpret=interpret,
-    )(*flat, factor)
+    )(*flat, factor[None])
     return d_x.reshape(x.shape), parts.sum(axis=0).astype(factor.dtype)
 
 
 _forked.defvjp(_forked_forward, _forked_backward)
 
 
-def _chunks(size: int) -> list:
-    """Slices of a row, each of a power of two: of others a kernel has none."""
-    chunks, begin = [], 0
-    while begin < size:
-        own = 2 ** int(math.log2(size - begin))
-        chunks.append(jax.ds(begin, own))
-        begin += own
-    return chunks
+def _load(ref: Any, rows: Any, width: int) -> Float[Array, "rows width"]:
+    """Rows in float32, with zeros behind their end."""
+    from jax.experimental.pallas import triton
+
+    mask = _mask(ref.shape[-1], width, 2)
+    other = None if mask is None else 0.0
+    found = triton.load(ref.at[rows, jax.ds(0, width)], mask=mask, other=other)
+    return found.astype(jnp.float32)
+
+
+def _store(place: Any, values: Array, size: int) -> None:
+    from jax.experimental.pallas import triton
+
+    mask = _mask(size, values.shape[-1], values.ndim)
+    triton.store(place, values.astype(place.dtype), mask=mask)
+
+
+def _mask(size: int, width: int, axes: int) -> Array | None:
+    mask = (jnp.arange(width) < size).reshape(*[1] * (axes - 1), width)
+    return None if size == width else mask
