@@ -1,6 +1,7 @@
 """Kernels for products of low rank, for norms and for queries compute what plain XLA does."""
 
 import functools
+import itertools
 
 import equinox as eqx
 import jax
@@ -72,23 +73,45 @@ def test_a_product_is_added_and_read_as_by_the_formula(rank, features):
     assert _both(read_plain, read, (x, up.T), several) < 1e-5
 
 
-@pytest.mark.parametrize("heads", [1, 4])
-@pytest.mark.parametrize("make", [RMSNorm, OffsetRMSNorm])
-def test_normed_and_rotated_heads_equal_the_formula(heads, make):
-    x, d = (_normal(ROWS, 64, heads, 32, seed=seed) for seed in range(2))
-    plain_norm, rotary = make("head_dim", {"head_dim": 32}, eps=1e-6), Rotary(1e4)
+@pytest.mark.parametrize("make", [None, RMSNorm, OffsetRMSNorm])
+@pytest.mark.parametrize("counts", [(3,), (3, 2, 2), (4, 1, 1)])
+@pytest.mark.parametrize("has_bias", [True, False])
+def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make, has_bias):
+    dim, width, rotary = 32, 32 * sum(counts), Rotary(1e4)
+    x = _normal(ROWS, 64, width)
     position = jnp.broadcast_to(jnp.arange(64) % 37, (ROWS, 64))
-    cos, sin = rotary.turns(position, 32, jnp.float32)
-    factor = 1 + _normal(32, seed=3, scale=0.1)
+    cos, sin = rotary.turns(position, dim, jnp.float32)
+    bias = _normal(width, seed=1, scale=float(has_bias))
+    factors = 1 + _normal(len(counts), dim, seed=2, scale=0.1)
+    is_normed = [make is not None and number < 2 for number in range(len(counts))]
 
-    def plain(x, factor):
-        field, value = ("scale", factor) if make is RMSNorm else ("offset", factor - 1)
-        return rotary(eqx.tree_at(lambda one: getattr(one, field), plain_norm, value)(x), position)
+    def plain(x, factors, bias):
+        heads = (x + bias).reshape(ROWS, 64, -1, dim)
+        parts = jnp.split(heads, list(itertools.accumulate(counts))[:-1], axis=2)
+        for number, own in enumerate(parts):
+            if is_normed[number]:
+                own = _normed(make, own, factors[number])
+            parts[number] = rotary(own, position) if number < 2 else own
+        return tuple(parts)
 
-    def kernel(x, factor):
-        return attention._norm_and_turn(1e-6, x, cos, sin, factor, True)
+    def kernel(x, factors, bias):
+        eps = tuple(1e-6 if one else None for one in is_normed)
+        split = attention.HeadSplit(counts, dim, eps, has_bias)
+        return attention.split_heads(split, x, cos, sin, factors, bias, True)
 
-    assert _both(plain, kernel, (x, factor), d) < 1e-5
+    d = tuple(_normal(ROWS, 64, count, dim, seed=3 + i) for i, count in enumerate(counts))
+    if has_bias:
+        assert _both(plain, kernel, (x, factors, bias), d) < 1e-5
+    else:
+        plain, kernel = (functools.partial(one, bias=bias) for one in (plain, kernel))
+        assert _both(plain, kernel, (x, factors), d) < 1e-5
+
+
+def _normed(make, x, factor):
+    norm = make("head_dim", {"head_dim": x.shape[-1]}, eps=1e-6)
+    if make is RMSNorm:
+        return eqx.tree_at(lambda one: one.scale, norm, factor)(x)
+    return eqx.tree_at(lambda one: one.offset, norm, factor - 1)(x)
 
 
 @pytest.fixture
@@ -103,6 +126,7 @@ def one_gpu(monkeypatch):
     original = triton.called
     for module in (low_rank, mlp, attention, norm):
         monkeypatch.setattr(module, "called", called)
+    monkeypatch.setattr(mlp, "sigmoid", lambda x, interpret: triton.sigmoid(x, interpret=True))
 
     def begin():
         for module in (low_rank, attention, norm):
@@ -160,7 +184,7 @@ def test_another_gated_mlp_with_lora_has_its_products_added_in_kernels(layer, on
 
 
 def test_attention_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
-    kernels = {"low_rank", "norm_and_turn", "norm_and_turn_gradient"}
+    kernels = {"low_rank", "split_heads", "split_heads_gradient"}
     _is_as_close(_adapted(_attention()), _context(), one_gpu, kernels)
 
 
@@ -186,7 +210,7 @@ def test_a_block_as_a_gpu_computes_it_equals_itself(is_adapted, one_gpu):
         mlp_norm=_rms_norm("embed"),
         mlp=Gated(SIZES, key=jax.random.key(1)),
     )
-    kernels = {"norm_and_turn", "norm_and_turn_gradient", "norm_gradient"}
+    kernels = {"split_heads", "split_heads_gradient", "norm_gradient"}
     if is_adapted:
         block = _adapted(block)
         kernels |= {"low_rank", "swiglu_low_rank", "swiglu_low_rank_gradient"}

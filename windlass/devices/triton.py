@@ -23,7 +23,7 @@ def dot(a: Array, b: Array, *, over: tuple[int, int] = (1, 0)) -> Array:
     return jax.lax.dot_general(a, b, axes, preferred_element_type=jnp.float32)
 
 
-def sigmoid(x: Array, interpret: bool) -> Array:
+def sigmoid(x: Array, *, interpret: bool) -> Array:
     """The logistic function of float32 numbers in a kernel, but for its last bit.
 
     A division takes more instructions than all else that SwiGLU computes; the reciprocal is one.

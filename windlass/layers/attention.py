@@ -1,9 +1,10 @@
 """Attention with grouped queries (GQA), of a layer of a transformer."""
 
 import functools
+import itertools
 import math
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
@@ -17,10 +18,11 @@ from windlass.devices.triton import called
 from windlass.layers.kernels import spread
 from windlass.layers.linear import Linear
 from windlass.layers.low_rank import last_output, outputs
-from windlass.layers.norm import Fork, Norm
+from windlass.layers.norm import Fork, Norm, reads
 from windlass.layers.rotary import Rotary
 
-BLOCK = 4096  # numbers that a program of the kernel for queries and keys has
+TOKENS = 64  # that a program of the kernel for heads has
+NARROWEST = 32  # features of its heads
 
 
 class Attention(eqx.Module):
@@ -62,12 +64,16 @@ class Attention(eqx.Module):
 
     @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"] | Fork, context):
-        q, k, v = outputs((self.query, self.key, self.value), x)
-        q = self._turned("query", q, self.query_norm, context.position)
-        k = self._turned("key", spread(k), self.key_norm, context.position)
-        v = checkpoint_name(spread(v), "value")
+        q, k, v = self._jointly(x, context.position) or self._apart(x, context.position)
         how = dict(causal=self.causal, window=self.window, scale=self.scale)
         return last_output(self.output, context.attend(q, k, v, **how), x)
+
+    def _apart(self, x: Float[Array, "batch seq embed"] | Fork, position: Array) -> Sequence[Array]:
+        """Queries, keys and values, of a matmul each."""
+        q, k, v = outputs((self.query, self.key, self.value), x)
+        q = self._turned("query", q, self.query_norm, position)
+        k = self._turned("key", spread(k), self.key_norm, position)
+        return q, k, checkpoint_name(spread(v), "value")
 
     def _turned(
         self, name: str, x: Float[Array, "batch seq heads dim"], norm: Norm | None, position: Array
@@ -80,113 +86,253 @@ class Attention(eqx.Module):
         if norm is None:
             return checkpoint_name(x if self.rotary is None else self.rotary(x, position), name)
         x = checkpoint_name(x, name)
-        if self.rotary is None or not _has_kernel(x, self.rotary):
+        heads, dim = x.shape[2:]
+        if not _has_kernel(x, dim, self.rotary):
             x = norm(x)
             return x if self.rotary is None else self.rotary(x, position)
-        turns = self.rotary.turns(position, x.shape[-1], x.dtype)
-        turned = functools.partial(_norm_and_turn, norm.eps)
-        return by_rows(turned, [x, *turns], [replicated(norm.factor)])
+        (x,) = self._split(x.reshape(*x.shape[:2], -1), (heads,), [norm], position)
+        return x
+
+    def _jointly(
+        self, x: Float[Array, "batch seq embed"] | Fork, position: Array
+    ) -> Sequence[Array] | None:
+        """Queries, keys and values of one matmul, if there is a kernel that cuts it.
+
+        XLA would make it one as well, but copy its parts to cut it and to join their gradients.
+        """
+        maps = self.query, self.key, self.value
+        *_, dim = self.query.weight.shape if type(self.query) is Linear else (0,)
+        like = x.stream if isinstance(x, Fork) else x
+        if any(type(one) is not Linear for one in maps) or not _has_kernel(like, dim, self.rotary):
+            return None
+        norms, (own,) = (self.query_norm, self.key_norm, None), reads(x, 1)
+        matrices = [replicated(one.weight.astype(own.dtype)) for one in maps]
+        joint = own @ jnp.concatenate([one.reshape(len(one), -1) for one in matrices], axis=1)
+        biases = [replicated(one.bias).reshape(-1) for one in maps if one.bias is not None]
+        bias = jnp.concatenate(biases) if biases else None
+        counts = tuple(one.shape[1] for one in matrices)
+        if self.query_norm is not None:
+            return self._split(checkpoint_name(joint, "query"), counts, norms, position, bias)
+        parts = self._split(joint, counts, norms, position, bias)
+        named = zip(parts, ("query", "key", "value"), strict=True)
+        return [checkpoint_name(one, name) for one, name in named]
+
+    def _split(
+        self,
+        joint: Float[Array, "batch seq features"],
+        counts: tuple[int, ...],
+        norms: Sequence[Norm | None],
+        position: Array,
+        bias: Float[Array, " features"] | None = None,
+    ) -> Sequence[Float[Array, "batch seq heads dim"]]:
+        """Queries, or queries, keys and values, of those that lie side by side."""
+        assert self.rotary is not None
+        dim, eps = joint.shape[-1] // sum(counts), tuple(norm and norm.eps for norm in norms)
+        factors = [jnp.ones(dim) if norm is None else replicated(norm.factor) for norm in norms]
+        whole = [jnp.stack(factors), jnp.zeros(joint.shape[-1]) if bias is None else bias]
+        function = functools.partial(split_heads, HeadSplit(counts, dim, eps, bias is not None))
+        turns = self.rotary.turns(position, dim, joint.dtype)
+        return by_rows(function, [joint, *turns], whole)
 
 
-def _has_kernel(x: Float[Array, "batch seq heads dim"], rotary: Rotary) -> bool:
-    """Return True if a kernel norms and rotates such heads here, in one pass over memory.
+def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
+    """Return True if a kernel cuts, norms and rotates such heads here, in one pass over memory.
 
     XLA computes the means of short rows at a fifth of the memory's speed.
     """
-    heads, dim = x.shape[2:]
-    is_whole = all(size & (size - 1) == 0 for size in (heads, dim)) and heads * dim <= BLOCK
-    is_cut = math.prod(x.shape[:2]) % (BLOCK // (heads * dim)) == 0 if is_whole else False
-    return is_cut and rotary.pairing == "half" and x.dtype == jnp.bfloat16 and on_one_gpu()
+    is_whole = dim & (dim - 1) == 0 and dim >= NARROWEST and math.prod(x.shape[:2]) % TOKENS == 0
+    is_fit = is_whole and rotary is not None and rotary.pairing == "half"
+    return is_fit and x.ndim > 2 and x.dtype == jnp.bfloat16 and on_one_gpu()
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5))
-def _norm_and_turn(
-    eps: float, x: Array, cos: Array, sin: Array, factor: Array, interpret: bool = False
-) -> Array:
-    """RoPE of RMSNorm: each pair of n = factor · x / sqrt(mean(x²) + eps) rotated by its angle."""
-    return _forward(eps, x, cos, sin, factor, interpret)[0]
+class HeadSplit(NamedTuple):
+    """Heads that lie side by side: those of queries, or of queries, keys and values."""
+
+    counts: tuple[int, ...]
+    dim: int
+    eps: tuple[float | None, ...]  # of the norm of each kind; None: it has none
+    has_bias: bool
+
+    def visit(self, run: Callable[["HeadKind"], None]) -> None:
+        """In a kernel with a program for some tokens of a head: run what is of its kind."""
+        from jax.experimental import pallas as pl
+
+        head = pl.program_id(1)
+        for number, end in enumerate(itertools.accumulate(self.counts)):
+            first = end - self.counts[number]
+            kind = HeadKind(
+                number, self._halves(head), self._halves(head - first), self.eps[number]
+            )
+            pl.when((head >= first) & (head < end))(functools.partial(run, kind))
+
+    def _halves(self, head: Array) -> list[Any]:
+        half = self.dim // 2
+        return [jax.ds(head * self.dim, half), jax.ds(head * self.dim + half, half)]
 
 
-def _forward(eps: float, x: Array, cos: Array, sin: Array, factor: Array, interpret: bool):
-    dim = x.shape[-1]
+class HeadKind(NamedTuple):
+    """Queries, keys or values, in a kernel's program for one head of them."""
 
-    def norm_and_turn(x, cos, sin, factor, out):
-        halves = _halves(dim)
-        values = [x[:, :, half].astype(jnp.float32) for half in halves]
-        scale = _scale(values, eps)
-        left, right = (
-            value * scale * factor[half] for value, half in zip(values, halves, strict=True)
-        )
-        c, s = (one[...][:, None, :].astype(jnp.float32) for one in (cos, sin))
-        out[:, :, halves[0]] = (left * c - right * s).astype(out.dtype)
-        out[:, :, halves[1]] = (right * c + left * s).astype(out.dtype)
+    number: int
+    places: list[Any]  # of its two halves among all heads
+    own_places: list[Any]  # among those of its kind
+    eps: float | None
 
-    (out,) = _called(norm_and_turn, (x, cos, sin), factor, [x], interpret)
-    return out.reshape(x.shape), (x, cos, sin, factor)
+    @property
+    def is_turned(self) -> bool:
+        return self.number < 2  # not the values
 
 
-def _backward(eps: float, interpret: bool, kept, d: Array):
-    x, cos, sin, factor = kept
-    dim = x.shape[-1]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 6))
+def split_heads(
+    split: HeadSplit,
+    joint: Float[Array, "batch seq features"],
+    cos: Float[Array, "batch seq pairs"],
+    sin: Float[Array, "batch seq pairs"],
+    factors: Float[Array, "kinds dim"],
+    bias: Float[Array, " features"],
+    interpret: bool = False,
+) -> tuple[Float[Array, "batch seq heads dim"], ...]:
+    """RoPE of RMSNorm of heads: each pair of n = factor · x / sqrt(mean(x²) + eps) is rotated.
 
-    def norm_and_turn_gradient(x, d, cos, sin, factor, d_x, d_factor):
-        halves = _halves(dim)
-        values = [x[:, :, half].astype(jnp.float32) for half in halves]
-        scale = _scale(values, eps)
-        normed = [value * scale for value in values]
-        c, s = (one[...][:, None, :].astype(jnp.float32) for one in (cos, sin))
-        left, right = (d[:, :, half].astype(jnp.float32) for half in halves)
-        back = left * c + right * s, right * c - left * s
-        scaled = [one * factor[half] for one, half in zip(back, halves, strict=True)]
-        along = sum(jnp.sum(a * b, axis=-1) for a, b in zip(scaled, normed, strict=True)) / dim
-        for half, own, n, turned in zip(halves, scaled, normed, back, strict=True):
-            d_x[:, :, half] = (scale * (own - n * along[:, :, None])).astype(d_x.dtype)
-            d_factor[half] = jnp.sum(jnp.sum(turned * n, axis=0), axis=0)
-
-    d_x, parts = _called(norm_and_turn_gradient, (x, d, cos, sin), factor, [x, factor], interpret)
-    return d_x.reshape(x.shape), None, None, parts.sum(axis=0)
+    Where a kind has no norm n is x, and values are not rotated.
+    """
+    return _forward(split, joint, cos, sin, factors, bias, interpret)[0]
 
 
-_norm_and_turn.defvjp(_forward, _backward)
+def _forward(split: HeadSplit, joint, cos, sin, factors, bias, interpret: bool):
+    def split_heads(joint, cos, sin, factors, bias, *out):
+        def run(kind: HeadKind) -> None:
+            values = _values(kind, joint, bias)
+            if kind.eps is not None:
+                scale, own = _scale(values, kind.eps), _factor(kind, factors)
+                values = [value * scale * one for value, one in zip(values, own, strict=True)]
+            if kind.is_turned:
+                values = _turned(values, cos, sin)
+            for at, value in zip(kind.own_places, values, strict=True):
+                out[kind.number][:, at] = value.astype(joint.dtype)
+
+        split.visit(run)
+
+    widths = [count * split.dim for count in split.counts]
+    parts = _called(split_heads, split, [joint, cos, sin], [factors, bias], widths, [], interpret)
+    shape = joint.shape[:2]
+    each = [
+        part.reshape(*shape, count, split.dim)
+        for part, count in zip(parts, split.counts, strict=True)
+    ]
+    kept = joint if any(eps is not None for eps in split.eps) else None
+    return tuple(each), (kept, cos, sin, factors, bias)
 
 
-def _halves(dim: int) -> list[Any]:
-    return [jax.ds(0, dim // 2), jax.ds(dim // 2, dim // 2)]
+def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
+    joint, cos, sin, factors, bias = kept
+    has_norm = joint is not None
+
+    def split_heads_gradient(*refs):
+        (*d, cos, sin), refs = refs[: len(split.counts) + 2], refs[len(split.counts) + 2 :]
+        joint, refs = (refs[0], refs[1:]) if has_norm else (None, refs)
+        factors, bias, d_joint, d_factors, d_bias = refs
+
+        def run(kind: HeadKind) -> None:
+            own = [d[kind.number][:, at].astype(jnp.float32) for at in kind.own_places]
+            if kind.is_turned:
+                own = _turned(own, cos, sin, back=True)
+            if kind.eps is not None:
+                values = _values(kind, joint, bias)
+                scale = _scale(values, kind.eps)
+                normed = [value * scale for value in values]
+                for at, one, n in zip(kind.places, own, normed, strict=True):
+                    d_factors[at] = jnp.sum(one * n, axis=0)
+                scaled = [one * f for one, f in zip(own, _factor(kind, factors), strict=True)]
+                products = [a * b for a, b in zip(scaled, normed, strict=True)]
+                mean = jnp.sum(products[0] + products[1], axis=1)[:, None] / split.dim
+                own = [scale * (one - n * mean) for one, n in zip(scaled, normed, strict=True)]
+            for at, one in zip(kind.places, own, strict=True):
+                d_joint[:, at] = one.astype(d_joint.dtype)
+                if split.has_bias:
+                    d_bias[at] = jnp.sum(one, axis=0)
+
+        split.visit(run)
+
+    flat = [one.reshape(*one.shape[:2], -1) for one in d]
+    tokens = [*flat, cos, sin, *([joint] if has_norm else [])]
+    width = sum(split.counts) * split.dim
+    d_joint, d_factors, d_bias = _called(
+        split_heads_gradient, split, tokens, [factors, bias], [width], [width, width], interpret
+    )
+    d_factors = d_factors.sum(axis=0).reshape(-1, split.dim)
+    ends = list(itertools.accumulate(split.counts))[:-1]
+    of_kinds = [part.sum(axis=0) for part in jnp.split(d_factors, ends)]
+    d_bias = d_bias.sum(axis=0) if split.has_bias else jnp.zeros(width)
+    return (
+        d_joint.reshape(*flat[0].shape[:2], width),
+        None,
+        None,
+        jnp.stack(of_kinds) if has_norm else jnp.zeros_like(factors),
+        d_bias.astype(bias.dtype),
+    )
+
+
+split_heads.defvjp(_forward, _backward)
+
+
+def _values(kind: HeadKind, joint: Any, bias: Any) -> list[Array]:
+    """Halves of a head in float32."""
+    return [joint[:, at].astype(jnp.float32) + bias[at].astype(jnp.float32) for at in kind.places]
+
+
+def _factor(kind: HeadKind, factors: Any) -> list[Array]:
+    half = factors.shape[1] // 2
+    return [factors[kind.number, jax.ds(begin, half)] for begin in (0, half)]
+
+
+def _turned(halves: Sequence[Array], cos: Any, sin: Any, *, back: bool = False) -> list[Array]:
+    left, right = halves
+    c, s = (one[...].astype(jnp.float32) for one in (cos, sin))
+    s = -s if back else s
+    return [left * c - right * s, right * c + left * s]
 
 
 def _scale(halves: Sequence[Array], eps: float) -> Array:
-    """1 / sqrt(mean(x²) + eps) of each head."""
+    """1 / sqrt(mean(x²) + eps) of each token's head."""
     square = sum(jnp.sum(half * half, axis=-1) for half in halves)
-    return jax.lax.rsqrt(square / (2 * halves[0].shape[-1]) + eps)[:, :, None]
+    return jax.lax.rsqrt(square / (2 * halves[0].shape[-1]) + eps)[:, None]
 
 
 def _called(
-    kernel: Callable, tokens: Sequence[Array], factor: Array, outputs: Sequence[Array], interpret
+    kernel: Callable,
+    split: HeadSplit,
+    tokens: Sequence[Float[Array, "batch seq _"]],
+    whole: Sequence[Array],
+    widths: Sequence[int],  # of outputs with a row a token
+    sums: Sequence[int],  # of outputs in float32 with a row a program
+    interpret: bool,
 ) -> Sequence[Array]:
-    """Outputs of a kernel whose programs have some tokens each: like `x`, or sums over tokens."""
+    """Outputs of a kernel with a program for some tokens of each head."""
     from jax.experimental import pallas as pl
 
-    heads, dim = tokens[0].shape[2:]
-    count, size = math.prod(tokens[0].shape[:2]), max(BLOCK // (heads * dim), 1)
+    flat = [x.reshape(-1, x.shape[-1]) for x in tokens]
+    count, dtype = len(flat[0]), flat[0].dtype
+    rows = count // TOKENS
 
-    def block(x: Array) -> pl.BlockSpec:
-        if x.ndim == 1:
-            return pl.BlockSpec(x.shape, lambda i: (0,))
-        own = x.shape[2:]
-        return pl.BlockSpec((size, *own), lambda i: (i, *[0] * len(own)))
+    def block(width: int) -> pl.BlockSpec:
+        return pl.BlockSpec((TOKENS, width), lambda i, head: (i, 0))
 
-    def output(x: Array) -> tuple[jax.ShapeDtypeStruct, pl.BlockSpec]:
-        if x.ndim > 1:
-            return jax.ShapeDtypeStruct((count, *x.shape[2:]), x.dtype), block(x)
-        part = pl.BlockSpec((None, dim), lambda i: (i, 0))
-        return jax.ShapeDtypeStruct((count // size, dim), jnp.float32), part
+    def all_of(x: Array) -> pl.BlockSpec:
+        return pl.BlockSpec(x.shape, lambda i, head: (0,) * x.ndim)
 
-    shapes, out_specs = zip(*map(output, outputs), strict=True)
     return called(
         kernel,
-        grid=(count // size,),
-        in_specs=[block(x) for x in (*tokens, factor)],
-        out_specs=list(out_specs),
-        out_shape=list(shapes),
+        grid=(rows, sum(split.counts)),
+        in_specs=[*[block(x.shape[-1]) for x in flat], *map(all_of, whole)],
+        out_specs=[
+            *map(block, widths),
+            *[pl.BlockSpec((None, width), lambda i, head: (i, 0)) for width in sums],
+        ],
+        out_shape=[
+            *[jax.ShapeDtypeStruct((count, width), dtype) for width in widths],
+            *[jax.ShapeDtypeStruct((rows, width), jnp.float32) for width in sums],
+        ],
         interpret=interpret,
-    )(*[x.reshape(count, *x.shape[2:]) for x in tokens], factor)
+    )(*flat, *whole)

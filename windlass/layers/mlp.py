@@ -147,7 +147,7 @@ def _forward(gate: Array, up: Array, low: LowRankFactors, interpret: bool):
             at = pl.ds(i * COLUMNS, COLUMNS)
             g = _plus(gate[:, at], own[0], gate_up[:, at])
             u = _plus(up[:, at], own[1], up_up[:, at])
-            value = (g * sigmoid(g, interpret) * u).astype(hidden.dtype)
+            value = (g * sigmoid(g, interpret=interpret) * u).astype(hidden.dtype)
             hidden[:, at] = value
             return total + dot(value, down[at, :])
 
@@ -189,7 +189,7 @@ def _backward(interpret: bool, kept, d):
             g = _plus(gate[at, :], inner[0], own[0])
             u = _plus(up[at, :], inner[1], own[1])
             of_hidden = _plus(d[at, :], inner[2], own[2], over=(1, 1))
-            share = sigmoid(g, interpret)
+            share = sigmoid(g, interpret=interpret)
             silu = g * share
             of_gate = (of_hidden * u * (share + silu * (1 - share))).astype(d_gate.dtype)
             of_up = (of_hidden * silu).astype(d_up.dtype)

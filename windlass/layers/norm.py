@@ -15,7 +15,7 @@ from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called
 
 TOKENS = 32  # that a program of the gradient's kernel has
-TOGETHER = 4096  # numbers of an activation that it reads at a time
+TOGETHER = 2048  # numbers of an activation that it reads at a time
 WARPS = 4
 NARROWEST = 128  # features of which rows are a multiple
 
