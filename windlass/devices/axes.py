@@ -176,38 +176,8 @@ def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
     """
     if _mesh().empty or _mesh().are_all_axes_auto:
         return weight
-    return jax.sharding.reshard(weight, _gathered_spec(axes, weight.shape))
-
-
-def _gathered_spec(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
     met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
-    return _spec(met, axes, shape, _mesh())
-
-
-def reduce_scattered(parts: Array, axes: tuple[str, ...]) -> Array:
-    """Sum of the parts of a weight's gradient, each device with the shard that it stores.
-
-    In front, `parts` has an axis for the groups of devices that have rows of the batch of their
-    own, each of which has one part.
-    """
-    to = stored(axes, parts.shape[1:])
-    if to is None or len(parts) == 1:
-        total = jnp.sum(parts, axis=0)
-        return total if to is None else jax.sharding.reshard(total, to)
-    over = tuple(name for name in ACTIVATIONS["batch"] if _ways(_mesh(), name) > 1)
-
-    def local(part):
-        total = part[0]
-        for name in sorted(over, key=lambda name: name not in to):  # scattered first: it is less
-            if name in to:
-                at = to.index(name)
-                total = jax.lax.psum_scatter(total, name, scatter_dimension=at, tiled=True)
-            else:
-                total = jax.lax.psum(total, name)
-        return total
-
-    spec = PartitionSpec(over, *_gathered_spec(axes, parts.shape[1:]))
-    return jax.shard_map(local, in_specs=spec, out_specs=to)(jax.sharding.reshard(parts, spec))
+    return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
 
 
 def replicated(x: Array) -> Array:

@@ -21,7 +21,6 @@ from windlass.devices.axes import (
     device,
     gathered,
     layout,
-    reduce_scattered,
     shard,
     split_over,
 )
@@ -90,13 +89,13 @@ class Head(Placed):
         changes from step to step, or the head of a frozen model. They have no gradient. With
         `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        axes, dtype = self.axes["weight"], hidden.dtype
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         tiles = _Tiles(hidden.shape, tile_tokens)
+        dtype = hidden.dtype
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns, constants):
-            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(sums, tile):
@@ -108,7 +107,6 @@ class Head(Placed):
             return _over_shards(sums)
 
         def value_and_gradient(hidden, weight, columns, constants):
-            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype)
 
             def add(carry, tile):
@@ -139,7 +137,7 @@ class Head(Placed):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = reduce_scattered(d_weight.astype(gradient_dtype), axes)
+            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -152,7 +150,7 @@ class Head(Placed):
             return d_hidden, d_weight, None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, self.weight.astype(dtype), columns, constants)
+        summed, others = total(hidden, weight, columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     @jax.named_scope("head")
