@@ -101,9 +101,10 @@ class Attention(eqx.Module):
         XLA would make it one as well, but copy its parts to cut it and to join their gradients.
         """
         maps = self.query, self.key, self.value
-        *_, dim = self.query.weight.shape if type(self.query) is Linear else (0,)
+        if any(type(one) is not Linear for one in maps):
+            return None
         like = x.stream if isinstance(x, Fork) else x
-        if any(type(one) is not Linear for one in maps) or not _has_kernel(like, dim, self.rotary):
+        if not _has_kernel(like, self.query.weight.shape[-1], self.rotary):
             return None
         norms, (own,) = (self.query_norm, self.key_norm, None), reads(x, 1)
         matrices = [replicated(one.weight.astype(own.dtype)) for one in maps]
@@ -263,13 +264,16 @@ def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
     )
     d_factors = d_factors.sum(axis=0).reshape(-1, split.dim)
     ends = list(itertools.accumulate(split.counts))[:-1]
-    of_kinds = [part.sum(axis=0) for part in jnp.split(d_factors, ends)]
+    of_kinds = [
+        jnp.zeros(split.dim) if eps is None else part.sum(axis=0)  # what has no norm wrote nothing
+        for part, eps in zip(jnp.split(d_factors, ends), split.eps, strict=True)
+    ]
     d_bias = d_bias.sum(axis=0) if split.has_bias else jnp.zeros(width)
     return (
         d_joint.reshape(*flat[0].shape[:2], width),
         None,
         None,
-        jnp.stack(of_kinds) if has_norm else jnp.zeros_like(factors),
+        jnp.stack(of_kinds),
         d_bias.astype(bias.dtype),
     )
 

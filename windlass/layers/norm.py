@@ -16,7 +16,6 @@ from windlass.devices.triton import called
 
 TOKENS = 32  # that a program of the gradient's kernel has
 TOGETHER = 2048  # numbers of an activation that it reads at a time
-WARPS = 4
 NARROWEST = 128  # features of which rows are a multiple
 
 
@@ -187,7 +186,6 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
             jax.ShapeDtypeStruct(flat[0].shape, x.dtype),
             jax.ShapeDtypeStruct((programs, size), jnp.float32),
         ],
-        warps=WARPS,
         interpret=interpret,
     )(*flat, factor[None])
     return d_x.reshape(x.shape), parts.sum(axis=0).astype(factor.dtype)
@@ -214,5 +212,6 @@ def _store(place: Any, values: Array, size: int) -> None:
 
 
 def _mask(size: int, width: int, axes: int) -> Array | None:
-    mask = (jnp.arange(width) < size).reshape(*[1] * (axes - 1), width)
-    return None if size == width else mask
+    if size == width:
+        return None
+    return (jnp.arange(width) < size).reshape(*[1] * (axes - 1), width)
