@@ -36,11 +36,10 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import rivals  # noqa: E402
-from benchmarks.plan_cases import MODELS, QWEN3  # noqa: E402
+from benchmarks.plan_cases import MODELS  # noqa: E402
 from windlass.columns import DocumentsPerRow  # noqa: E402
 
-EIGHT = QWEN3 | dict(embed=4096, mlp=12_288, layers=36, heads=32, kv_heads=8, tied=False)
-SHAPES: dict[str, dict[str, Any]] = {**MODELS, "Qwen3-8B": EIGHT}
+SHAPES: dict[str, dict[str, Any]] = {**MODELS}
 AGREE, WITHIN = 20, 1e-2  # steps whose losses must agree, and how closely
 WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; steps in a turn
 RIVALS = ("transformers", "tuned")
@@ -58,6 +57,8 @@ class Case(NamedTuple):
     length: int
     rank: int | None = None  # of LoRA; None: all weights are trained
     accumulation: int = 1
+    base: str | None = None  # of LoRA, in 4 bits: nf4 or int4
+    remat: str = "saved"
 
     @property
     def tokens(self) -> int:
@@ -65,15 +66,20 @@ class Case(NamedTuple):
 
     def recipe(self, *, is_adapted: bool) -> dict[str, Any]:
         lora = {"adapter": {"kind": "lora", "rank": self.rank}}
+        base = {"start": {"path": ".", "base": {"kind": self.base}}}
         optim = {"kind": "adamw", "learning_rate": rivals.RATE, "weight_decay": rivals.DECAY}
         optim |= {"beta1": rivals.BETAS[0], "beta2": rivals.BETAS[1], "clip_norm": rivals.CLIP}
         return {
             "model": SHAPES[self.model],
             **(lora if is_adapted and self.rank else {}),
+            **(base if is_adapted and self.base else {}),
             "tokenizer": {"kind": "byte"},
             "data": {"source": {"kind": "stories"}, "length": self.length},
             "optim": optim | {"schedule": {"shape": "constant"}},
-            "train": {"steps": 1000, "batch": self.rows, "accumulation": self.accumulation},
+            "train": {
+                **{"steps": 1000, "batch": self.rows, "accumulation": self.accumulation},
+                "remat": self.remat,
+            },
         }
 
     def small(self) -> "Case":
@@ -89,6 +95,12 @@ CASES = {
     "lora-2x2048x4-1.7b": Case("Qwen3-1.7B", 8, 2048, rank=16, accumulation=4),
     "lora-2x2048x4-4b": Case("Qwen3-4B", 8, 2048, rank=16, accumulation=4),
     "lora-2x2048x4-8b": Case("Qwen3-8B", 8, 2048, rank=16, accumulation=4),
+    "full-qwen3.5-0.8b": Case("Qwen3.5-0.8B", 16, 1024),
+    "lora-qwen3.5-4b": Case("Qwen3.5-4B", 8, 1024, rank=16),
+    "lora-30b-a3b": Case("Qwen3-30B-A3B", 8, 1024, rank=16),
+    "lora-8b": Case("Qwen3-8B", 1, 2048, rank=16, remat="full"),
+    "lora-8b-nf4": Case("Qwen3-8B", 1, 2048, rank=16, base="nf4", remat="full"),
+    "lora-8b-int4": Case("Qwen3-8B", 1, 2048, rank=16, base="int4", remat="full"),
 }
 
 
@@ -113,7 +125,17 @@ class Running(NamedTuple):
     """Windlass's step of a case, and the program that it is compiled to."""
 
     side: Side
-    text: Callable[[], str]
+    compiled: Callable[[], Any]
+
+    @property
+    def text(self) -> str:
+        return self.compiled().as_text() or ""
+
+    @property
+    def bytes(self) -> int:
+        """Memory of a step alone: what is made before it, such as first weights, may take more."""
+        found = self.compiled().memory_analysis()
+        return found.argument_size_in_bytes + found.temp_size_in_bytes
 
 
 def ours(case: Case) -> Ours:
@@ -194,14 +216,14 @@ def running(programs: Any, columns: Callable[[Any], dict[str, np.ndarray]] = who
             state, metrics = compiled(state, frozen, placed(given))
         return metrics["loss"]
 
-    def text() -> str:
+    def program() -> Any:
         with described.scope():
-            return compiled.prepare(state, frozen, programs.abstract_batch()).as_text() or ""
+            return compiled.prepare(state, frozen, programs.abstract_batch())
 
     def peak() -> int:
         return (jax.devices()[0].memory_stats() or {}).get("peak_bytes_in_use", 0)
 
-    return Running(Side(step, lambda: jax.block_until_ready(state), peak), text)
+    return Running(Side(step, lambda: jax.block_until_ready(state), peak), program)
 
 
 def batches(case: Case) -> Iterator[np.ndarray]:
@@ -258,13 +280,14 @@ def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, lis
 
 def alone(case: Case) -> dict[str, Any]:
     """Windlass's step by itself, for those whose figures others have published."""
-    side, rows = running(programs(case, is_adapted=True)).side, batches(case)
-    (times,) = seconds({"windlass": side}, rows).values()
+    own, rows = running(programs(case, is_adapted=True)), batches(case)
+    (times,) = seconds({"windlass": own.side}, rows).values()
     middle = statistics.median(times)
     return {
         "step_ms": round(1000 * middle, 2),
         "tokens_per_second": round(case.tokens / middle),
-        "peak_gib": round(side.peak() / 2**30, 2),
+        "peak_gib": round(own.side.peak() / 2**30, 2),
+        "step_gib": round(own.bytes / 2**30, 2),
     }
 
 

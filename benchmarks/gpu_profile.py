@@ -67,15 +67,15 @@ def profile(name: str, settings: list[str]) -> Profile:
     case = CASES[name]
     if name == PACKED:
         rows = list(sft.documents(case))
-        (side, text), given = sft.running(case, sft.counted(rows), settings), rows[:STEPS]
+        own, given = sft.running(case, sft.counted(rows), settings), rows[:STEPS]
     else:
-        side, text = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
+        own = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
         given = list(itertools.islice(gpu.batches(case), STEPS))
 
     def run() -> None:
         for batch in given:
-            side.step(batch)
-        side.wait()
+            own.side.step(batch)
+        own.side.wait()
 
     run()
     with tempfile.TemporaryDirectory() as folder:
@@ -83,7 +83,7 @@ def profile(name: str, settings: list[str]) -> Profile:
             run()
         (file,) = Path(folder).rglob("*.xplane.pb")
         traced = jax.profiler.ProfileData.from_file(str(file))
-        return read(traced, Text(text()), gpu.SHAPES[case.model]["vocab"])
+        return read(traced, Text(own.text), gpu.SHAPES[case.model]["vocab"])
 
 
 def read(traced: Any, text: Text, vocab: int) -> Profile:

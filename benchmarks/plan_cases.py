@@ -8,6 +8,11 @@ from windlass.planning import compiler, targets
 
 QWEN2 = dict(family="qwen2", vocab=151_936, head_dim=64, theta=1e6, tied=True)
 QWEN3 = dict(family="qwen3", vocab=151_936, head_dim=128, theta=1e6, tied=True)
+QWEN35 = dict(
+    family="qwen3_5",
+    **dict(vocab=248_320, head_dim=256, theta=1e7),
+    **dict(key_heads=16, key_dim=128, value_dim=128),
+)
 MODELS = {
     "Qwen2.5-0.5B": QWEN2 | dict(embed=896, mlp=4864, layers=24, heads=14, kv_heads=2),
     "Qwen3-0.6B": QWEN3 | dict(embed=1024, mlp=3072, layers=28, heads=16, kv_heads=8),
@@ -35,6 +40,23 @@ MODELS = {
         **dict(vocab=49_152, embed=2048, mlp=8192, layers=24, heads=32, kv_heads=32),
         **dict(head_dim=64, theta=1.3e5, tied=True),
     ),
+    "Qwen3-8B": QWEN3 | dict(embed=4096, mlp=12_288, layers=36, heads=32, kv_heads=8, tied=False),
+    "Qwen3-30B-A3B": dict(
+        family="qwen3_moe",
+        **dict(vocab=151_936, embed=2048, mlp=768, layers=48, heads=32, kv_heads=4, head_dim=128),
+        **dict(experts=128, experts_per_token=8, theta=1e6),
+    ),
+    "gpt-oss-20b": dict(
+        family="gpt_oss",
+        **dict(vocab=201_088, embed=2880, mlp=2880, layers=24, heads=64, kv_heads=8, head_dim=64),
+        **dict(experts=32, experts_per_token=4, theta=1.5e5, window=128),
+    ),
+    "Qwen3.5-0.8B": QWEN35
+    | dict(embed=1024, mlp=3584, layers=24, heads=8, kv_heads=2, value_heads=16, tied=True),
+    "Qwen3.5-4B": QWEN35
+    | dict(embed=2560, mlp=9216, layers=32, heads=16, kv_heads=4, value_heads=32, tied=True),
+    "Qwen3.5-9B": QWEN35
+    | dict(embed=4096, mlp=12_288, layers=32, heads=16, kv_heads=4, value_heads=32),
     "164M": dict(
         family="llama",
         **dict(vocab=32_768, embed=1024, mlp=4096, layers=8, heads=8, kv_heads=8),
@@ -53,6 +75,9 @@ MODELS = {
 }
 
 
+KEPT = 9  # fields of a case that its name always has
+
+
 class Case(NamedTuple):
     """A step of a model on a target."""
 
@@ -68,20 +93,25 @@ class Case(NamedTuple):
     objective: str = "next_token"
     of: str | None = None  # a recipe that ships, of which is all but model, rows and steps
     residual: str = "plain"
+    base: str | None = None  # of LoRA, in 4 bits: nf4 or int4
+    expert: int = 1  # of the mesh
 
     @property
     def name(self) -> str:
-        """By which its figures are kept."""
-        *usual, objective, of, residual = self
-        others = [] if (objective, of, residual) == ("next_token", None, "plain") else [objective]
-        others += [] if (of, residual) == (None, "plain") else [of]
-        return json.dumps([*usual, *others, *([] if residual == "plain" else [residual])])
+        """By which its figures are kept: all but what is as usual at its end."""
+        every, usual = list(self), list(Case._field_defaults.values())
+        last = len(every)
+        while last > KEPT and every[last - 1] == usual[last - 1 - len(every)]:
+            last -= 1
+        return json.dumps(every[:last])
 
     @property
     def settings(self) -> str:
         """What is not as usual."""
         told = [self.of] if self.of else []
         told += [f"LoRA {self.rank}"] if self.rank else []
+        told += [f"{self.base} base"] if self.base else []
+        told += [f"expert {self.expert}"] if self.expert > 1 else []
         told += [f"dropout {self.dropout}"] if self.dropout else []
         told += [] if self.optim == "adamw" else [self.optim]
         told += [] if self.objective == "next_token" else [self.objective]
@@ -93,6 +123,8 @@ class Case(NamedTuple):
     def recipe(self) -> dict[str, Any]:
         """The run of the case, whose data is never read."""
         given = self.mesh and dict(zip(("data", "fsdp", "tensor"), self.mesh, strict=True))
+        if given and self.expert > 1:
+            given |= {"expert": self.expert}
         if self.of:
             return self._shipped(self.of) | ({"mesh": given} if given else {})
         lora = {"kind": "lora", "rank": self.rank, "dropout": self.dropout}
@@ -103,6 +135,7 @@ class Case(NamedTuple):
             "model": MODELS[self.model],
             **({"mesh": given} if given else {}),
             **({"adapter": lora} if self.rank else {}),
+            **({"start": {"path": ".", "base": {"kind": self.base}}} if self.base else {}),
             "residual": {"kind": self.residual},
             "tokenizer": {"kind": "byte"},
             "data": data,
@@ -134,6 +167,7 @@ HALF, SMALL, MIDDLE, THREE, EIGHT = (
 )
 FOUR, GEMMA = "Qwen3-4B", "Gemma-3-1B"
 SEVEN, SMOL = "Llama-2-7B", "SmolLM2-1.7B"  # as many heads of keys as of queries
+SPARSE, OSS, DELTA, QWEN_EIGHT = "Qwen3-30B-A3B", "gpt-oss-20b", "Qwen3.5-9B", "Qwen3-8B"
 STORIES = "tinystories-reservoir", "tinystories-transformer"  # models and all, as they ship
 ATHENA, NASH = "athena-large", "nash-mhc-3b"
 TPU = [
@@ -231,6 +265,14 @@ TPU = [
     case(MIDDLE, "v6e-4", 16, residual="mhc"),
     case(SMALL, "v5e-8", 32, residual="mhc_lite"),
     case(GEMMA, "v6e-8", 32, residual="mhc", remat="full"),
+    case(SPARSE, "v5e-16", 16, rank=16),
+    case(SPARSE, "v6e-8", 16, rank=16),
+    case(SPARSE, "v6e-8", 16, rank=16, mesh=(1, 2, 1), expert=4),
+    case(OSS, "v6e-8", 16, rank=16),
+    case(DELTA, "v6e-8", 16, remat="full"),
+    case(DELTA, "v6e-8", 8, rank=16),
+    case(QWEN_EIGHT, "v5e-1", 2, rank=16, base="nf4"),
+    case(QWEN_EIGHT, "v5e-1", 4, length=2048, rank=16, base="int4", remat="full"),
 ]
 GPU = [
     case(HALF, "h200", 32),

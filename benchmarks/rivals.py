@@ -157,13 +157,26 @@ def _model(begin: Begin, device: str, attention: str = "sdpa") -> torch.nn.Modul
 
 def _loss(model: torch.nn.Module) -> Callable[[torch.Tensor], torch.Tensor]:
     """The compiled model's own loss, as its Trainer has it: of all logits, in float32."""
-    compiled: Any = torch.compile(model)
+    compiled = _compiled(model)
 
     def loss_of(rows: torch.Tensor) -> torch.Tensor:
         targets = rows[:, 1:].contiguous()
         return compiled(input_ids=rows[:, :-1], labels=targets, shift_labels=targets).loss
 
     return loss_of
+
+
+def _compiled(model: Any) -> Any:
+    """The compiled model; of DeltaNet by its layers, since the loops that it is written in there
+    are unrolled, and take the better part of an hour in one program.
+    """
+    if "linear_attention" not in (getattr(model.config, "layer_types", None) or ()):
+        return torch.compile(model)
+    from transformers.modeling_layers import GradientCheckpointingLayer
+
+    for layer in (one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)):
+        layer.compile()
+    return model
 
 
 def _tuned_loss(model: torch.nn.Module, rank: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
