@@ -3,7 +3,7 @@
 import dataclasses
 import importlib
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +19,6 @@ from windlass.data.vocabulary import byte
 from windlass.hub import config as configs
 from windlass.hub import peft
 from windlass.hub.chat_template import CHATML
-from windlass.hub.names import to_tensors
 from windlass.hub.shards import INDEX, divided, index
 from windlass.hub.weights import tensors
 
@@ -87,13 +86,18 @@ def save_weights(
 
 
 def save_adapter(
-    folder: Path, model: Any, adapter: Peft, table: Mapping[str, str], base: str | None
+    folder: Path,
+    model: Any,
+    adapter: Peft,
+    table: Mapping[str, str],
+    base: str | None,
+    whole: Sequence[str] = (),
 ) -> None:
     """A folder that `PeftModel.from_pretrained` takes."""
     folder.mkdir(parents=True, exist_ok=True)
-    arrays = to_tensors(peft.own(model), peft.names(model, adapter, table))
+    arrays = {one.name: one.read() for one in peft.tensors(model, adapter, table, whole)}
     save_file(arrays, folder / peft.TENSORS, {"format": "pt"})
-    write_json(folder / peft.CONFIG, peft.described(model, adapter, table, base))
+    write_json(folder / peft.CONFIG, peft.described(model, adapter, table, base, whole))
 
 
 def write_json(path: Path, value: dict) -> None:

@@ -74,7 +74,7 @@ def test_an_objective_hands_on_what_the_model_reports(module):
     batch |= {name: jnp.asarray(column.padded(8)) for name, column in taught}
     adapted = partial(Adapter(rank=2).adapt, names={}, key=jax.random.key(0))
     # The one that reports something itself, or else one that the objective can be computed with.
-    families = (tiny.config(name) for name in ("router", "recursive"))
+    families = (tiny.config(name) for name in ("router", "recursive", "llama"))
     config = next(one for one in families if not objective.problems(one))
     model = eqx.filter_eval_shape(adapted, tiny.abstract(config))
 

@@ -12,7 +12,7 @@ import windlass
 ORDER: Sequence[str] = (
     "errors version units files seal terminal markup chance dynamics doubly_stochastic columns "
     "puzzles teacher_cache config processes devices layers networks quantization models "
-    "adapters residuals hub sources formats data objectives optim checkpoint "
+    "adapters residuals hub sources formats data preferences objectives optim checkpoint "
     "telemetry run run_folder program starting evaluation analysis planning training reports "
     "release launch api cli"
 ).split()

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.experimental.compilation_cache import compilation_cache
-from jax.sharding import NamedSharding, PartitionSpec
+from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
-from windlass.adapters import Adapted, BaseAdapter, merged, stack_of
+from windlass.adapters import Adapted, BaseAdapter, merged
 from windlass.adapters.lora import Adapter
-from windlass.devices.axes import placements
-from windlass.devices.mesh import AXES, build
+from windlass.devices.axes import placements, row_axes, stack_of
+from windlass.devices.mesh import build
 from windlass.hub.names import placed as placed_tensors
 from windlass.layers.linear import LinearMap
 from windlass.objectives import Carry, Tally, settled
@@ -156,9 +156,11 @@ def whole_loss(model, batch: dict[str, jax.Array]) -> jax.Array:
 
 
 @contextmanager
-def on(sizes: tuple[int, int, int]) -> Iterator[jax.sharding.Mesh]:
-    """Data x fsdp x tensor as the current mesh."""
-    mesh = build(dict(zip(AXES, sizes, strict=True)), jax.devices()[: math.prod(sizes)])
+def on(sizes: tuple[int, int, int], expert: int = 1) -> Iterator[jax.sharding.Mesh]:
+    """Data x fsdp x tensor, and perhaps expert, as the current mesh."""
+    data, fsdp, tensor = sizes
+    split = dict(data=data, fsdp=fsdp, expert=expert, tensor=tensor)
+    mesh = build(split, jax.devices()[: math.prod(split.values())])
     with jax.set_mesh(mesh):
         yield mesh
 
@@ -179,11 +181,22 @@ def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree
     """Weights and rows where they belong on a mesh, which must be the current one."""
 
     def move(x):
-        return jax.device_put(x, NamedSharding(mesh, PartitionSpec(("data", "fsdp"))))
+        return jax.device_put(x, NamedSharding(mesh, row_axes(mesh)))
 
     arrays, static = eqx.partition(tree, eqx.is_array)
     arrays = jax.device_put(arrays, placements(arrays, mesh))
     return eqx.combine(arrays, static), jax.tree.map(move, batch)
+
+
+def placed_shapes(model: PyTree, mesh: jax.sharding.Mesh) -> PyTree:
+    """An abstract model with the shardings of its arrays on a mesh."""
+    shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+    placed = jax.tree.map(
+        lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
+        shapes,
+        placements(shapes, mesh),
+    )
+    return eqx.combine(placed, static)
 
 
 def apart(found: PyTree, expected: PyTree) -> float:

@@ -10,7 +10,7 @@ import pytest
 
 from tests import tiny
 from windlass import adapters
-from windlass.adapters.lookup import Adapter, _as_half, _looked_up, _nearest
+from windlass.adapters.lookup import Adapter, _as_half, _nearest
 from windlass.adapters.lora import Adapter as Lora
 from windlass.checkpoint.fingerprint import named
 from windlass.config import read
@@ -20,6 +20,7 @@ from windlass.models.qwen3 import Config
 from windlass.program.abstract import abstract_model, is_shape
 from windlass.program.trainable import choose
 from windlass.quantization import scales, tables
+from windlass.quantization.four_bit import looked_up
 from windlass.residuals import Architecture
 
 QWEN3: Any = Config(
@@ -117,7 +118,7 @@ def test_selects_on_bits_are_a_look_up_and_the_nearest_is_found_as_on_the_host()
     for levels in (2, 3, 4, 7, 16):
         table = np.sort(rng.normal(size=levels)).astype(np.float32)
         indices = rng.integers(levels, size=(5, 6)).astype(np.uint8)
-        found = np.asarray(jax.jit(_looked_up)(table, indices))
+        found = np.asarray(jax.jit(looked_up)(table, indices))
         assert (found == table[indices]).all()
         values = rng.normal(size=(5, 6)).astype(np.float32)
         found = np.asarray(jax.jit(_nearest)(values, table))

@@ -258,3 +258,10 @@ def test_layers_of_one_iteration_leave_their_residuals_until_its_end():
 def test_memory_grows_by_what_a_row_takes(rows):
     shape = jax.ShapeDtypeStruct((rows * SIDE, SIDE), jnp.float32)
     assert held(lambda x: jnp.tanh(x @ jnp.ones((SIDE, SIDE))), shape) == (rows + 1) * ONE
+
+
+def test_an_argument_that_is_indexed_in_a_loop_is_a_buffer():
+    def found(values, wanted):
+        return jnp.searchsorted(values, wanted)
+
+    assert held(found, jax.ShapeDtypeStruct((64,), "int32"), jax.ShapeDtypeStruct((8,), "int32"))

@@ -56,7 +56,11 @@ def test_a_dry_run_prints_the_file_alone_and_on_the_other_stream_what_it_would_d
         "quickstart", on="v6e-8", spot=True, bucket="gs://mine", name="mine", zone="us-east5-a",
         install=SPEC, dry_run=True,
     )  # fmt: skip
-    assert done.err == (
+    said = done.err.splitlines(keepends=True)
+    (price,) = [line for line in said if line.startswith("price ")]
+    assert re.fullmatch(r"price    \$[\d.]+ an hour on demand at .*; `windlass prices` .*\n", price)
+    said.remove(price)
+    assert "".join(said) == (
         "launch   mine on v6e-8 (8 chips, 1 host) by SkyPilot\n"
         "creates  a managed job mine: spot v6e-8 in us-east5-a, and a small machine that watches "
         "over it\n"
@@ -437,6 +441,7 @@ def test_a_folder_is_no_url(key, said, program, tmp_path):
 def test_every_slice_that_help_names_exists():
     from windlass.cli.launch import launch
     from windlass.devices import slices
+    from windlass.launch import gpus
 
     for name in re.findall(r"--on (\S+)", launch.__doc__ or ""):
-        slices.find(name)
+        assert gpus.find(name) or slices.find(name)

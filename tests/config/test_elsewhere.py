@@ -20,6 +20,8 @@ OTHERS = {
     **dict.fromkeys(("model.h_cycles", "model.l_cycles", "model.passes"), RECURSIVE),
     **dict.fromkeys(("model.refinement", "objective.exploration", "objective.minimum"), RECURSIVE),
     "model.tied": LLAMA,
+    "model.no_rope_every": {"model.family": "smollm3"},
+    "model.rotary_share": {"model.family": "phi3"},
 }
 
 

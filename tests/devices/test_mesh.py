@@ -249,5 +249,26 @@ def test_key_and_value_heads_may_be_repeated_but_not_torn():
     ]
 
 
+def test_experts_must_come_apart_and_their_axis_is_there_where_it_divides():
+    sizes = SIZES | {"experts": 6}
+    assert wrong(Mesh(expert=2), 8, 8, sizes) == []
+    assert wrong(Mesh(expert=4), 8, 8, sizes) == [
+        ("mesh.expert", "is 4; it must divide model.experts (6): 1 or 2")
+    ]
+    assert wrong(Mesh(expert=2), 8, 8, SIZES) == [
+        ("mesh.expert", "is 2; this model has no experts: 1 would do")
+    ]
+    assert wrong(Mesh(data=2, fsdp=1, expert=2), 4, 6, sizes) == [
+        (
+            "mesh",
+            "gives the 6 rows of a microbatch to data 2 × fsdp 1 × expert 2 = 4 devices; "
+            "4 or 8 rows or data × fsdp × expert 1 or 2 would do",
+        )
+    ]
+    split = choose(Mesh(expert=2), 8, rows=Rows(8, None), sizes=sizes, footprint=None).split
+    assert split == {"data": 1, "fsdp": 4, "expert": 2, "tensor": 1}
+    assert build(split, jax.devices("cpu")).axis_names == ("data", "fsdp", "expert", "tensor")
+
+
 def test_a_width_that_is_kept_whole_is_no_problem():
     assert wrong(Mesh(tensor=2), 8, 8, {"vocab": 50257, "embed": 1023}) == []

@@ -14,7 +14,10 @@ from safetensors.numpy import load_file, save_file
 from tests.models import reference
 
 RECORD = Path(__file__).parents[1] / "fixtures" / "configs.json"
-CASES = ("llama", "llama, untied", "mistral", "qwen2", "qwen3", "gemma")
+CASES = (
+    *("llama", "llama, untied", "mistral", "qwen2", "qwen3", "qwen3_5", "gemma"),
+    *("gpt_oss", "granite", "mixtral", "olmo2", "olmo3", "phi3", "qwen3_moe", "smollm3"),
+)
 
 
 def write(case: str, folder: Path, dtype: str = "float32", *, shard_bytes: int = 20_000) -> Path:

@@ -14,6 +14,7 @@ from windlass.hub.names import to_tensors
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.stack import Stack, stacked
+from windlass.models import phi3
 from windlass.models.llama import NAMES
 
 
@@ -102,6 +103,24 @@ def test_tensors_that_do_not_fit_are_refused_all_at_once():
         "  model.layers.1.mlp.up_proj.bias         is missing\n"
         "  model.norm.weight                       is missing\n"
         "  lm_head.weight                          is nothing of this model's"
+    )
+
+
+def test_a_tensor_of_several_maps_is_split_and_joined_and_refused_by_its_own_name():
+    model, names = tiny.model("phi3"), phi3.NAMES
+    tensors = to_tensors(model, names)
+    fused = "model.layers.1.self_attn.qkv_proj.weight"
+    assert tensors[fused].shape == (80, 32)
+    value = np.asarray(model.blocks.kinds[0].attention.value.weight)[1]
+    assert np.array_equal(tensors[fused][60:], value.reshape(32, 20).T)
+    tensors[fused] = tensors[fused][:70]
+    del tensors["model.layers.2.mlp.gate_up_proj.weight"]
+    with pytest.raises(UserError) as error:
+        tiny.filled(model, names, tensors)
+    assert str(error.value) == (
+        "2 problems in the tensors:\n"
+        "  model.layers.1.self_attn.qkv_proj.weight  is [70, 32]; this model's is [80, 32]\n"
+        "  model.layers.2.mlp.gate_up_proj.weight    is missing"
     )
 
 

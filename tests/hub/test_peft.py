@@ -20,11 +20,13 @@ from windlass.checkpoint.fingerprint import named
 from windlass.errors import UserError
 from windlass.hub import peft
 from windlass.hub.names import to_tensors
+from windlass.models import phi3
 
-# The scale of rslora is held in tests/adapters, the rest is that of plain.
+# The scale of rslora is held in tests/adapters, the rest is that of plain; DeltaNet compiles long.
+LONG = ("rslora", "deltanet")
 cases = pytest.mark.parametrize(
     "case",
-    [pytest.param(x, marks=pytest.mark.long) if x == "rslora" else x for x in peers.CASES],
+    [pytest.param(x, marks=pytest.mark.long) if x in LONG else x for x in peers.CASES],
 )
 live = pytest.mark.skipif(not peers.HAS_PEFT, reason="then the record is what there is")
 
@@ -109,7 +111,7 @@ def test_an_adapter_that_peft_made_is_read_with_all_it_is(case, tmp_path):
             weight.data += 0.1 * torch.randn_like(weight)
     made.save_pretrained(tmp_path)
     stored = peft.read(tmp_path)
-    alpha = {"plain": 5.0, "rslora": 2.5, "dora": 4.0}[case]
+    alpha = {"plain": 5.0, "rslora": 2.5, "dora": 4.0, "deltanet": 4.0}[case]
     assert stored.settings == {
         "rank": adapter.rank,
         "alpha": alpha,
@@ -156,17 +158,21 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
         tmp_path, peers.adapted("dora"), peers.CASES["dora"][1], peers.table("dora"), None
     )
     about = json.loads((tmp_path / peft.CONFIG).read_text())
-    about |= {"rank_pattern": {"q_proj": 8}, "bias": "all", "init_lora_weights": "pissa"}
-    about |= {"modules_to_save": ["lm_head"], "layers_to_transform": [0], "alpha_pattern": {}}
+    about |= {"rank_pattern": {"q_proj": "8"}, "bias": "all", "init_lora_weights": "pissa"}
+    about |= {"trainable_token_indices": [3], "alpha_pattern": ["q_proj"], "layer_replication": [0]}
+    about |= {"target_parameters": ["experts"], "lora_bias": True}
     (tmp_path / peft.CONFIG).write_text(json.dumps(about))
     assert refused(tmp_path) == (
-        f"5 problems in the adapter in {tmp_path}:\n"
-        '  init_lora_weights    is "pissa"; it changes the weights of the model too, which are not '
-        "here\n"
-        '  bias                 is "all"; an adapter with it cannot be read\n'
-        "  rank_pattern         is a mapping; an adapter with it cannot be read\n"
-        '  modules_to_save      is ["lm_head"]; an adapter with it cannot be read\n'
-        "  layers_to_transform  is [0]; an adapter with it cannot be read"
+        f"8 problems in the adapter in {tmp_path}:\n"
+        '  init_lora_weights        is "pissa"; it changes the weights of the model too, which are '
+        "not here\n"
+        "  rank_pattern             is a mapping; it must be a mapping of names to numbers\n"
+        '  alpha_pattern            is ["q_proj"]; it must be a mapping of names to numbers\n'
+        '  bias                     is "all"; an adapter with it cannot be read\n'
+        "  trainable_token_indices  is [3]; an adapter with it cannot be read\n"
+        "  layer_replication        is [0]; an adapter with it cannot be read\n"
+        '  target_parameters        is ["experts"]; an adapter with it cannot be read\n'
+        "  lora_bias                is true; an adapter with it cannot be read"
     )
     (tmp_path / peft.CONFIG).write_text('{"peft_type": "LORA", "r": 4, "lora_alpha": ["x"]}')
     assert refused(tmp_path) == (
@@ -180,6 +186,17 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
     assert refused(tmp_path) == (
         f"{tmp_path / peft.CONFIG} is not JSON: Expecting property name enclosed in double quotes: "
         "line 1 column 2 (char 1)"
+    )
+
+
+def test_an_adapter_of_a_part_of_a_tensor_is_refused():
+    adapter, table = Adapter(targets=("qkv_proj",)), phi3.NAMES
+    model = adapter.adapt(tiny.model("phi3"), names=table, key=jax.random.key(0))
+    with pytest.raises(UserError) as error:
+        peft.names(model, adapter, table)
+    assert str(error.value) == (
+        "blocks.attention.query is a part of qkv_proj elsewhere, of which PEFT adapts the whole; "
+        "--as merged writes a model with the adapter in it"
     )
 
 

@@ -7,6 +7,7 @@ import equinox as eqx
 import jax
 import numpy as np
 import pytest
+from safetensors.numpy import save_file
 
 from tests import published, tiny
 from tests.hub import folders
@@ -126,3 +127,15 @@ def test_files_of_bfloat16_are_read_into_the_type_of_the_model_and_written_back_
     if reference.HAS_TORCH and case == "qwen2":
         config = reference.config(case)
         assert np.array_equal(answers(out, config), answers(folder, config))
+
+
+@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe"])
+def test_experts_in_one_tensor_are_read_as_those_in_one_each(case, tmp_path):
+    folder = folders.write(case, tmp_path / "came", shard_bytes=10**9)
+    weights = reference.fused(reference.tensors(reference.config(case)))
+    assert any(name.endswith("experts.gate_up_proj") for name in weights)
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    here = built(folder, (2, 2, 2))
+    with here.described.scope():
+        gap = np.abs(logits(taken(here), reference.config(case)) - reference.recorded(case).logits)
+    assert gap.max() < 1e-5

@@ -16,8 +16,9 @@ from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from tests import tiny
+from tests.models.reference import FAMILIES
 from windlass.config import section
-from windlass.devices.axes import cast
+from windlass.devices.axes import cast, row_axes
 from windlass.hub.names import to_tensors
 from windlass.layers.dropout import keyed
 from windlass.layers.kv_cache import KVCache
@@ -293,7 +294,7 @@ def whole(family: str):
 def test_ten_steps_are_the_same_on_a_mesh_of_all_three_axes(family, capfd):
     with tiny.on((2, 2, 2)) as mesh, tiny.afresh():
         model, _ = tiny.placed(tiny.model(family), {}, mesh)
-        rows = NamedSharding(mesh, P(None, ("data", "fsdp")))
+        rows = NamedSharding(mesh, P(None, *row_axes(mesh)))
         curve, weights = trained(model, jax.device_put(ten_batches(), rows))
     assert REMATERIALISED not in capfd.readouterr().err
     np.testing.assert_allclose(curve, whole(family)[0], rtol=1e-5)
@@ -334,3 +335,31 @@ def test_pairs_are_reordered_so_that_both_pairings_have_the_same_tensors(name):
 
     assert gap(names) < 1e-5
     assert gap({}) > 1e-2  # by our own paths nothing is reordered
+
+
+# Families with experts
+
+SPARSE = [name for name in FAMILIES if "experts" in tiny.config(name).sizes]
+
+
+@pytest.mark.parametrize("expert", [2, 4])
+@pytest.mark.parametrize("name", SPARSE)
+@pytest.mark.long
+def test_ten_steps_are_the_same_with_experts_on_devices_of_their_own(name, expert, capfd):
+    with tiny.on((1, 4 // expert, 2), expert) as mesh, tiny.afresh():
+        model, _ = tiny.placed(tiny.model(name), {}, mesh)
+        rows = NamedSharding(mesh, P(None, *row_axes(mesh)))
+        curve, weights = trained(model, jax.device_put(ten_batches(), rows))
+    assert REMATERIALISED not in capfd.readouterr().err
+    np.testing.assert_allclose(curve, whole(name)[0], rtol=1e-5)
+    assert tiny.apart(weights, whole(name)[1]) < 1e-5
+    gate = weights.blocks.kinds[0].mlp.experts.maps[0].weight
+    assert gate.sharding.shard_shape(gate.shape)[1] == 8 // expert
+
+
+@pytest.mark.parametrize("name", SPARSE)
+def test_generation_with_experts_on_devices_of_their_own_equals_whole_passes(name):
+    with tiny.on((1, 1, 2), 4) as mesh:
+        placed = tiny.placed(tiny.model(name), turns(tiny.documents(96, [13] * 4)), mesh)
+        found = generated(*placed)
+    jax.tree.map(functools.partial(np.testing.assert_allclose, atol=1e-5), found, passed(name))

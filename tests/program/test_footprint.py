@@ -165,3 +165,15 @@ def test_the_estimate_is_no_less_than_what_a_compiler_finds_and_at_most_a_third_
     model, _, *keys = case
     needs = bytes_of(*case).needs(split, microbatch(read(model, *keys).train))
     assert gib <= needs / 2**30 <= 1.34 * gib
+
+
+@pytest.mark.parametrize(("kind", "scales"), [("nf4", 4 / 64), ("int4", 4 / 128)])
+def test_a_base_in_4_bits_has_half_a_byte_a_weight_and_its_scales(kind, scales):
+    full, four = (
+        on_v5e("8B", LORA, "start.path=there", *base) for base in ((), (f"start.base={kind}",))
+    )
+    size = MODELS["8B"]
+    heads = size["head_dim"] * 2 * (size["heads"] + size["kv_heads"])
+    weights = size["layers"] * size["embed"] * (heads + 3 * size["mlp"])
+    assert full.state - four.state == weights * (2 - 0.5 - scales)
+    assert (full.layer, full.row, full.vocabulary) == (four.layer, four.row, four.vocabulary)

@@ -40,10 +40,13 @@ CHANGED: dict[str, dict] = {
     "gemma": SIZES | dict(query_width=None),
     "llama": SIZES,
     "mistral": SIZES | dict(scaling=YARN, window=40),
+    "phi3": SIZES | dict(head_dim=16, rotary_share=0.5, window=40),
     "qwen2": SIZES | dict(scaling=YARN, head_dim=16),
     "qwen3": SIZES | dict(scaling=YARN, attention_bias=False),
 }
-ARCHITECTURES = dict(gemma="gemma3", llama="llama", mistral="llama", qwen2="qwen2", qwen3="qwen3")
+ARCHITECTURES = dict(gemma="gemma3", llama="llama", mistral="llama") | {
+    name: name for name in ("phi3", "qwen2", "qwen3")
+}
 TEXT = "Once upon a time, there was a girl; she had 1234 cats."
 
 
@@ -76,6 +79,7 @@ def theirs(folder: Path, about: dict, tokens: np.ndarray) -> np.ndarray:
     (file,) = folder.glob("*.gguf")
     config = AutoConfig.from_pretrained(folder, gguf_file=file.name)
     unread = ["head_dim", "attention_bias", "mlp_bias", "query_pre_attn_scalar", "rope_parameters"]
+    unread.append("pad_token_id")
     for key in [*unread, *(["layer_types"] if about["model_type"] == "gemma3_text" else [])]:
         if key in about:
             setattr(config, key, about[key])
@@ -372,6 +376,11 @@ def test_a_file_that_was_spoilt_is_found(learned, tmp_path):
             dict(query_width=14),
             "query_width is 14; attention scores are divided by the square root of 10 in llama.cpp",
         ),
+        (
+            "phi3",
+            dict(head_dim=12),
+            "head_dim is 12; llama.cpp has phi3 with heads of embed / heads, 16",
+        ),
         ("gemma", dict(query_width=16, layers=62), None),  # as in the one of 27B
     ],
 )
@@ -423,8 +432,8 @@ def test_a_family_that_llama_cpp_has_not_is_refused(tmp_path, learned):
     with pytest.raises(UserError) as error:
         windlass.export(run, tmp_path / "it", form="gguf")
     assert str(error.value) == (
-        "llama.cpp has no models like gru, so that no GGUF file can be made; it has gemma, llama, "
-        "mistral, qwen2 and qwen3. Without --as, the files are ones that Windlass reads"
+        "no GGUF file can be made of gru; there are those of gemma, llama, mistral, phi3, "
+        "qwen2 and qwen3. Without --as, the files are ones that Windlass reads"
     )
 
 

@@ -184,14 +184,22 @@ def test_an_objective_that_needs_what_the_data_has_not_is_refused(monkeypatch):
 def test_pairs_and_preference_need_each_other():
     assert refused("objective=preference") == (
         "1 problem in the recipe and the command line:\n"
-        "  objective  is preference, which reads the column reference; data.format text gives "
-        "tokens, targets, weight, position, document: pairs would do"
+        "  objective  is preference, whose loss is of pairs, and examples of data.format text are "
+        "for losses of tokens: data.format pairs would do"
     )
     assert refused("data.format=pairs") == (
         "1 problem in the recipe and the command line:\n"
-        "  data.format  is pairs, whose rows have the column reference, and next_token does not "
-        "read it: objective preference does"
+        "  objective  is next_token, whose loss is of tokens, and examples of data.format pairs "
+        "are for losses of pairs: objective ipo, orpo, preference, reward or simpo would do"
     )
+    assert refused("data.format=pairs", "objective=kto") == (
+        "1 problem in the recipe and the command line:\n"
+        "  objective  is kto, whose loss is of answers, and examples of data.format pairs are for "
+        "losses of pairs: data.format unpaired would do"
+    )
+    for name in ("ipo", "orpo", "preference", "simpo"):
+        read("data.format=pairs", f"objective={name}")
+    read("data.format=unpaired", "objective=kto")
 
 
 def test_a_sample_of_a_bidirectional_family_is_refused():

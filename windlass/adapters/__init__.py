@@ -11,7 +11,7 @@ made. An adapter that is fitted to the matrices it replaces (SVD, clip search, k
 import math
 from abc import abstractmethod
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Any, ClassVar, Literal, NamedTuple, TypeVar
 
 import equinox as eqx
 import jax
@@ -19,12 +19,13 @@ import numpy as np
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
 from windlass.config import Problem
-from windlass.devices.axes import Placed, annotate
+from windlass.devices.axes import Stacked, stack_of
 from windlass.errors import UserError
 from windlass.layers.dropout import number
 from windlass.layers.linear import Linear, LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
 from windlass.layers.residual import Connection
+from windlass.layers.stack import Stack
 
 Model = TypeVar("Model")
 
@@ -152,23 +153,32 @@ class BaseAdapter:
 class Peft(BaseAdapter):
     """An adapter that PEFT knows: it may start from a folder of PEFT's, and be exported as one.
 
-    It has the keys `path`, where it starts from, and `targets`.
+    It has the keys `path`, where it starts from, `targets`, and `whole`: patterns of weights that
+    are trained as they are beside it.
     """
 
     exports = "peft"
+    whole: tuple[str, ...] = ()
     peft_type: ClassVar[str]
     # From its parts to what PEFT puts behind the name of a map; the first is in every adapter.
     peft_parts: ClassVar[Mapping[str, str]]
     peft_keys: ClassVar[tuple[str, ...]]  # of adapter_config.json that are read, or change nothing
 
     @abstractmethod
-    def to_peft(self) -> dict[str, Any]:
-        """These settings as adapter_config.json has them."""
+    def to_peft(self, places: "Sequence[Site]") -> dict[str, Any]:
+        """These settings as adapter_config.json has them, for maps in these places."""
 
     @classmethod
     @abstractmethod
     def from_peft(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
         """The keys of a recipe that an adapter_config.json stands for, and what cannot be read."""
+
+    def rank_of(self, called: Sequence[str]) -> int | None:
+        """Rank that a map of a layer has, by its names; None: that of all, and 0: it is left out.
+
+        Arrays are as wide as the largest rank of a map in any layer, and files have its own.
+        """
+        return None
 
     @abstractmethod
     def vllm_flags(self) -> str | None:
@@ -202,6 +212,47 @@ def replaced(
         return each(node, jax.random.split(own, stack) if stack else own)
 
     return jax.tree_util.tree_map_with_path(visit, model, is_leaf=_is_map)
+
+
+class Site(NamedTuple):
+    """A linear map of one layer."""
+
+    name: str  # of the map, in all layers
+    layer: int | None  # None: it is of no stack
+    # with the layer's number, and `{expert}` for that of an expert: in this package, and elsewhere
+    called: tuple[str, ...]
+
+
+def sites(model: PyTree, maps: Sequence[str], names: Mapping[str, str]) -> dict[str, list[Site]]:
+    """The places of these maps by the path of each module: one for each of its layers, in order."""
+    found = {}
+    for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_map):
+        if _is_map(node) and (full := name(path)) in maps:
+            stack, layers = _stack(model, path)
+            places = [_site(full, stack, one, names) for one in layers or (None,)]
+            found[jax.tree_util.keystr(path)] = places
+    return found
+
+
+def _stack(model: PyTree, path: tuple) -> tuple[str, range | None]:
+    """The name of the stack that a path leads through, and which layers; None: through none."""
+    node = model
+    for place, step in enumerate(path):
+        if isinstance(node, Stack):
+            layers = range(path[place + 1].idx, node.layers, len(node.kinds))
+            return name(path[:place]), layers
+        match step:
+            case jax.tree_util.GetAttrKey(name=field):
+                node = getattr(node, field)
+            case jax.tree_util.SequenceKey(idx=number) | jax.tree_util.DictKey(key=number):
+                node = node[number]
+    return "", None
+
+
+def _site(full: str, stack: str, layer: int | None, names: Mapping[str, str]) -> Site:
+    own = full if layer is None else f"{stack}.{layer}{full.removeprefix(stack)}"
+    elsewhere = [names[full].format(layer=layer, expert="{expert}")] if full in names else []
+    return Site(full, layer, (own, *elsewhere))
 
 
 def refuse_cut(
@@ -238,17 +289,17 @@ def _inputs(node: LinearMap) -> int:
 
 
 def merged(model: Model) -> Model:
-    """The plain model that computes the same as an adapted one, in float32 where it was adapted."""
+    """The plain model that computes the same, in float32 where maps were adapted or in few bits."""
 
     def visit(node):
-        if not isinstance(node, Adapted):
+        if not isinstance(node, LinearMap) or isinstance(node, Linear):
             return node
         merge = lambda one: one.merged()  # noqa: E731
         for _ in stack_of(node):
             merge = eqx.filter_vmap(merge)
         return merge(node)
 
-    return jax.tree.map(visit, model, is_leaf=_is_adapted)
+    return jax.tree.map(visit, model, is_leaf=_is_map)
 
 
 def plain(model: Model) -> Model:
@@ -296,14 +347,28 @@ def bits_per_weight(model: PyTree) -> float | None:
     return bits / weights if weights else None
 
 
+def in_experts(model: PyTree) -> set[str]:
+    """The linear maps of experts, by name."""
+    found = set()
+    is_apart = lambda node: isinstance(node, LinearMap | Stacked)  # noqa: E731
+    for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=is_apart):
+        if isinstance(node, Stacked):
+            inside = jax.tree_util.tree_leaves_with_path(node, is_leaf=_is_map)
+            found |= {name((*path, *rest)) for rest, one in inside if _is_map(one)}
+    return found
+
+
+def adapted_maps(model: PyTree) -> dict[str, int]:
+    """The number of adapted linear maps by name, of all layers and all experts."""
+    counts: dict[str, int] = {}
+    for path, node in jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted):
+        if isinstance(node, Adapted):
+            counts[name(path)] = counts.get(name(path), 0) + math.prod(stack_of(node))
+    return counts
+
+
 def is_adapted(model: PyTree) -> bool:
     return any(map(_is_adapted, jax.tree.leaves(model, is_leaf=_is_adapted)))
-
-
-def stack_of(node: Placed) -> tuple[int, ...]:
-    """The sizes of the axes along which a module is stacked, one for each layer."""
-    shapes = annotate(node, lambda x, about: x.shape[: x.ndim - len(about.axes)])
-    return jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))[0]
 
 
 def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> list[str]:
@@ -328,8 +393,11 @@ def chosen(model: Any, patterns: Sequence[str], names: Mapping[str, str]) -> lis
 
 
 def _elsewhere(full: str | None) -> list[str]:
-    """The last word of a name elsewhere, its last two, and so on up to the layer's number."""
-    words = (full or "").rpartition("{layer}.")[2].split(".")
+    """The last word of a name elsewhere, its last two, and so on up to the layer's number.
+
+    The map that is a part of a fused tensor has the name of that.
+    """
+    words = (full or "").rpartition("{layer}.")[2].partition("[")[0].split(".")
     return [".".join(words[-n:]) for n in range(1, len(words) + 1)] if full else []
 
 

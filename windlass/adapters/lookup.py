@@ -29,6 +29,7 @@ from windlass.devices.axes import gathered
 from windlass.layers.linear import Linear, LinearMap
 from windlass.quantization import scales as host
 from windlass.quantization import tables
+from windlass.quantization.four_bit import looked_up
 from windlass.quantization.scales import LEAST, NOISE, Factors
 
 Model = TypeVar("Model")
@@ -312,7 +313,7 @@ class Lookup(Adapted):
             scales = jax.lax.stop_gradient(scales)
             ratio = self._gathered("latent") / jnp.where(scales == 0, 1, scales)
             indices = _nearest(ratio, table)
-        weight = _looked_up(table, indices) * scales
+        weight = looked_up(table, indices) * scales
         weight = _as_half(weight) if self.config.half else weight
         if self.latent is None:
             return weight
@@ -358,22 +359,6 @@ class Lookup(Adapted):
     def _gathered(self, name: str) -> Any:
         value = getattr(self, name)
         return None if value is None else gathered(value, self.axes[name])
-
-
-def _looked_up(table: Float[Array, " levels"], indices: UInt8[Array, "..."]) -> Float[Array, "..."]:
-    """The table's value at each index, by selects on its bits.
-
-    These are fused with what follows, where a gather has its result in memory; and the gradient of
-    a table that is learned is a few sums, and nothing is scattered.
-    """
-    values = [table[i] for i in range(len(table))]
-    values += values[-1:] * (2 ** _bits(len(table)) - len(values))
-    for bit in range(_bits(len(table))):
-        is_odd = (indices >> jnp.uint8(bit)) & jnp.uint8(1) != 0
-        pairs = zip(values[::2], values[1::2], strict=True)
-        values = [jnp.where(is_odd, odd, even) for even, odd in pairs]
-    (value,) = values
-    return value
 
 
 def _nearest(values: Float[Array, "..."], table: Float[Array, " levels"]) -> UInt8[Array, "..."]:

@@ -15,6 +15,7 @@ from windlass.analysis.primitives import (
     sub_jaxprs,
 )
 from windlass.layers.pattern import Pattern
+from windlass.networks.experts import dispatch
 
 
 class Scope(NamedTuple):
@@ -23,6 +24,11 @@ class Scope(NamedTuple):
     names: tuple[str, ...] = ()
     devices: int = 1  # that each do it, where shapes are those of one: inside of a shard_map
     has_own_derivative: bool = False
+
+    @property
+    def share(self) -> float:
+        """The share of rows that a device computes, of those it has room for: of its experts."""
+        return math.prod(map(dispatch.share, self.names))
 
 
 class Operation(NamedTuple):

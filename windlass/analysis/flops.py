@@ -134,7 +134,8 @@ class _Active:
     def flops(self, varied: Flags, useful: Flags) -> int:
         if self.operation.kind in (Kind.MATMUL, Kind.CONVOLUTION):
             gradients = (varied[0] + varied[1]) * any(useful)
-            return contraction(self.equation).flops * (1 + gradients)
+            flops = round(contraction(self.equation).flops * self.operation.scope.share)
+            return flops * (1 + gradients)
         return self.kernel_flops() * (3 if any(varied) and any(useful) else 1)
 
     def kernel_flops(self) -> int:

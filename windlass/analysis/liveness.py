@@ -362,7 +362,8 @@ class _Liveness:
         return self.bytes_in(self.variables[value])
 
     def buffer(self, value: int, size: int) -> Buffer:
-        maker, of = self.operations[self.maker[value]].name, self.variables[value].aval
+        i, of = self.maker.get(value), self.variables[value].aval
+        maker = "parameter" if i is None else self.operations[i].name
         return Buffer(self.shape(value), of.shape, str(of.dtype), size, maker)
 
 

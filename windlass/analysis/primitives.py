@@ -57,7 +57,7 @@ _TABLE: dict[str, Primitive] = {
         "custom_vjp_call_jaxpr shard_map",
     ),
     **_rows(Kind.LOOP, "scan while cond"),
-    **_rows(Kind.MATMUL, "dot_general"),
+    **_rows(Kind.MATMUL, "dot_general ragged_dot_general"),
     **_rows(Kind.CONVOLUTION, "conv_general_dilated"),
     **_rows(Kind.KERNEL, "pallas_call"),
     **_rows(
@@ -172,10 +172,14 @@ def contraction(equation: JaxprEqn, shape: Shape = shape) -> Contraction:
     """The contraction of a matmul or a convolution, of arrays of these shapes."""
     if primitive(equation).kind is Kind.CONVOLUTION:
         return _convolution(equation, shape)
-    (contracted, _), (batched, _) = equation.params["dimension_numbers"]
-    left, right = (shape(variable) for variable in equation.invars)
+    ragged = equation.params.get("ragged_dot_dimension_numbers")
+    numbers = ragged.dot_dimension_numbers if ragged else equation.params["dimension_numbers"]
+    (contracted, _), (batched, _) = numbers
+    left, right = (shape(variable) for variable in equation.invars[:2])
+    # Of a grouped matmul each row has one of the matrices, and not all of them.
+    groups = math.prod(right[axis] for axis in ragged.rhs_group_dimensions) if ragged else 1
     k, batch = (math.prod(left[axis] for axis in axes) for axes in (contracted, batched))
-    m, n = math.prod(left) // max(1, k * batch), math.prod(right) // max(1, k * batch)
+    m, n = math.prod(left) // max(1, k * batch), math.prod(right) // max(1, k * batch * groups)
     return Contraction(m, n, k, batch, contracted)
 
 

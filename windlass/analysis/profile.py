@@ -11,7 +11,10 @@ from jax.profiler import ProfileData
 from windlass.analysis.hlo import Instruction, Text
 
 # Named scopes of the layers; operations outside of all of them are of no part.
-PARTS = ("attention", "embedding", "head", "mlp", "norm", "optimizer", "reservoir", "residual")
+PARTS = (
+    *("attention", "deltanet", "embedding", "experts", "head", "mlp", "norm", "optimizer"),
+    *("reservoir", "residual"),
+)
 OTHER = "other"
 TOP, WIDEST = 10, 36  # operations that are listed, and letters of a name
 

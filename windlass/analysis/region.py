@@ -65,7 +65,7 @@ class Region:
             case Kind.LOOP:
                 return self.loop(equation, reads, part)
             case Kind.MATMUL:
-                return self.matmul(equation, reads, part)
+                return self.matmul(equation, reads, part, operation.scope.share)
             case Kind.CONVOLUTION:
                 return self.convolution(equation, reads, part)
             case Kind.RESHARD:
@@ -133,15 +133,17 @@ class Region:
         # By vector units, for which a multiplication and a sum are one operation.
         return self.unfused(equation, reads, part, operations=shape.flops / 2)
 
-    def matmul(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+    def matmul(
+        self, equation: JaxprEqn, reads: list[Value], part: str, share: float = 1.0
+    ) -> list[Value]:
         m, n, k, batch, contracted = contraction(equation, per_device.device_shape)
         result = per_device.value(equation.outvars[0])
-        dtype = per_device.dtype(max(equation.invars, key=per_device.itemsize))
+        dtype = per_device.dtype(max(equation.invars[:2], key=per_device.itemsize))
         here = {"elementwise": "matmuls"}.get(part, part)
         if here == "matmuls" and self.has_vocab_axis([*equation.invars, *equation.outvars]):
             here = "head"
         moved = reads[0].bytes + reads[1].bytes + result.bytes
-        record = Matmul(m, n, k, batch, dtype, moved, self.times, here)
+        record = Matmul(m, n, k, batch, dtype, moved, self.times * share, here)
         partial_axes = per_device.axes_at(equation.invars[0], contracted)
         about = dict(is_unfused=True, is_matmul=True, record=record, partial_axes=partial_axes)
         return self.add(equation, reads, part, **about)

@@ -146,6 +146,11 @@ def check_generates(opened: FinishedRun) -> Vocabulary:
             "and no token is predicted from those before it; "
             f"`windlass evaluate {opened.folder}` measures its loss"
         )
+    if opened.run.objective.scores:
+        raise UserError(
+            f"{opened.folder} cannot generate: it is a reward model, which scores answers and "
+            f"predicts no token; `windlass evaluate {opened.folder}` measures its loss"
+        )
     if (vocabulary := opened.vocabulary) is None:
         raise UserError(
             f"{opened.folder} was trained on blocks without a vocabulary, so that there is no text "

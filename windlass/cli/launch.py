@@ -19,7 +19,7 @@ def launch(
     ctx: typer.Context,
     recipe: OptionalRecipe = None,
     on: Annotated[
-        str | None, typer.Option(metavar="SLICE", help="v6e-8, v5p-8, 2xv6e-16, ...")
+        str | None, typer.Option(metavar="DEVICES", help="v6e-8, v5p-8, 2xv6e-16, 8xh100, ...")
     ] = None,
     to: Annotated[
         str, typer.Option(metavar="TARGET", help="skypilot, gke (a JobSet) or tpu-vm (a script)")
@@ -28,7 +28,8 @@ def launch(
         bool, typer.Option("--spot", help="preemptible machines, which are cheaper; needs --bucket")
     ] = False,
     region: Annotated[
-        str | None, typer.Option(metavar="REGION", help="only in this region, such as us-east5")
+        str | None,
+        typer.Option(metavar="REGION", help="only in us-east5, or of GPUs only on aws"),
     ] = None,
     zone: Annotated[
         str | None, typer.Option(metavar="ZONE", help="only in this zone, such as us-east5-b")
@@ -68,7 +69,7 @@ def launch(
         str | None, typer.Option(metavar="NAME", help="delete its machines, but not the bucket")
     ] = None,
 ) -> int | None:
-    """Rent TPUs for a recipe, train on them, and delete them; or show what was rented.
+    """Rent TPUs or GPUs for a recipe, train on them, and delete them; or show what was rented.
 
     The recipe is checked for the slice before anything is rented. Files of this computer that it
     names, and a wheel of the clone that windlass is used from, are uploaded to the bucket first.
@@ -78,6 +79,7 @@ def launch(
 
     windlass launch quickstart --on v6e-1 --dry-run
     windlass launch mine.yaml --on v6e-8 --spot --bucket gs://mine/runs
+    windlass launch mine.yaml --on 8xh100 --spot --bucket gs://mine
     windlass launch mine.yaml --on 2xv6e-16 --to gke --bucket gs://mine
     windlass launch mine.yaml --on v5p-8 --to tpu-vm --bucket gs://mine
     windlass launch --status mine-1a2b3c4d
@@ -181,11 +183,15 @@ def _list() -> None:
 
 def _summarize(prepared: Any, how: Any, to: str) -> None:
     """Print a summary of a launch, on the stream that is not the file's."""
+    from windlass.launch import gpus
+
     slices = prepared.slices
     hosts = f"{slices.hosts} host{'s' if slices.hosts > 1 else ''}"
     chips = f"{slices.chips} chip{'s' if slices.chips > 1 else ''}"
     facts = [("launch", f"{prepared.name} on {slices.name} ({chips}, {hosts}) by {NAMES[to]}")]
     facts += [("creates" if not i else "", line) for i, line in enumerate(how.does(prepared))]
+    if (hourly := gpus.price(prepared)) is not None:
+        facts.append(("price", hourly))
     for number, upload in enumerate(prepared.uploads):
         what = f"a wheel of {upload.source}" if upload.is_built else str(upload.source)
         text = f"{what}, {size(upload.size_bytes)}, to {upload.to}"

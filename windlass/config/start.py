@@ -1,12 +1,43 @@
 """The section of what a run starts from, or a helper such as a teacher: weights elsewhere."""
 
-from typing import Literal
+from typing import ClassVar, Literal
 
 from windlass.config.reading import listing
 from windlass.config.sections import section
 
 # Which weights of a run: the newest, those of the lowest validation loss, or their average.
 Weights = Literal["last", "best", "ema"]
+
+
+FEWEST = 8  # inputs of a group: with fewer, the scales take more room than the codes
+
+
+@section
+class FrozenBase:
+    """Storage of a frozen model: 4 bits for each weight of its linear maps, and scales."""
+
+    shorthand: ClassVar[str] = "kind"
+
+    # nf4: the 16 values of NormalFloat, as bitsandbytes has them; int4: evenly spaced
+    kind: Literal["int4", "nf4"]
+    # consecutive inputs that share a scale, or fewer where that does not divide a map's; null: 64
+    # for nf4, 128 for int4
+    group: int | None = None
+    zeros: bool = False  # of int4: zero points beside the scales, as a checkpoint may have them
+
+    def __post_init__(self):
+        wrong = []
+        if self.group is not None and (self.group < FEWEST or self.group % 2):
+            wrong.append(f"group is {self.group}; it must be even, and {FEWEST} or more")
+        if self.zeros and self.kind != "int4":
+            wrong.append(f"zeros is true; {self.kind} has no zero points")
+        if wrong:
+            raise ValueError(*wrong)
+
+    @property
+    def size(self) -> int:
+        """Consecutive inputs that share a scale, where it divides."""
+        return self.group or {"nf4": 64, "int4": 128}[self.kind]
 
 
 @section
@@ -21,6 +52,9 @@ class Start:
     # of run: last (the default), best (lowest validation loss) or ema (the moving average of
     # train.ema)
     weights: Weights | None = None
+    # of the model that is trained: its linear maps in 4 bits, nf4 or int4, frozen, with an adapter
+    # beside them; null: as the files have them
+    base: FrozenBase | None = None
 
     def __post_init__(self):
         origins = [name for name in ("hub", "path", "run") if getattr(self, name) is not None]

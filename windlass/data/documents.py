@@ -80,6 +80,7 @@ def _rendered(
         )
     batch: list[tuple[int, Rendered]] = []
     size, spelling, warned, is_settled = 0, [], defaultdict(list), False
+    earlier: dict[str, Any] = {}
     for number in source.numbers():
         where, row = source.where(number), None
         with checker.making(where, counts=True):
@@ -95,9 +96,10 @@ def _rendered(
             continue
         rendered: list[Rendered] = []
         if checker.takes(row, where):
+            row = earlier = format.after(row, earlier)
             with checker.making(where):
                 rendered = format.render(row, where, vocabulary.chat)
-                if not checker.keeps((one.text for one in rendered), where):
+                if rendered and not checker.keeps((one.text for one in rendered), where):
                     rendered = []
         batch += [(number, one) for one in rendered]
         if any(one.spelled for one in rendered):

@@ -5,7 +5,7 @@ weights it is, and what the files hold.
 """
 
 import hashlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,21 +13,22 @@ import numpy as np
 
 from windlass import seal
 from windlass.columns import Column, StoredColumn
-from windlass.data import Data, Prepared, beside
+from windlass.data import Prepared, beside
 from windlass.errors import UserError
 
 COLUMN = FOLDER = "reference"
 ABOUT = "about.json"
 
 
-def is_made(data: Data) -> bool:
+def is_made(prepared: Prepared) -> bool:
     """Test that a run makes the column itself: blocks may have one of that name already."""
-    return not data.has_blocks and COLUMN in data.format.columns
+    rows = prepared.splits.values()
+    return not prepared.data.has_blocks and any(COLUMN in one.columns for one in rows)
 
 
-def joined(prepared: Prepared, run: Path) -> Prepared:
-    """The data of a run with the column, where it has one; its files need not be there yet."""
-    if not is_made(prepared.data):
+def joined(prepared: Prepared, run: Path, columns: Collection[str]) -> Prepared:
+    """The data of a run with the column, where a batch has it; its files need not be there yet."""
+    if prepared.data.has_blocks or COLUMN not in columns:
         return prepared
     column = prepared.data.columns[COLUMN]
     return beside.joined(prepared, lambda name: {COLUMN: StoredColumn(column, _file(run, name))})
@@ -35,7 +36,7 @@ def joined(prepared: Prepared, run: Path) -> Prepared:
 
 def check(prepared: Prepared, run: Path, splits: Sequence[str] | None = None) -> None:
     """Refuse rows of which a run has no column, or a damaged one."""
-    if not is_made(prepared.data):
+    if not is_made(prepared):
         return
     place, written = run / FOLDER, read(run)
     if written is None:

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 from jax.sharding import AbstractDevice, AbstractMesh, AxisType
 
-from windlass.devices.mesh import AXES
+from windlass.devices.mesh import axes
 
 
 @dataclass(frozen=True)
@@ -24,9 +24,9 @@ class Absent:
 def mesh(split: Mapping[str, int], device: Absent) -> AbstractMesh:
     """The abstract mesh of such devices: programs can be traced on it, and not compiled."""
     return AbstractMesh(
-        tuple(split[name] for name in AXES),
-        AXES,
-        axis_types=(AxisType.Explicit,) * len(AXES),
+        tuple(split[name] for name in axes(split)),
+        axes(split),
+        axis_types=(AxisType.Explicit,) * len(axes(split)),
         abstract_device=AbstractDevice(device.device_kind, None, device.platform),
     )
 

@@ -14,12 +14,20 @@ from jaxtyping import Array, PyTree
 # Mesh axes that a named axis is split over; a name that is absent is never split. Models name axes,
 # and only this table says where they go. `embed` differs between the two: weights are stored in
 # pieces and all-gathered, one layer at a time, to meet activations that are whole.
-WEIGHTS = dict(embed="fsdp", vocab="tensor", heads="tensor", kv_heads="tensor", mlp="tensor")
+WEIGHTS = dict(
+    embed="fsdp",
+    vocab="tensor",
+    heads="tensor",
+    kv_heads="tensor",
+    mlp="tensor",
+    experts="expert",
+)
+ROWS = ("data", "fsdp", "expert")  # outside of expert layers `expert` is data parallelism
 # `features` are the columns of what is summed over the batch: a shard each for the devices whose
 # parts are summed.
 ACTIVATIONS = dict(
-    batch=("data", "fsdp"),
-    features=("data", "fsdp"),
+    batch=ROWS,
+    features=ROWS,
     heads="tensor",
     kv_heads="tensor",
     mlp="tensor",
@@ -36,18 +44,30 @@ class Placed(eqx.Module):
     that are part of the architecture (a reservoir, a table of indices): never trained, decayed,
     averaged or cast, whatever a recipe says.
     `rounded` are those from which the module makes its matrix by rounding: never cast, since
-    what is rounded is a float32 number.
+    what is rounded is a float32 number. `precise` are matrices that are multiplied in float32.
     """
 
     axes: eqx.AbstractVar[dict[str, tuple[str, ...]]]
     matrices: eqx.AbstractClassVar[tuple[str, ...]]
     fixed: ClassVar[tuple[str, ...]] = ()
     rounded: ClassVar[tuple[str, ...]] = ()
+    precise: ClassVar[tuple[str, ...]] = ()
 
     @property
     def maps(self) -> dict[str, int]:
         """The matrices from one hidden state to another: how many axes, the first, each reads."""
         return {}
+
+    @property
+    def groups(self) -> dict[str, tuple[tuple[int, ...], ...]]:
+        """The axes that an array has in checkpoints elsewhere, each some of its own here."""
+        return {}
+
+
+class Stacked(eqx.Module):
+    """Modules of one form side by side: each array has the axis `along` in front of its own."""
+
+    along: eqx.AbstractClassVar[str]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -59,6 +79,8 @@ class ArrayFacts:
     reads: int | None = None  # axes; None where it is no map between hidden states
     is_fixed: bool = False
     is_rounded: bool = False
+    is_precise: bool = False
+    stacked: tuple[str, ...] = ()  # the named axis in front of `axes`, inside of a `Stacked`
 
 
 def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree:
@@ -68,17 +90,20 @@ def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree
     them: nothing has to be declared twice.
     """
 
-    def visit(node):
-        if not isinstance(node, Placed):
-            return function(node, ArrayFacts())
+    def visit(node, stacked=()):
+        if not isinstance(node, Placed | Stacked):
+            return function(node, ArrayFacts(stacked=stacked))
+        stacked = (node.along,) if isinstance(node, Stacked) else stacked
         children, structure = jax.tree_util.tree_flatten_with_path(
             node, is_leaf=lambda inner: inner is not node
         )
-        return structure.unflatten([field(node, path[0].name, child) for path, child in children])
+        return structure.unflatten(
+            [field(node, path[0].name, child, stacked) for path, child in children]
+        )
 
-    def field(node, name, child):
-        if name not in node.axes:  # an inner module
-            return jax.tree.map(visit, child, is_leaf=_is_placed)
+    def field(node, name, child, stacked):
+        if isinstance(node, Stacked) or name not in node.axes:  # an inner module
+            return jax.tree.map(lambda inner: visit(inner, stacked), child, is_leaf=_is_placed)
         if child is None:
             return None
         about = ArrayFacts(
@@ -87,6 +112,8 @@ def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree
             reads=node.maps.get(name),
             is_fixed=name in node.fixed,
             is_rounded=name in node.rounded,
+            is_precise=name in node.precise,
+            stacked=stacked,
         )
         # Of one array, or of those that a stack has apart for each layer.
         return jax.tree.map(lambda x: function(x, about), child)
@@ -97,7 +124,10 @@ def annotate(tree: PyTree, function: Callable[[Any, ArrayFacts], Any]) -> PyTree
 def placements(tree: PyTree, mesh: Mesh | AbstractMesh) -> PyTree:
     """Shardings of every array of a model, or of a whole train state."""
     return annotate(
-        tree, lambda x, about: NamedSharding(mesh, _spec(WEIGHTS, about.axes, x.shape, mesh))
+        tree,
+        lambda x, about: NamedSharding(
+            mesh, _spec(WEIGHTS, about.stacked + about.axes, x.shape, mesh)
+        ),
     )
 
 
@@ -117,8 +147,9 @@ def cast(tree: PyTree, dtype: jnp.dtype | str) -> PyTree:
 
 
 def is_cast(x: Any, about: ArrayFacts) -> bool:
-    """An array in the precision of the computation: a matrix, not fixed, rounded or of integers."""
-    is_kept = about.is_fixed or about.is_rounded or not jnp.issubdtype(x.dtype, jnp.floating)
+    """An array in the precision of the computation: a matrix, and none that is kept as it is."""
+    is_kept = about.is_fixed or about.is_rounded or about.is_precise
+    is_kept = is_kept or not jnp.issubdtype(x.dtype, jnp.floating)
     return about.is_matrix and not is_kept
 
 
@@ -127,13 +158,20 @@ def is_trainable(x: Any, about: ArrayFacts) -> bool:
     return not about.is_fixed and jnp.issubdtype(x.dtype, jnp.floating)
 
 
+def stack_of(node: Placed) -> tuple[int, ...]:
+    """The sizes of the axes along which a module is stacked, one for each layer."""
+    shapes = annotate(node, lambda x, about: x.shape[: x.ndim - len(about.axes)])
+    return jax.tree.leaves(shapes, is_leaf=lambda x: isinstance(x, tuple))[0]
+
+
 def undivided(tree: PyTree, mesh: Mesh | AbstractMesh) -> list[str]:
     """Notes on axes that are not sharded as the table says, as their size does not divide."""
     notes: dict[str, None] = {}
 
     def look(x, about):
-        sizes = x.shape[x.ndim - len(about.axes) :]
-        for name, size in zip(about.axes, sizes, strict=True):
+        axes = about.stacked + about.axes
+        sizes = x.shape[x.ndim - len(axes) :]
+        for name, size in zip(axes, sizes, strict=True):
             ways = _ways(mesh, WEIGHTS.get(name))
             if name == "kv_heads" and size < ways:
                 heads = f"{size} kv head{'s' * (size > 1)} on tensor {ways}"
@@ -169,15 +207,25 @@ def stored(axes: Sequence[str], shape: Sequence[int]) -> PartitionSpec | None:
     return None if mesh.empty or mesh.are_all_axes_auto else _spec(WEIGHTS, axes, shape, mesh)
 
 
-def gathered(weight: Array, axes: tuple[str, ...]) -> Array:
+def gathered(weight: Array, axes: tuple[str, ...], like: Sequence[int] | None = None) -> Array:
     """All-gather of a weight over the mesh axis that only stores it in pieces (FSDP).
 
-    Where the compiler is to lay everything out, as at init, that is left to it.
+    Over others, too, that do not divide an array of the shape `like`. Where the compiler is to lay
+    everything out, as at init, that is left to it.
     """
     if _mesh().empty or _mesh().are_all_axes_auto:
         return weight
-    met = {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
-    return jax.sharding.reshard(weight, _spec(met, axes, weight.shape, _mesh()))
+    return jax.sharding.reshard(weight, _spec(_met(), axes, like or weight.shape, _mesh()))
+
+
+def in_use(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
+    """Partition spec of experts' weights in use: gathered, and each expert where it is stored."""
+    return _spec(_met() | {"experts": WEIGHTS["experts"]}, axes, shape, _mesh())
+
+
+def _met() -> dict[str, Any]:
+    """Axes that weights and activations have split alike, and are multiplied in pieces."""
+    return {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
 
 
 def replicated(x: Array) -> Array:
@@ -198,6 +246,11 @@ def by_rows(function: Callable, tokens: Sequence[Array], whole: Sequence[Array])
     return jax.shard_map(function, in_specs=specs, out_specs=rows, check_vma=False)(*arrays)
 
 
+def row_axes(mesh: Mesh | AbstractMesh) -> PartitionSpec:
+    """Partition spec of rows that divide evenly."""
+    return PartitionSpec(_there(mesh, ROWS))
+
+
 def batch_shards(rows: int) -> int:
     """Number of shards of a batch of `rows`: groups of devices that it is split over."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])
@@ -206,7 +259,7 @@ def batch_shards(rows: int) -> int:
 
 def split_over(axis: str, size: int) -> str | tuple[str, ...] | None:
     """The mesh axis that an activation's named axis of this size is split over, if any."""
-    mesh_axis = ACTIVATIONS[axis]
+    mesh_axis = _there(_mesh(), ACTIVATIONS[axis])
     return None if size % _ways(_mesh(), mesh_axis) or _mesh().empty else mesh_axis
 
 
@@ -229,7 +282,7 @@ def _mesh() -> AbstractMesh:
 
 
 def _is_placed(node) -> bool:
-    return isinstance(node, Placed)
+    return isinstance(node, Placed | Stacked)
 
 
 def _ways(mesh, mesh_axis: str | tuple[str, ...] | None) -> int:
@@ -240,8 +293,16 @@ def _ways(mesh, mesh_axis: str | tuple[str, ...] | None) -> int:
 def _spec(table, axes, shape, mesh) -> PartitionSpec:
     stacked = [None] * (len(shape) - len(axes))  # the leading `layers` axis of scanned blocks
     sizes = shape[len(stacked) :]
+    there = [_there(mesh, table.get(name)) for name in axes]
     split = [
-        table.get(name) if size % _ways(mesh, table.get(name)) == 0 else None
-        for name, size in zip(axes, sizes, strict=True)
+        over if size % _ways(mesh, over) == 0 else None
+        for over, size in zip(there, sizes, strict=True)
     ]
     return PartitionSpec(*stacked, *split)
+
+
+def _there(mesh, mesh_axis: str | tuple[str, ...] | None) -> str | tuple[str, ...] | None:
+    """The mesh axes without that of experts where a mesh has none, as in most runs."""
+    if isinstance(mesh_axis, tuple):
+        return tuple(name for name in mesh_axis if _there(mesh, name))
+    return None if mesh_axis == "expert" and "expert" not in mesh.shape else mesh_axis

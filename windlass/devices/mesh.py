@@ -12,14 +12,16 @@ from jax.experimental import mesh_utils
 from jax.sharding import AxisType
 
 from windlass.config import Problem, listing, section
+from windlass.devices.axes import ROWS
 
 AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
+ALL: tuple[str, ...] = ("data", "fsdp", "expert", "tensor")  # expert where it divides something
 Size = int | Literal["auto"]
 
 
 @section
 class Mesh:
-    """Device mesh, data × fsdp × tensor; sizes that are not given are chosen.
+    """Device mesh, data × fsdp × expert × tensor; sizes that are not given are chosen.
 
     They follow from the model, the batch and the chip, and the run reports why. At most one size
     is auto: it takes the devices that are left, and those not given are then 1.
@@ -27,14 +29,16 @@ class Mesh:
 
     data: Size | None = None  # data parallelism: replicas of the model
     fsdp: Size | None = None  # fully sharded data parallelism: shards of the weights
+    # expert parallelism: shards of the experts, to which tokens go; data parallelism elsewhere
+    expert: Size | None = None
     tensor: Size | None = None  # tensor parallelism: shards of each matmul
 
     def __post_init__(self):
-        small = [name for name in AXES if axis_size(self, name) < 1]
+        small = [name for name in ALL if axis_size(self, name) < 1]
         if small:
             sizes = [f"{name} is {axis_size(self, name)}; it must be 1 or more" for name in small]
             raise ValueError(*sizes)
-        auto = [name for name in AXES if getattr(self, name) == "auto"]
+        auto = [name for name in ALL if getattr(self, name) == "auto"]
         if len(auto) > 1:
             raise ValueError(f"{auto[1]} is auto, and so is {auto[0]}; at most one size can be")
 
@@ -46,16 +50,27 @@ def axis_size(mesh: Mesh, name: str) -> int:
 
 
 def is_open(mesh: Mesh) -> bool:
-    """True where an axis size is left open. A tensor axis is never chosen to use up devices."""
-    sizes = [getattr(mesh, name) for name in AXES]
+    """True where a size is left open. Tensor and expert are never chosen to use up devices."""
+    sizes = [getattr(mesh, name) for name in ALL]
     return "auto" not in sizes and None in (mesh.data, mesh.fsdp)
 
 
 def shape(mesh: Mesh, devices: int) -> dict[str, int]:
     """Mesh shape on `devices` devices, where no axis size is to be chosen."""
-    sizes = {name: axis_size(mesh, name) for name in AXES}
+    sizes = {name: axis_size(mesh, name) for name in ALL}
     rest = devices // math.prod(sizes.values())
-    return {name: rest if getattr(mesh, name) == "auto" else size for name, size in sizes.items()}
+    split = {name: rest if getattr(mesh, name) == "auto" else size for name, size in sizes.items()}
+    return {name: split[name] for name in axes(split)}
+
+
+def axes(split: Mapping[str, int]) -> tuple[str, ...]:
+    """The axes of a mesh: that of experts is one where it is larger than 1."""
+    return ALL if split.get("expert", 1) > 1 else AXES
+
+
+def row_groups(split: Mapping[str, int]) -> int:
+    """The number of groups of devices with rows of their own: data × fsdp × expert."""
+    return math.prod(split.get(name, 1) for name in ROWS)
 
 
 def slices(devices: Sequence[Any]) -> int:
@@ -80,23 +95,26 @@ def problems(
     Heads and the MLP are computed in pieces, so `tensor` must divide them; other axes that it does
     not divide are kept whole.
     """
-    fixed = math.prod(axis_size(mesh, name) for name in AXES)
+    fixed = math.prod(axis_size(mesh, name) for name in ALL)
     if devices % fixed:
         return _too_many(mesh, devices, fixed, sizes)
     product = math.prod(split.values())
-    conflicts = _tensor(split["tensor"], devices, sizes)
+    conflicts = [
+        *_tensor(split["tensor"], devices, sizes),
+        *_expert(split.get("expert", 1), devices, sizes),
+    ]
     if product != devices:
         autos = []
         for name in AXES:
             other = dataclasses.replace(mesh, **{name: "auto"})
             if not problems(other, shape(other, devices), devices, rows, sizes, slices):
                 autos.append(f"mesh.{name}=auto")
-        what = f"is {_product(split, AXES)} = {product}, and there are {devices} devices"
+        what = f"is {_product(split, split)} = {product}, and there are {devices} devices"
         would = listing([*autos, f"device.count={product}"])
         return [("mesh", f"{what}; {would} would do"), *conflicts]
-    if rows is not None and rows % (ways := split["data"] * split["fsdp"]):
+    if rows is not None and rows % (ways := row_groups(split)):
         near = [size for size in (rows // ways * ways, rows // ways * ways + ways) if size]
-        what = f"gives the {rows} rows of a microbatch to {_product(split, ('data', 'fsdp'))}"
+        what = f"gives the {rows} rows of a microbatch to {_product(split, _rows(split))}"
         would = " or ".join([f"{listing(near)} rows", *fewer(mesh, split, rows, devices, sizes)])
         conflicts.append(("mesh", f"{what} = {ways} devices; {would} would do"))
     return [*conflicts, *_slices(split, slices)]
@@ -109,8 +127,8 @@ def fewer(
     groups = [
         size for size in divisors(devices) if rows % size == 0 and divides(devices // size, sizes)
     ]
-    offered = [f"data × fsdp {listing(groups)}"] if groups else []
-    ways = range(1, split["data"] * split["fsdp"])
+    offered = [f"{' × '.join(_rows(split))} {listing(groups)}"] if groups else []
+    ways = range(1, row_groups(split))
     most = split["tensor"] * max((size for size in ways if rows % size == 0), default=1)
     if mesh.data is None and mesh.fsdp is None:
         return [*offered, f"device.count={most}"]
@@ -131,8 +149,8 @@ def divisors(number: int) -> list[int]:
 
 def build(split: Mapping[str, int], devices: Sequence[Any]) -> jax.sharding.Mesh:
     """The mesh itself, with explicit axes: a layout that does not fit is an error when traced."""
-    explicit = (AxisType.Explicit,) * len(AXES)
-    return jax.sharding.Mesh(arranged(split, devices), AXES, axis_types=explicit)
+    explicit = (AxisType.Explicit,) * len(axes(split))
+    return jax.sharding.Mesh(arranged(split, devices), axes(split), axis_types=explicit)
 
 
 def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
@@ -140,7 +158,7 @@ def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
 
     Between slices goes `data`, which communicates least, or as much of `fsdp` as it takes.
     """
-    sizes = tuple(split[name] for name in AXES)
+    sizes = tuple(split[name] for name in axes(split))
     members = Counter(_slice(device) for device in devices)
     count = len(members)
     if count == 1:
@@ -148,7 +166,7 @@ def arranged(split: Mapping[str, int], devices: Sequence[Any]) -> np.ndarray:
     if len(set(members.values())) > 1:  # a part of one of them
         return _array(devices).reshape(sizes)
     data = math.gcd(split["data"], count)
-    outer = (data, count // data, 1)
+    outer = (data, count // data, *[1] * (len(sizes) - 2))
     return mesh_utils.create_hybrid_device_mesh(
         tuple(size // ways for size, ways in zip(sizes, outer, strict=True)),
         outer,
@@ -204,7 +222,7 @@ def _array(devices: Sequence[Any]) -> np.ndarray:
 
 
 def _too_many(mesh: Mesh, devices: int, product: int, model: Mapping[str, int]) -> list[Problem]:
-    sizes = {name: axis_size(mesh, name) for name in AXES if axis_size(mesh, name) > 1}
+    sizes = {name: axis_size(mesh, name) for name in ALL if axis_size(mesh, name) > 1}
     works = divisors(devices)
     if list(sizes) == ["tensor"]:
         works = [size for size in works if divides(size, model)]
@@ -228,13 +246,27 @@ def _tensor(tensor: int, devices: int, sizes: Mapping[str, int]) -> list[Problem
     return [("mesh.tensor", f"is {tensor}; it must divide {listing(multiples, 'and')}: {works}")]
 
 
+def _expert(expert: int, devices: int, sizes: Mapping[str, int]) -> list[Problem]:
+    experts = sizes.get("experts", 1)
+    if experts % expert == 0:
+        return []
+    if "experts" not in sizes:
+        return [("mesh.expert", f"is {expert}; this model has no experts: 1 would do")]
+    works = listing(size for size in divisors(devices) if experts % size == 0)
+    return [("mesh.expert", f"is {expert}; it must divide model.experts ({experts}): {works}")]
+
+
 def _slices(split: Mapping[str, int], slices: int) -> list[Problem]:
     ways = split["data"] * split["fsdp"]
     # What data leaves over of the slices, fsdp must take.
     if split["fsdp"] % (slices // math.gcd(split["data"], slices)) == 0:
         return []
-    what = f"is {_product(split, AXES)} on {slices} slices, whose network is too slow for tensor"
+    what = f"is {_product(split, split)} on {slices} slices, whose network is too slow for tensor"
     return [("mesh", f"{what}: data × fsdp is {ways}, and must be a multiple of {slices}")]
+
+
+def _rows(split: Mapping[str, int]) -> list[str]:
+    return [name for name in ROWS if name in split]
 
 
 def _product(sizes: Mapping[str, int], names: Iterable[str]) -> str:

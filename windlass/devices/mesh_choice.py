@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from windlass.devices import mesh as meshes
-from windlass.devices.mesh import AXES, Mesh
+from windlass.devices.mesh import Mesh
 from windlass.units import gib
 
 ROOM = {"tpu": 0.9, "gpu": 0.95}  # the share of usable memory that an estimate may fill
@@ -30,8 +30,10 @@ class Footprint(NamedTuple):
     """An estimate of a run's memory on a chip, in bytes, by the mesh axes that divide it."""
 
     state: int  # weights, optimiser and gradient: by fsdp and tensor
+    experts: int  # the part of `state` that experts have: by expert as well
     vocabulary: int  # embedding and head, all-gathered for use: by tensor
     layer: int  # the weights of a layer, all-gathered for use: by tensor; none without fsdp
+    layer_experts: int  # the part of `layer` that experts have: by expert as well
     row: int  # residuals of a row for the backward pass: by tensor
     row_logits: int  # the logits of a row: by tensor
     tile: int  # the logits of a tile, all that are live at once: by tensor
@@ -41,12 +43,14 @@ class Footprint(NamedTuple):
 
     def stored(self, split: Mapping[str, int]) -> float:
         """Weights and optimiser on a device."""
-        return self.state / (split["fsdp"] * split["tensor"])
+        whole = self.state - self.experts * (1 - 1 / split.get("expert", 1))
+        return whole / (split["fsdp"] * split["tensor"])
 
     def needs(self, split: Mapping[str, int], rows: Rows) -> float:
         """Peak memory of a device, estimated."""
-        each = rows.on_each(split["data"] * split["fsdp"])
-        whole = self.vocabulary + (self.layer if split["fsdp"] > 1 else 0)
+        each = rows.on_each(meshes.row_groups(split))
+        layer = self.layer - self.layer_experts * (1 - 1 / split.get("expert", 1))
+        whole = self.vocabulary + (layer if split["fsdp"] > 1 else 0)
         whole += each * self.row + min(each * self.row_logits, self.tile)
         return self.stored(split) + whole / split["tensor"]
 
@@ -109,15 +113,17 @@ def possible(mesh: Mesh, devices: int, rows: Rows, sizes: Mapping[str, int]) -> 
     def fits(split: Split) -> bool:
         # More rows than devices that do not go round are better counted anew than torn.
         most = devices if rows.whole is None else rows.whole
-        groups = split["data"] * split["fsdp"]
+        groups = meshes.row_groups(split)
         return most % groups == 0 or (most > devices and split["tensor"] == 1)
 
+    expert = meshes.axis_size(mesh, "expert")
     splits: list[Split] = [
-        dict(zip(AXES, (data, fsdp, tensor), strict=True))
+        {name: split[name] for name in meshes.axes(split)}
         for data in ways("data")
         for fsdp in ways("fsdp")
         for tensor in ways("tensor")
-        if data * fsdp * tensor == devices
+        for split in [dict(data=data, fsdp=fsdp, expert=expert, tensor=tensor)]
+        if math.prod(split.values()) == devices
         and (mesh.tensor is not None or tensor == 1 or meshes.divides(tensor, sizes))
     ]
     whole = [split for split in splits if split["tensor"] == 1 or mesh.tensor is not None]

@@ -18,7 +18,7 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.devices.mesh import Mesh
 from windlass.devices.precision import Precision
 from windlass.devices.selection import DeviceChoice
-from windlass.hub.config import mapping
+from windlass.hub.config import language, mapping
 from windlass.objectives import Carry
 from windlass.program.built import Built, model_identity
 from windlass.program.described import Described
@@ -128,7 +128,7 @@ class FinishedRun:
     @property
     def dtype(self) -> str:
         """Dtype of the files the run started from; float32 where it began from nothing."""
-        about = self.came_with("config.json") or {}
+        about = language(self.came_with("config.json") or {})
         return about.get("dtype") or about.get("torch_dtype") or "float32"
 
     @property
@@ -188,7 +188,7 @@ class FinishedRun:
 
 def context_length(run: Run, published: Mapping[str, Any] | None) -> int:
     """Context length by the config.json of the published model, or else the training sequences."""
-    return (published or {}).get("max_position_embeddings") or run.data.length
+    return language(published or {}).get("max_position_embeddings") or run.data.length
 
 
 def open_run(

@@ -43,6 +43,7 @@ class BaseFormat(ABC):
     reads: ClassVar[str] = "rows"
     longer: ClassVar[Longer] = "drop"  # what is usual
     together: ClassVar[int] = 1  # documents of an example that stay in one sequence
+    unit: ClassVar[str] = "token"  # what losses of its examples are averages over
     columns: ClassVar[Mapping[str, Column]] = {}  # of a batch, beside those of packed sequences
     speaks: ClassVar[bool] = False  # with a template, its model can chat
     template: str | None = None  # in place of the tokenizer's own
@@ -60,10 +61,16 @@ class BaseFormat(ABC):
         """The format that fits the rows, by the first of them, and a note about that."""
         return self, None
 
+    def after(self, row: dict[str, Any], earlier: dict[str, Any]) -> dict[str, Any]:
+        """An example with what it takes of the one before it, which was made in the same way.
+
+        Before the first one `earlier` is empty.
+        """
+        return row
+
     @abstractmethod
-    def render(
-        self, row: dict[str, Any], where: str, template: Template | None
-    ) -> list[Rendered]: ...
+    def render(self, row: dict[str, Any], where: str, template: Template | None) -> list[Rendered]:
+        """The documents of an example; none where it only lends something to the next."""
 
 
 def prompt_text(question: str | dict[str, Any], where: str, also: str = "") -> str:

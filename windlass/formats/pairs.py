@@ -24,6 +24,7 @@ class Format(BaseFormat):
 
     speaks: ClassVar[bool] = True
     together: ClassVar[int] = 2
+    unit: ClassVar[str] = "pair"
     columns: ClassVar[Mapping[str, Column]] = {"reference": Column(np.float32, (LENGTH,))}
 
     # the columns; that of the prompt is not needed where answers are whole conversations

@@ -5,17 +5,21 @@ import pkgutil
 from collections.abc import Collection, Mapping
 from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from windlass import models
 from windlass.config.reading import Problem, attempt, listing, report, show
 from windlass.errors import UserError
 from windlass.files import parse_json
-from windlass.hub import rope
+from windlass.hub import quantized, rope
 from windlass.models import HuggingFace
 
+TEXT = "text_config"  # the key of the language model's config, in that of a multimodal model
+TIED = "tie_word_embeddings"
 FILE = "config.json"
 OWN = "windlass"  # the key of sections that say all of a model that only Windlass computes
+# Keys that an export does not have; what was quantized is written as the numbers it was read as.
+DROPPED = ("auto_map", "_name_or_path", quantized.KEY, OWN)
 # Keys that change what is computed, whatever the family, unless they have one of these values.
 # Where a family has a field or a value of its own for one, that counts.
 NEUTRAL: dict[str, tuple] = {
@@ -28,9 +32,41 @@ NEUTRAL: dict[str, tuple] = {
     "num_experts": (None,),
     "num_local_experts": (None,),
     "partial_rotary_factor": (1.0,),
-    "quantization_config": (None,),
 }
-EVERY = 6  # layers to each that sees the whole document, where a config.json does not say
+
+
+class Period(NamedTuple):
+    """Layers of two kinds in turn, of which every n-th is of the first."""
+
+    field: str  # n, of a family's section
+    interval: str  # the key for n
+    types: str  # the key for the kinds of all layers, one by one
+    kinds: tuple[Any, Any]
+
+    def listed(self, layers: int, every: int) -> list:
+        return [self.kinds[(layer + 1) % every != 0] for layer in range(layers)]
+
+
+PERIODS = (
+    Period(
+        field="global_every",
+        interval="sliding_window_pattern",
+        types="layer_types",
+        kinds=("full_attention", "sliding_attention"),
+    ),
+    Period(
+        field="attention_every",
+        interval="full_attention_interval",
+        types="layer_types",
+        kinds=("full_attention", "linear_attention"),
+    ),
+    Period(
+        field="no_rope_every",
+        interval="no_rope_layer_interval",
+        types="no_rope_layers",
+        kinds=(0, 1),
+    ),
+)
 
 
 def families() -> dict[str, HuggingFace]:
@@ -87,9 +123,14 @@ def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> 
     What would change the model and cannot be computed here is refused, all in one error.
     """
     name, table = _family(config, origin)
+    config = language(config)
     section = importlib.import_module(f"{models.__name__}.{name}").Config
     own = {field.name for field in fields(section)}
+    config = {table.also.get(key, key): value for key, value in config.items()}
+    config |= {key: x for key, x in rope.kept(config, table.rope).items() if key in table.absent}
     problems = _fixed(config, table)
+    if quantized.KEY not in table.fixed:
+        problems += quantized.read(config)[1]
     values: dict[str, Any] = {}
     for field, key in table.fields.items():
         if key in config or key in table.absent:
@@ -97,20 +138,33 @@ def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> 
         elif field not in skip:
             problems.append((key, "is missing"))
     _derive(values)
-    positions, wrong = rope.read(config, "full_attention")
-    values |= positions
+    kinds = rope.WORDS if "scaling" in own else ()
+    has_share = "rotary_share" in own
+    positions, wrong = rope.read(
+        config, "full_attention", kinds=kinds, has_share=has_share, more=table.rope
+    )
+    share = positions.pop("share", None)
+    values |= {key: x for key, x in positions.items() if key in own}
+    if share is not None:
+        values["rotary_share"] = share
     problems += [] if "theta" in skip else wrong
-    if "local_theta" in own:
+    if table.by_layer:
         near, wrong = rope.read(config, "sliding_attention")
-        values["local_theta"] = near["theta"]
+        if "local_theta" in own:
+            values["local_theta"] = near["theta"]
+        else:
+            wrong = _one_base(near["theta"], positions["theta"], table)
         if near["scaling"] is not None:
             kind = show(near["scaling"]["kind"])
             what = f"is {kind}; positions in layers that see a window are not scaled here"
             wrong.append(("rope_parameters.sliding_attention.rope_type", what))
         problems += [] if "local_theta" in skip else wrong
-    if "global_every" in own:
-        values["global_every"] = _pattern(config, problems)
-    elif any(one != "full_attention" for one in _listed(config.get("layer_types"))):
+    periods = [period for period in PERIODS if period.field in own]
+    for period in periods:
+        values[period.field] = _every(config, period, table, problems)
+    if all(period.types != "layer_types" for period in periods) and any(
+        one != "full_attention" for one in _listed(config.get("layer_types"))
+    ):
         problems.append(("layer_types", "has layers that see a window; here every layer sees all"))
     if not problems and not skip:  # else what is wrong is found in the whole section, later
         wrong = attempt(section, values)[1]
@@ -121,7 +175,12 @@ def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> 
 
 
 def written(
-    config: Any, *, length: int, dtype: str, like: Mapping[str, Any] | None = None
+    config: Any,
+    *,
+    length: int,
+    dtype: str,
+    like: Mapping[str, Any] | None = None,
+    scores: int = 0,
 ) -> dict[str, Any]:
     """The config.json of a family's section, such that transformers 4 and 5 read the same.
 
@@ -132,36 +191,101 @@ def written(
     table = families().get(name)
     if table is None:
         raise UserError(f"Hugging Face has no models like {name}; it has {_known()}")
+    if like is not None and TEXT in like:
+        return _put_back(like, written(config, length=length, dtype=dtype, like=language(like)))
     ours: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
     ours |= {key: values[0] for key, values in table.fixed.items()}
     ours |= {key: getattr(config, field) for field, key in table.fields.items()}
     if getattr(config, "query_width", 0) is None:
         ours[table.fields["query_width"]] = config.head_dim
-    ours |= rope.written(config.theta, config.scaling, getattr(config, "local_theta", None))
-    if hasattr(config, "global_every"):
-        ours["sliding_window_pattern"] = config.global_every
-        ours["layer_types"] = _types(config.layers, config.global_every)
+    local = getattr(config, "local_theta", None)
+    if table.by_layer and local is None:
+        local = config.theta
+    scaling = getattr(config, "scaling", None)
+    ours |= rope.written(config.theta, scaling, local)
+    if (share := getattr(config, "rotary_share", None)) is not None:
+        ours["rope_parameters"][rope.SHARE] = share
+    for period in PERIODS:
+        if (every := getattr(config, period.field, None)) is not None:
+            ours |= {period.interval: every, period.types: period.listed(config.layers, every)}
+    own = rope.kept(like or {}, table.rope)
+    own |= {key: ours[key] for key in table.rope if key in ours}
+    for at in ("rope_scaling", "rope_parameters"):
+        ours[at] = ours[at] and ours[at] | own
     ours |= {"dtype": dtype, "torch_dtype": dtype}
-    dropped = ("auto_map", "_name_or_path", OWN)
+    if scores:
+        ours |= {"architectures": [table.classifier], **_labels(scores)}
+    ours.pop(quantized.KEY, None)
+    dropped = (*DROPPED, *table.also)
     theirs = {key: x for key, x in (like or {}).items() if key not in dropped}
-    if config.scaling is not None and config.scaling.original_length is not None:
+    if scaling is not None and scaling.original_length is not None:
         # Some releases take the factor from these two lengths.
-        length = round(config.scaling.factor * config.scaling.original_length)
-        original = rope.read(theirs, "full_attention")[0]["scaling"]
-        if original is None or original.get("factor") != config.scaling.factor:
+        length = round(scaling.factor * scaling.original_length)
+        original = rope.read(theirs, "full_attention", more=table.rope)[0]["scaling"]
+        if original is None or original.get("factor") != scaling.factor:
             theirs.pop("max_position_embeddings", None)
-    return {"max_position_embeddings": length, **theirs, **ours}
+    # Without the key some families pad with a token that smaller vocabularies have not.
+    return {"max_position_embeddings": length, "pad_token_id": None, **theirs, **ours}
+
+
+def language(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a language model, of that of a multimodal model which it is a part of."""
+    if not isinstance(text := config.get(TEXT), Mapping):
+        return dict(config)
+    return {**text, TIED: config.get(TIED, text.get(TIED, False))}
+
+
+def _put_back(whole: Mapping[str, Any], text: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.json of a multimodal model with another one of its language model."""
+    inner = {key: x for key, x in text.items() if key != "architectures"}
+    outer = {key: text[key] for key in (TIED, "dtype", "torch_dtype") if key in text}
+    theirs = {key: x for key, x in whole.items() if key not in DROPPED}
+    return {**theirs, TEXT: inner, **outer}
+
+
+def table_of(config: Mapping[str, Any]) -> HuggingFace | None:
+    """The table of a config.json's family; None where that is of none that is known here."""
+    found = _found(config)
+    return None if found is None else found[1]
+
+
+def _one_base(near: Any, far: Any, table: HuggingFace) -> list[Problem]:
+    if near in (None, far):
+        return []
+    what = f"is {show(near)}; {table.architecture} is computed here with one base, {show(far)}"
+    return [("rope_parameters.sliding_attention.rope_theta", what)]
+
+
+def _found(config: Mapping[str, Any]) -> tuple[str, HuggingFace] | None:
+    kind, architectures = config.get("model_type"), _listed(config.get("architectures"))
+    for name, table in families().items():
+        if kind == table.model_type and architectures in _architectures(table):
+            return name, table
+        whole = table.multimodal
+        if whole and kind == whole.model_type and architectures in ([], [whole.architecture]):
+            return name, table
+    return None
+
+
+def _labels(scores: int) -> dict[str, Any]:
+    """Labels of a classifier, as many as it has scores."""
+    names = {f"{number}": f"LABEL_{number}" for number in range(scores)}
+    return {"id2label": names, "label2id": {name: int(key) for key, name in names.items()}}
 
 
 def _family(config: Mapping[str, Any], origin: str) -> tuple[str, HuggingFace]:
     kind, architectures = config.get("model_type"), _listed(config.get("architectures"))
-    for name, table in families().items():
-        if kind == table.model_type and architectures in ([], [table.architecture]):
-            return name, table
+    if (found := _found(config)) is not None:
+        return found
     what = f"model_type {show(kind)}"
     if architectures:
         what = f"architectures {listing(architectures, 'and')} with {what}"
     raise UserError(f"{origin} has {what}, which is not known here; there are {_known()}")
+
+
+def _architectures(table: HuggingFace) -> tuple[list[str], ...]:
+    """Values of `architectures` that a family computes."""
+    return [], [table.architecture], [table.classifier]
 
 
 def _listed(value: Any) -> list:
@@ -170,7 +294,11 @@ def _listed(value: Any) -> list:
 
 def _known() -> str:
     return listing(
-        [f"{one.architecture} with {one.model_type} ({name})" for name, one in families().items()],
+        [
+            f"{one.architecture} with {one.model_type} ({name})"
+            for name, table in families().items()
+            for one in filter(None, (table, table.multimodal))
+        ],
         "and",
     )
 
@@ -179,20 +307,19 @@ def _fixed(config: Mapping[str, Any], table: HuggingFace) -> list[Problem]:
     computed = {key: x for key, x in NEUTRAL.items() if key not in table.fields.values()}
 
     def what(key: str, values: tuple) -> str:
-        shown, known = _shown(config[key]), listing(map(show, values))
+        shown, known = show(_kind(config[key])), listing(map(show, values))
         return f"is {shown}; {table.architecture} is computed here with {known}"
 
     return [
         (key, what(key, values))
         for key, values in (computed | dict(table.fixed)).items()
-        if config.get(key) is not None and config[key] not in values
+        if config.get(key) is not None and _kind(config[key]) not in values
     ]
 
 
-def _shown(value: Any) -> str:
-    if isinstance(value, Mapping):
-        value = value.get("quant_method", value)
-    return show(value)
+def _kind(value: Any) -> Any:
+    """The method of a quantization, which is a mapping; other values as they are."""
+    return value.get("quant_method", value) if isinstance(value, Mapping) else value
 
 
 def _derive(sizes: dict[str, Any]) -> None:
@@ -204,32 +331,31 @@ def _derive(sizes: dict[str, Any]) -> None:
         sizes["head_dim"] = embed // max(1, heads)
 
 
-def _pattern(config: Mapping[str, Any], problems: list[Problem]) -> int:
-    """Period of global layers: one in how many sees the whole document."""
-    pattern = config.get("sliding_window_pattern") or config.get("_sliding_window_pattern")
-    types = config.get("layer_types")
-    if not isinstance(pattern, int | None) or isinstance(pattern, bool):
-        what = f"is {show(pattern)}; it must be a whole number"
-        problems.append(("sliding_window_pattern", what))
-        return EVERY
+def _every(
+    config: Mapping[str, Any], period: Period, table: HuggingFace, problems: list[Problem]
+) -> int:
+    """Period of the layers of two kinds, from its key or from the list of all of them."""
+    usual = table.absent[period.interval]
+    # Under an underscore in files of some releases.
+    interval = config.get(period.interval) or config.get(f"_{period.interval}")
+    types = config.get(period.types)
+    if not isinstance(interval, int | None) or isinstance(interval, bool):
+        what = f"is {show(interval)}; it must be a whole number"
+        problems.append((period.interval, what))
+        return usual
     if not types:
-        return pattern or EVERY
+        return interval or usual
     layers = config.get("num_hidden_layers")
     if not isinstance(types, list) or (isinstance(layers, int) and len(types) != layers):
         has = f"has {len(types):,}" if isinstance(types, list) else f"is {show(types)}"
         what = f"{has}; it must be a list of one for each of num_hidden_layers ({show(layers)})"
-        problems.append(("layer_types", what))
-        return EVERY
-    if "full_attention" in types:
-        every = types.index("full_attention") + 1
+        problems.append((period.types, what))
+        return usual
+    if period.kinds[0] in types:
+        every = types.index(period.kinds[0]) + 1
     else:
-        every = max(pattern or EVERY, len(types) + 1)
-    if types != _types(len(types), every):
-        what = f"is not one full_attention in every {every}, as the first of them has it"
-        problems.append(("layer_types", what))
+        every = max(interval or usual, len(types) + 1)
+    if types != period.listed(len(types), every):
+        what = f"is not one {period.kinds[0]} in every {every}, as the first of them has it"
+        problems.append((period.types, what))
     return every
-
-
-def _types(layers: int, every: int) -> list[str]:
-    kinds = ("full_attention", "sliding_attention")
-    return [kinds[(layer + 1) % every != 0] for layer in range(layers)]

@@ -8,7 +8,9 @@ from windlass.config import listing
 from windlass.errors import UserError
 from windlass.files import FULL
 
-CONFIGS = ("config.json", "generation_config.json")
+# What cuts images and video for a model that reads them, of which no part is used here.
+PROCESSORS = ("preprocessor_config.json", "video_preprocessor_config.json", "processor_config.json")
+CONFIGS = ("config.json", "generation_config.json", *PROCESSORS)
 TOKENIZER = ("tokenizer*.json", "special_tokens_map.json", "chat_template.*")
 # Nothing that is pickled, and nothing that is a program: reading a model runs no code of it.
 WEIGHTS = ("model*.safetensors", "model.safetensors.index.json")

@@ -7,7 +7,7 @@ there, and are written.
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Container, Mapping
 from typing import Any, Literal
 
 from windlass.config.reading import Problem, listing, show
@@ -37,13 +37,25 @@ BASES: dict[Layer, str] = {
     "full_attention": "rope_theta",
     "sliding_attention": "rope_local_base_freq",
 }
+SHARE = "partial_rotary_factor"
 KNOWN = {word for words in WORDS.values() for word in words.values()} | {
-    *("rope_type", "type", "rope_theta", "partial_rotary_factor", "mscale", "mscale_all_dim")
+    *("rope_type", "type", "rope_theta", SHARE, "mscale", "mscale_all_dim")
 }
 
 
-def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[Problem]]:
-    """RoPE base and scaling of one kind of layer, as a recipe has them, and what is wrong."""
+def read(
+    config: Mapping[str, Any],
+    layer: Layer,
+    *,
+    kinds: Collection[str] = tuple(WORDS),
+    has_share: bool = False,
+    more: Container[str] = (),
+) -> tuple[dict[str, Any], list[Problem]]:
+    """RoPE base and scaling of one kind of layer, as a recipe has them, and what is wrong.
+
+    `kinds` of scaling are those that the family has, and `more` are keys that it knows beside those
+    that all have. One that may rotate a share of a head gets that, too, if it is there.
+    """
     problems: list[Problem] = []
     at = "rope_parameters"
     current = _mapping(config.get(at), at, problems)
@@ -72,12 +84,17 @@ def read(config: Mapping[str, Any], layer: Layer) -> tuple[dict[str, Any], list[
         both = listing([f"{key} {show(value)}" for key, value in known.items()], "and")
         problems.append((base, f"is given twice, with different values: {both}"))
     one, other = (
-        _scaling(parameters, where, config, problems)
+        _scaling(parameters, where, config, kinds, problems, more)
         for parameters, where in ((current, at), (former, "rope_scaling"))
     )
     if current and former and one != other and not problems:
         problems.append(("rope_scaling", f"is another scaling than {at} has"))
-    return {"theta": next(iter(known.values()), None), "scaling": one or other}, problems
+    shares = {at: current.get(SHARE), "rope_scaling": former.get(SHARE)}
+    wrong = [(where, x) for where, x in shares.items() if x not in (None, 1) and not has_share]
+    problems += [(f"{where}.{SHARE}", f"is {x}; only 1 is computed here") for where, x in wrong]
+    found = {"theta": next(iter(known.values()), None), "scaling": one or other}
+    share = next((x for x in (*shares.values(), config.get(SHARE)) if x is not None), None)
+    return found | ({"share": share} if has_share else {}), problems
 
 
 def _mapping(value: Any, key: str, problems: list[Problem]) -> Mapping[str, Any]:
@@ -90,19 +107,32 @@ def _is_number(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool)
 
 
+def kept(config: Mapping[str, Any], keys: Collection[str]) -> dict[str, Any]:
+    """RoPE parameters of these keys, in either spelling."""
+    found = {}
+    for at in ("rope_scaling", "rope_parameters"):
+        parameters = config.get(at)
+        if isinstance(parameters, Mapping):
+            found |= {key: parameters[key] for key in keys if key in parameters}
+    return found
+
+
 def _scaling(
-    parameters: Mapping[str, Any], at: str, config: Mapping[str, Any], problems: list[Problem]
+    parameters: Mapping[str, Any],
+    at: str,
+    config: Mapping[str, Any],
+    kinds: Collection[str],
+    problems: list[Problem],
+    more: Container[str],
 ) -> dict[str, Any] | None:
     kind = parameters.get("rope_type") or parameters.get("type") or "default"
-    strange = [key for key in parameters if key not in KNOWN]
-    if not isinstance(kind, str) or kind not in ("default", *WORDS):
-        there = listing(["default", *WORDS], "and")
-        problems.append((f"{at}.rope_type", f"is {show(kind)}; there are {there}"))
+    strange = [key for key in parameters if key not in KNOWN and key not in more]
+    if not isinstance(kind, str) or kind not in ("default", *kinds):
+        there = f"there are {listing(['default', *kinds], 'and')}" if kinds else "only default is"
+        what = f"is {show(kind)}; {there}" + ("" if kinds else " computed here")
+        problems.append((f"{at}.rope_type", what))
         return None
     problems += [(f"{at}.{key}", f"is {show(parameters[key])}; it is not known") for key in strange]
-    if parameters.get("partial_rotary_factor") not in (None, 1, 1.0):
-        share = parameters["partial_rotary_factor"]
-        problems.append((f"{at}.partial_rotary_factor", f"is {share}; only 1 is computed here"))
     if kind == "default":
         return None
     numbers = {*WORDS[kind].values(), "mscale", "mscale_all_dim"} - {"truncate"}

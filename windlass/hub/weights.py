@@ -2,6 +2,7 @@
 
 from collections.abc import Container, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
+from functools import cached_property
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,34 +12,43 @@ import numpy as np
 
 from windlass.config.reading import report, show
 from windlass.errors import UserError
-from windlass.hub import packed
+from windlass.hub import fused, fused_experts, multimodal, mxfp4, packed, quantized
 from windlass.hub.config import mapping
-from windlass.hub.names import EMBEDDING, HEAD, arrays, placed
+from windlass.hub.names import EMBEDDING, Fill, arrays, placed
 from windlass.hub.shards import FLOATS, INDEX, SINGLE, WORDS, ShardTensor
+from windlass.models import HEAD
+from windlass.residuals import SCORE
 
 TYPES = {"F32": "float32", "F16": "float16", "BF16": "bfloat16"}
 PICKLED = (".bin", ".pt", ".pth", ".ckpt", ".pkl")
 ROWS = 4096  # of two heads that are compared, at a time
 # What old checkpoints hold beside weights: numbers that follow from config.json.
 DERIVED = ".rotary_emb.inv_freq"
+LM_HEAD = "lm_head.weight"
 
 
-def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Array]:
+def load(
+    folder: Path, model: Any, names: Mapping[str, str], fill: Fill | None = None
+) -> dict[str, jax.Array]:
     """Load every array of an abstract model, by its path in it, from the files of a folder.
 
     Each is made where it lives: a device reads its own part of each tensor, one layer after the
-    other. What is missing, too much or of another shape is named in one error.
+    other; `fill` may make others of it. What is missing, too much or of another shape is named in
+    one error.
     """
-    with _opened(folder) as opened:
+    with _opened(folder) as every:
+        opened = multimodal.of_language(every, folder)
         origin, described = f"the weights in {folder}", list(arrays(model, names))
         # A billion layers would be named one after the other before the first is missed.
-        layers = max((len(array.layers or ()) for array in described), default=0)
-        if layers > len(opened):
-            raise UserError(
-                f"{origin} are {len(opened):,} tensors, too few for the {layers:,} layers that "
-                "config.json says the model has, each with its own"
-            )
-        stored = packed.unpacked(opened, described, origin)
+        for what in ("layers", "experts"):
+            most = max((len(getattr(array, what) or ()) for array in described), default=0)
+            if most > len(opened) and not (what == "experts" and fused_experts.is_fused(opened)):
+                raise UserError(
+                    f"{origin} are {len(opened):,} tensors, too few for the {most:,} {what} that "
+                    "config.json says the model has, each with its own"
+                )
+        stored = packed.unpacked(mxfp4.unpacked(opened, origin), described, origin)
+        stored = fused_experts.separated(quantized.joined(stored, origin), described)
         expected = {
             name: np.dtype(array.value.dtype).name for array in described for name in array.names()
         }
@@ -54,10 +64,21 @@ def load(folder: Path, model: Any, names: Mapping[str, str]) -> dict[str, jax.Ar
             for name, one in stored.items()
             if not name.endswith(DERIVED) and not _is_tied(name, expected, names)
         }
+        if names.get(HEAD) == SCORE:  # which takes the place of the other
+            matching.pop(LM_HEAD, None)
+        for array in described:
+            if array.path in (EMBEDDING, HEAD) and array.name in matching:
+                matching[array.name] = grown(matching[array.name], array.shape)
         for name in stored.keys() - matching.keys():
-            if not name.endswith(DERIVED):
+            if name == names.get(HEAD):
                 _check_tied(name, names[EMBEDDING], stored, origin)
-        return placed(model, names, matching, origin)
+        return placed(model, names, matching, origin, fill)
+
+
+def left_alone(folder: Path) -> str | None:
+    """The tensors in a folder that are of no language model, in words; None: there are none."""
+    with _opened(folder) as every:
+        return multimodal.left_alone(every, folder)
 
 
 def files(folder: Path) -> list[Path]:
@@ -84,6 +105,41 @@ def files(folder: Path) -> list[Path]:
         "AutoModelForCausalLM.from_pretrained(...).save_pretrained(FOLDER) of transformers writes "
         "the folder that model.path can name"
     )
+
+
+class GrownTensor:
+    """Tensor of a file with further rows, for tokens that a vocabulary has gained.
+
+    They are the mean of all others: a new token is at first as likely as a token is on average.
+    """
+
+    def __init__(self, tensor: "TensorSlice", shape: tuple[int, ...]):
+        self._tensor, self.shape, self.type = tensor, shape, tensor.type
+
+    def __getitem__(self, index: Any) -> np.ndarray:
+        rows, *others = index if isinstance(index, tuple) else (index,)
+        first, last, _ = rows.indices(self.shape[0])
+        held = self._tensor.shape[0]
+        part = self._tensor[(slice(min(first, held), min(last, held)), *others)]
+        count = (last - first) - part.shape[0]
+        mean = self._mean[(slice(None), *others)].astype(part.dtype)
+        return np.concatenate([part, np.repeat(mean, count, axis=0)]) if count else part
+
+    @cached_property
+    def _mean(self) -> np.ndarray:
+        held, width = self._tensor.shape
+        bounds = [*range(0, held, ROWS), held]
+        total = np.zeros((1, width), np.float64)
+        for first, last in pairwise(bounds):
+            total += self._tensor[first:last].astype(np.float64).sum(axis=0, keepdims=True)
+        return total / held
+
+
+def grown(tensor: Any, shape: tuple[int, ...]) -> Any:
+    """A tensor, with more rows where a model has more tokens; of another width it stays."""
+    has = tuple(tensor.shape)
+    is_grown = len(has) == len(shape) == 2 and has[1] == shape[1] and 0 < has[0] < shape[0]
+    return GrownTensor(tensor, shape) if is_grown else tensor
 
 
 class TensorSlice:
@@ -158,7 +214,7 @@ def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
         for array in arrays(model, names)
         for name, bring in array.out()
     ]
-    return sorted(unordered, key=lambda one: in_order(one.name))
+    return sorted(fused.joined(unordered), key=lambda one: in_order(one.name))
 
 
 def in_order(name: str) -> list:

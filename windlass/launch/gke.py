@@ -6,6 +6,7 @@ from typing import Any
 
 from windlass.devices.slices import region_of
 from windlass.errors import UserError
+from windlass.launch import gpus
 from windlass.launch.asking import query
 from windlass.launch.description import MOUNT, Launch, Rented
 from windlass.launch.text import as_yaml
@@ -34,6 +35,7 @@ MOUNT_OPTIONS = (
 
 
 def check(launch: Launch) -> None:
+    gpus.refuse(launch)
     one = launch.slices.each
     if one.machine_type is None:
         raise UserError(f"GKE has no {one.name}; --to skypilot and --to tpu-vm rent it")

@@ -16,8 +16,9 @@ from windlass.devices import selection, slices
 from windlass.devices.selection import Device
 from windlass.devices.slices import Slice, Slices
 from windlass.errors import UserError
-from windlass.launch import installing, uploading
+from windlass.launch import gpus, installing, uploading
 from windlass.launch.description import MOUNT, Bucket, Launch, Upload
+from windlass.launch.gpus import GpuHosts
 from windlass.run import Run, checks, identity
 from windlass.starting import origin
 
@@ -41,16 +42,17 @@ def prepare(
     keep: bool = False,
 ) -> Launch:
     """Launch of a recipe, checked as far as possible without the machines."""
-    requested = slices.find(on)
-    zones = _zones(requested.each, region, zone)
+    requested = gpus.find(on) or slices.find(on)
+    kind = gpus.KIND if isinstance(requested, GpuHosts) else "tpu"
+    zones = _zones(requested.each, region, zone) if kind == "tpu" else _clouds(region, zone)
     place = None if bucket is None else Bucket.read(bucket)
     _check_durable(requested, place, spot)
     layers = config.load(recipe, overrides)
-    merged = layers.merged("tpu")
+    merged = layers.merged(kind)
     uploads = {} if place is None else _uploads(merged, place)
     away = _away(merged, place, uploads)
     _refuse(layers.origin, [*away, *_run_folder(merged, place)])
-    run = _read(recipe, overrides, requested)
+    run = _read(recipe, overrides, requested, kind)
     text = _text(recipe)
     _check_text([text, *overrides])
     name = _name(layers.name, run, [text, *overrides]) if name is None else _valid_name(name)
@@ -64,6 +66,8 @@ def prepare(
     if package == installing.UNKNOWN and place is not None:
         wheel = uploading.clone(place)
         package = package if wheel is None else f"{installing.PACKAGE} @ file://{wheel.path}"
+    if kind == gpus.KIND and package != installing.UNKNOWN:
+        package = package.replace("[tpu]", "[cuda]", 1)
     reads_cloud = any(value.startswith("gs://") for _, value in _path_keys(merged))
     return Launch(
         name=name,
@@ -97,6 +101,16 @@ def _zones(one: Slice, region: str | None, zone: str | None) -> tuple[str, ...]:
             f"{one.name} is in {listing(one.regions, 'and')}"
         )
     return tuple(each for each in one.zones if region in (None, slices.region_of(each)))
+
+
+def _clouds(region: str | None, zone: str | None) -> tuple[str, ...]:
+    """Clouds to rent GPUs on, as SkyPilot names them; none: any."""
+    if zone is not None:
+        raise UserError(
+            f"--zone is {zone}, which is of TPUs; GPUs are on many clouds: --region aws, or "
+            "--region gcp/us-central1/us-central1-a, names one"
+        )
+    return () if region is None else (region,)
 
 
 def _check_durable(requested: Slices, bucket: Bucket | None, is_spot: bool) -> None:
@@ -195,10 +209,10 @@ def _run_folder(merged: dict[str, Any], bucket: Bucket | None) -> Iterator[Probl
         )
 
 
-def _read(recipe: AnyRecipe, overrides: Sequence[str], requested: Slices) -> Run | None:
-    """Run on the requested slices, or a refusal; None where its model is far away."""
+def _read(recipe: AnyRecipe, overrides: Sequence[str], requested: Slices, kind: str) -> Run | None:
+    """Run on the requested devices, or a refusal; None where its model is far away."""
     layers = config.load(recipe, overrides)
-    merged = layers.merged("tpu")
+    merged = layers.merged(kind)
     far = [key for key, value in _path_keys(merged) if not key.startswith("data.") and value]
     if far:
         _, problems = attempt(Run, merged)
@@ -207,15 +221,16 @@ def _read(recipe: AnyRecipe, overrides: Sequence[str], requested: Slices) -> Run
         return None
     layers = origin.load(recipe, overrides)
     device = layers.peek("device", Device) or Device()
-    present = {"tpu": [requested.each.device_kind] * requested.devices}
+    present = {kind: [requested.each.device_kind] * requested.devices}
     try:
         chosen = selection.choose(device, present, {})
     except UserError:
         layers.read(Run, None)  # what is wrong with the keys comes first, and all at once
         raise
-    kinds = present["tpu"][: chosen.count]
+    kinds = present[kind][: chosen.count]
+    joined = requested.count if kind == "tpu" else 1
     return layers.read(
-        Run, "tpu", checks=[lambda run: checks.problems(run, "tpu", kinds, slices=requested.count)]
+        Run, kind, checks=[lambda run: checks.problems(run, kind, kinds, slices=joined)]
     )
 
 

@@ -8,6 +8,7 @@ from windlass.devices.slices import region_of
 from windlass.errors import UserError
 from windlass.launch import shell
 from windlass.launch.description import MOUNT, Launch, Rented
+from windlass.launch.gpus import JOINED, GpuHosts
 from windlass.launch.text import as_yaml
 
 PROGRAM = "sky"
@@ -47,7 +48,8 @@ def obstacle(launch: Launch) -> str | None:
     # Seen in 0.14.1: what does not end in -8 counts as several hosts, and a job that takes N slices
     # requests N times the hosts of all of them.
     kind = launch.slices.each.accelerator_type or ""
-    if launch.slices.count == 1 or kind.endswith("-8"):
+    is_gpu = isinstance(launch.slices, GpuHosts)
+    if launch.slices.count == 1 or kind.endswith("-8") or is_gpu:
         return None
     also = ", as does --to gke" if launch.slices.each.hosts > 1 else ""
     return (
@@ -63,6 +65,7 @@ def write(launch: Launch) -> str:
 def task(launch: Launch) -> dict[str, Any]:
     """The task as plain data."""
     one = launch.slices.each
+    is_gpu = isinstance(launch.slices, GpuHosts)
     infra = [f"gcp/{region_of(zone)}/{zone}" for zone in launch.zones]
     resources: dict[str, Any] = {
         "accelerators": f"tpu-{one.accelerator_type}",
@@ -70,12 +73,15 @@ def task(launch: Launch) -> dict[str, Any]:
         "accelerator_args": {"runtime_version": one.runtime},
         "use_spot": launch.is_spot,
     }
+    if is_gpu:
+        infra = [*launch.zones]
+        resources = {"accelerators": one.accelerator_type, "use_spot": launch.is_spot}
     if launch.is_spot:
         recovery = {"strategy": "EAGER_NEXT_REGION", "max_restarts_on_errors": RESTARTS}
         resources["job_recovery"] = recovery
     if len(infra) == 1:
         resources["infra"] = infra[0]
-    else:
+    elif infra:
         resources["any_of"] = [{"infra": each} for each in infra]
     document: dict[str, Any] = {
         "name": launch.name,
@@ -91,13 +97,15 @@ def task(launch: Launch) -> dict[str, Any]:
     document["setup"] = "\n".join([*strict, *setup, ""])
     run = [shell.train(launch)]
     if launch.slices.count > 1:
-        run.insert(0, _SLICES.format(count=launch.slices.count, hosts=one.hosts))
+        joined = _SLICES.format(count=launch.slices.count, hosts=one.hosts)
+        run.insert(0, JOINED if is_gpu else joined)
     document["run"] = "\n".join([*strict, *run, ""])
     return document
 
 
 def does(launch: Launch) -> list[str]:
-    what = f"{launch.slices.name} in {listing(launch.zones)}"
+    place = f"in {listing(launch.zones)}" if launch.zones else "on the cheapest cloud that has it"
+    what = f"{launch.slices.name} {place}"
     if launch.is_spot:
         return [
             f"a managed job {launch.name}: spot {what}, and a small machine that watches over it",

@@ -4,7 +4,7 @@ import shlex
 from importlib import resources
 
 from windlass.errors import UserError
-from windlass.launch import shell
+from windlass.launch import gpus, shell
 from windlass.launch.asking import query
 from windlass.launch.description import Launch, Rented
 
@@ -54,6 +54,7 @@ gcloud compute tpus queued-resources delete {name} --zone={zone} --force --quiet
 
 
 def check(launch: Launch) -> None:
+    gpus.refuse(launch)
     if launch.slices.each.accelerator_type is None:
         raise UserError(
             f"Cloud TPU does not rent {launch.slices.name} as a TPU VM; --to gke rents it"

@@ -65,12 +65,33 @@ class Attention(eqx.Module):
     @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"] | Fork, context):
         q, k, v = self._jointly(x, context.position) or self._apart(x, context.position)
-        how = dict(causal=self.causal, window=self.window, scale=self.scale)
-        return last_output(self.output, context.attend(q, k, v, **how), x)
+        return last_output(self.output, self._attended(q, k, v, context), x)
+
+    def mixed(
+        self,
+        q: Float[Array, "batch seq heads dim"],
+        k: Float[Array, "batch seq kv_heads dim"],
+        v: Float[Array, "batch seq kv_heads dim"],
+        context,
+    ) -> Float[Array, "batch seq heads dim"]:
+        """Values as attention mixes them for each head, of queries and keys as they are mapped."""
+        q, k, v = self._positioned(q, k, v, context.position)
+        return self._attended(q, k, v, context)
+
+    def _attended(self, q: Array, k: Array, v: Array, context) -> Array:
+        return context.attend(q, k, v, **self.how())
+
+    def how(self) -> dict[str, Any]:
+        """Settings of attention, as a context takes them."""
+        return dict(causal=self.causal, window=self.window, scale=self.scale)
 
     def _apart(self, x: Float[Array, "batch seq embed"] | Fork, position: Array) -> Sequence[Array]:
         """Queries, keys and values, of a matmul each."""
         q, k, v = outputs((self.query, self.key, self.value), x)
+        return self._positioned(q, k, v, position)
+
+    def _positioned(self, q: Array, k: Array, v: Array, position: Array) -> Sequence[Array]:
+        """Queries and keys normed and rotated, and values, as they are saved."""
         q = self._turned("query", q, self.query_norm, position)
         k = self._turned("key", spread(k), self.key_norm, position)
         return q, k, checkpoint_name(spread(v), "value")
@@ -142,8 +163,8 @@ def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
     XLA computes the means of short rows at a fifth of the memory's speed.
     """
     is_whole = dim & (dim - 1) == 0 and dim >= NARROWEST and math.prod(x.shape[:2]) % TOKENS == 0
-    is_fit = is_whole and rotary is not None and rotary.pairing == "half"
-    return is_fit and x.ndim > 2 and x.dtype == jnp.bfloat16 and on_one_gpu()
+    is_plain = rotary is not None and rotary.pairing == "half" and rotary.share == 1
+    return is_whole and is_plain and x.ndim > 2 and x.dtype == jnp.bfloat16 and on_one_gpu()
 
 
 class HeadSplit(NamedTuple):

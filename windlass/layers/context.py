@@ -6,6 +6,7 @@ decode and packing are written once for every family. A context has
 - `attend(q, k, v, causal, window, stride, scale)`, attention over the own document;
 - `cells(x, stride)`, inputs at the ends of cells, for keys and values of attention with a stride;
 - `recur(cell, start, x, remat)`, a recurrence of any form, a step after another;
+- `chunked(function, start, x)`, one that a function computes for many positions at once;
 - `scan(combine, elements)`, an associative recurrence, such as a diagonal state space;
 - `last(x, n)`, the last n inputs, an array each, and `before(x, n)`, the same in one array, for
   short convolutions and delays;
@@ -123,6 +124,16 @@ class Packed:
 
         y = recurrence.along_time(named, start, (x, self.position))[1]
         return checkpoint_name(y, recurrence.STATE)
+
+    def chunked(self, function: Callable, start: PyTree, x: PyTree) -> Array:
+        """A recurrence of arrays [batch, seq, ...], computed whole: in chunks of positions, say.
+
+        `function(state, x, begins, counts)` is the last state and what each position gives. It
+        starts afresh where `begins` is true, and what does not count leaves the state alone.
+        """
+        start = recurrence.per_row(start, self.position)
+        counts = self.document >= 0
+        return function(start, x, begins=self.position == 0, counts=counts)[1]
 
 
 def enter(batch: dict[str, Array], cache: KVCache | None) -> Packed | DecodeContext:

@@ -219,6 +219,24 @@ class Head(Placed):
         return jax.tree.map(tiles.join, found)
 
 
+class ScoreHead(Head):
+    """A head of a few scores in the place of the vocabulary's logits, as a reward model has."""
+
+    def __init__(self, weight: Float[Array, "k embed"]):
+        super().__init__(weight)
+
+    @property
+    def axes(self) -> dict[str, tuple[str, ...]]:
+        return {"weight": ("", "embed")}
+
+    @jax.named_scope("head")
+    def logits(self, hidden: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq k"]:
+        """Scores of every position, in float32."""
+        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        out = layout("batch seq .", (*hidden.shape[:2], weight.shape[0]))
+        return jnp.einsum("bse,ke->bsk", hidden, weight, out_sharding=out).astype(jnp.float32)
+
+
 class _Tiles:
     """Tiles of a batch, cut along the sequence so that every device works on every tile.
 

@@ -66,6 +66,8 @@ def choose(
 
     `platform` is what JAX calls that of a device; what plain XLA computes is always right.
     """
+    if pattern.sinks:
+        return Kernel("xla", "plain XLA: the flash kernels here have no attention sinks")
     if platform == "tpu":
         return Kernel("splash", "Pallas splash attention, by documents")
     if not is_nvidia(platform, device_kind):
@@ -100,8 +102,11 @@ def attend(
     phase: Int[Array, "batch seq"] | None = None,
     window: int | None = None,
     scale: float | None = None,
+    sinks: Float[Array, " heads"] | None = None,
 ) -> Float[Array, "batch seq heads dim"]:
     """Attention, softmax(scale q k^T + mask) v, each device its own rows and heads.
+
+    With attention sinks each softmax has one more logit, that of its head, with a value of zero.
 
     Query i stands at position t = first + i of its row and sees the slots that hold its document,
     up to t where it is causal; with a window only those whose newest input is less than `window`
@@ -113,16 +118,18 @@ def attend(
     document at the beginning of the row. A query that sees no cell gets zeros.
     """
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
-    pattern = Pattern(causal, window, stride)
+    pattern = Pattern(causal, window, stride, sinks=sinks is not None)
+    beside = () if sinks is None else (sinks,)
     kernel = _kernel(q, slots, first, pattern)
     mix = _program(kernel, pattern, scale, _DOCUMENTS.get() if kernel == "cudnn" else None)
     at = first if stride == 1 else _standing(document, first, stride, phase)
     rows = layout(("batch",), q.shape[:1])
     if rows is None:  # no mesh
-        return mix(q, k, v, document, slots, at)
+        return mix(q, k, v, document, slots, at, *beside)
     heads, row = PartitionSpec(*rows, None, "tensor", None), PartitionSpec(*rows, None)
     at = jnp.asarray(at, jnp.int32)
     specs = (heads, heads, heads, row, row, row if at.ndim else PartitionSpec())
+    specs += (PartitionSpec("tensor"),) * len(beside)
     inputs = [
         jax.sharding.reshard(x, spec)
         for x, spec in zip((q, k, v, document, slots), specs[:5], strict=True)
@@ -133,7 +140,7 @@ def attend(
         out_specs=heads,
         check_vma=kernel == "xla",  # the checker does not see into the others
     )
-    return local(*inputs, jax.sharding.reshard(at, row) if at.ndim else at)
+    return local(*inputs, jax.sharding.reshard(at, row) if at.ndim else at, *beside)
 
 
 def spread(x: Float[Array, "batch seq kv_heads dim"]) -> Float[Array, "batch seq more_heads dim"]:
@@ -166,18 +173,31 @@ def keeps(primitive: Any, *_: Any, **__: Any) -> bool:
     return primitive.name == "dot_product_attention_fwd_wrapper"
 
 
-def xla(q, k, v, document, slots, at, *, pattern: Pattern, scale: float) -> Array:
+def xla(q, k, v, document, slots, at, *sinks: Array, pattern: Pattern, scale: float) -> Array:
     seen = visible(document, slots, at, pattern)
     dtype = q.dtype
     if dtype == jnp.float16 and device().platform == "cpu":
         # A CPU has no product of float16 that is summed in float32.
         q, k, v = (x.astype(jnp.float32) for x in (q, k, v))
     with jax.numpy_dtype_promotion("standard"):  # JAX mixes float16 and float32 there
-        mixed = jax.nn.dot_product_attention(q, k, v, mask=seen[:, None], scale=scale)
+        mask, bias = seen[:, None], None
+        if sinks:
+            k, v, mask, bias = _with_sinks(k, v, mask, *sinks)
+        mixed = jax.nn.dot_product_attention(q, k, v, bias, mask, scale=scale)
     mixed = mixed.astype(dtype)
     if pattern.stride > 1:
         mixed = _seeing(mixed, document, slots, at, pattern)
     return checkpoint_name(mixed, MIXED)
+
+
+def _with_sinks(
+    k: Array, v: Array, mask: Array, sinks: Float[Array, " heads"]
+) -> tuple[Array, Array, Array, Array]:
+    """One more slot, of zeros, that all queries see, and the bias that gives it a head's logit."""
+    k, v = (jnp.pad(x, ((0, 0), (0, 1), (0, 0), (0, 0))) for x in (k, v))
+    mask = jnp.pad(mask, ((0, 0), (0, 0), (0, 0), (0, 1)), constant_values=True)
+    bias = jnp.pad(sinks.astype(k.dtype)[:, None], ((0, 0), (k.shape[1] - 1, 0)))
+    return k, v, mask, bias[None, :, None]
 
 
 def cudnn(
@@ -449,8 +469,8 @@ def _program(kernel: str, pattern: Pattern, scale: float, documents: DocumentsPe
     """A kernel as a part of its own in a program."""
     how: dict[str, Any] = {} if documents is None else {"documents": documents}
 
-    def mix(q, k, v, document, slots, at):
-        return KERNELS[kernel](q, k, v, document, slots, at, pattern=pattern, scale=scale, **how)
+    def mix(*arrays):
+        return KERNELS[kernel](*arrays, pattern=pattern, scale=scale, **how)
 
     return jax.jit(_named(mix, pattern))
 

@@ -138,6 +138,14 @@ class CachedLayer:
         self.left.append((state,))
         return y
 
+    def chunked(self, function: Callable, start: PyTree, x: PyTree) -> Array:
+        """A recurrence that a function computes whole, as in training: the state is cached."""
+        (state,) = self._cached(recurrence.per_row(start, self.position))
+        counts = self.document >= 0
+        state, y = function(state, x, begins=self.position == 0, counts=counts)
+        self.left.append((state,))
+        return y
+
     @property
     def capacity(self) -> int:
         return self.context.slots.shape[1]

@@ -20,27 +20,28 @@ NARROWEST = 128  # features of which rows are a multiple
 
 
 class RMSNorm(Placed):
-    scale: Float[Array, "*layers size"]
-    over: str = eqx.field(static=True)
+    scale: Float[Array, "..."]
+    over: str = eqx.field(static=True)  # an axis, or several whose mean is one
     eps: float = eqx.field(static=True)
     matrices: ClassVar[tuple[str, ...]] = ()
 
     def __init__(self, over: str, sizes: dict[str, int], *, eps: float):
         self.over, self.eps = over, eps
-        self.scale = jnp.ones(sizes[over])
+        self.scale = jnp.ones([sizes[name] for name in over.split()])
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
-        return {"scale": (self.over,)}
+        return {"scale": tuple(self.over.split())}
 
     @jax.named_scope("norm")
-    def __call__(self, x: Float[Array, "... size"]) -> Float[Array, "... size"]:
-        return (normed(x, self.eps) * self.factor).astype(x.dtype)
+    def __call__(self, x: Float[Array, "..."]) -> Float[Array, "..."]:
+        axes = len(self.axes["scale"])
+        return (normed(x, self.eps, axes) * self.factor).astype(x.dtype)
 
     @property
-    def factor(self) -> Float[Array, " size"]:
+    def factor(self) -> Float[Array, "..."]:
         """By which what is normed is multiplied."""
-        return gathered(self.scale, (self.over,))
+        return gathered(self.scale, self.axes["scale"])
 
 
 class OffsetRMSNorm(Placed):
@@ -96,10 +97,11 @@ class LayerNorm(Placed):
 Norm = RMSNorm | OffsetRMSNorm
 
 
-def normed(x: Float[Array, "... size"], eps: float) -> Float[Array, "... size"]:
-    """RMSNorm without a scale, x / sqrt(mean(x²) + eps); in float32."""
+def normed(x: Float[Array, "..."], eps: float, axes: int = 1) -> Float[Array, "..."]:
+    """RMSNorm without a scale, x / sqrt(mean(x²) + eps), over the last axes; in float32."""
     x32 = x.astype(jnp.float32)
-    return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=-1, keepdims=True) + eps)
+    last = tuple(range(-axes, 0))
+    return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=last, keepdims=True) + eps)
 
 
 class Fork:

@@ -8,7 +8,7 @@ import re
 from typing import NamedTuple
 
 _NAMES = re.compile(
-    r"(causal|bidirectional)_attention(?:_window_(\d+))?(?:_stride_(\d+))?(_backward)?"
+    r"(causal|bidirectional)_attention(?:_window_(\d+))?(?:_stride_(\d+))?(_sinks)?(_backward)?"
 )
 
 
@@ -23,6 +23,7 @@ class Pattern(NamedTuple):
     window: int | None = None  # positions, the own one included; in both directions if not causal
     stride: int = 1  # positions that a key slot stands for
     is_backward: bool = False
+    sinks: bool = False  # each head has a learned logit beside those of its keys
 
     @property
     def sides(self) -> tuple[int | None, int | None]:
@@ -38,6 +39,7 @@ class Pattern(NamedTuple):
                 "causal_attention" if self.causal else "bidirectional_attention",
                 "" if self.window is None else f"_window_{self.window}",
                 "" if self.stride == 1 else f"_stride_{self.stride}",
+                "_sinks" if self.sinks else "",
                 "_backward" if self.is_backward else "",
             ]
         )
@@ -48,9 +50,10 @@ class Pattern(NamedTuple):
         match = _NAMES.fullmatch(name)
         if match is None:
             return None
-        direction, window, stride, backward = match.groups()
+        direction, window, stride, sinks, backward = match.groups()
         wide = None if window is None else int(window)
-        return Pattern(direction == "causal", wide, int(stride or 1), backward is not None)
+        ends = backward is not None, sinks is not None
+        return Pattern(direction == "causal", wide, int(stride or 1), *ends)
 
     def pairs(self, queries: int, slots: int) -> int:
         """Pairs of a query and a key that a model needs, in a row of one document.

@@ -84,8 +84,22 @@ class Rotary:
     theta: float
     pairing: Pairing = "half"
     scaling: Scaling | None = None
+    share: float = 1.0  # of a head's entries, the first, that are rotated
 
     def __call__(
+        self, x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"]
+    ) -> Float[Array, "batch seq heads dim"]:
+        rotated = self.rotated(x.shape[-1])
+        if rotated == x.shape[-1]:
+            return self._turned(x, position)
+        turned = self._turned(x[..., :rotated], position)
+        return jnp.concatenate([turned, x[..., rotated:]], axis=-1)
+
+    def rotated(self, dim: int) -> int:
+        """Entries of a head that are rotated, the first."""
+        return int(dim * self.share)
+
+    def _turned(
         self, x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"]
     ) -> Float[Array, "batch seq heads dim"]:
         cos, sin = self.turns(position[:, :, None], x.shape[-1], x.dtype)
@@ -147,11 +161,14 @@ def _slowed(plain: np.ndarray, theta: float, scaling: Scaling) -> np.ndarray:
     return np.clip((np.arange(len(plain)) - first) / (last - first or 0.001), 0, 1)
 
 
-def halves(x: np.ndarray) -> np.ndarray:
-    """The last axis from interleaved pairs to the half-split order."""
-    return np.concatenate([x[..., ::2], x[..., 1::2]], axis=-1)
+def halves(x: np.ndarray, count: int | None = None) -> np.ndarray:
+    """The last axis, or its first entries, from interleaved pairs to the half-split order."""
+    pairs, rest = x[..., :count], x[..., count or x.shape[-1] :]
+    return np.concatenate([pairs[..., ::2], pairs[..., 1::2], rest], axis=-1)
 
 
-def interleaved(x: np.ndarray) -> np.ndarray:
-    """The last axis from the half-split order to interleaved pairs."""
-    return np.stack(np.split(x, 2, axis=-1), axis=-1).reshape(x.shape)
+def interleaved(x: np.ndarray, count: int | None = None) -> np.ndarray:
+    """The last axis, or its first entries, from the half-split order to interleaved pairs."""
+    pairs, rest = x[..., :count], x[..., count or x.shape[-1] :]
+    pairs = np.stack(np.split(pairs, 2, axis=-1), axis=-1).reshape(pairs.shape)
+    return np.concatenate([pairs, rest], axis=-1)

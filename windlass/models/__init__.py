@@ -31,6 +31,8 @@ from windlass.layers.auxiliary import Report
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 
+HEAD = "output.weight"  # absent where the head shares the embedding's weight
+
 
 @runtime_checkable
 class Model(Protocol):
@@ -82,6 +84,17 @@ class Diagnosed(Introduced, Protocol):
     def diagnose(self) -> Diagnosis: ...
 
 
+class Multimodal(NamedTuple):
+    """A model of images and text elsewhere, whose language model is one of a family.
+
+    Its config.json has that of the language model as `text_config`.
+    """
+
+    architecture: str
+    model_type: str
+    prefix: str  # of the names of the language model's tensors, in place of `model.`
+
+
 class HuggingFace(NamedTuple):
     """A family's config.json, key by key, but for its RoPE settings.
 
@@ -95,6 +108,19 @@ class HuggingFace(NamedTuple):
     absent: Mapping[str, Any]
     fixed: Mapping[str, tuple]
     gguf: str | None = None  # its architecture in llama.cpp; None: there is none
+    also: Mapping[str, str] = {}  # from another spelling of a key to the one that is written
+    by_layer: bool = False  # RoPE settings of layers that see a window are apart
+    rope: tuple[str, ...] = ()  # more keys of RoPE parameters, kept as they are
+    multimodal: Multimodal | None = None
+    # prefixes of tensors in its checkpoints that are none of the model's, and what they are of
+    beside: Mapping[str, str] = {}
+    scored: str | None = None  # the architecture with a head of scores, where it has another stem
+
+    @property
+    def classifier(self) -> str:
+        """The architecture with a head of scores, as a reward model has."""
+        causal, scored = "ForCausalLM", "ForSequenceClassification"
+        return self.scored or self.architecture.replace(causal, scored)
 
 
 def as_trained(config: Any, stored: Mapping[str, Any]) -> Any:

@@ -35,6 +35,7 @@ NAMES = {
 }
 HUGGING_FACE = HuggingFace(
     architecture="Gemma3ForCausalLM",
+    scored="Gemma3TextForSequenceClassification",
     model_type="gemma3_text",
     fields={name: key for name, key in llama.FIELDS.items() if name != "tied"}
     | {"window": "sliding_window", "query_width": "query_pre_attn_scalar"},
@@ -43,6 +44,7 @@ HUGGING_FACE = HuggingFace(
         "head_dim": 256,
         "rms_norm_eps": 1e-6,
         "sliding_window": 4096,
+        "sliding_window_pattern": 6,
         "query_pre_attn_scalar": 256,
     },
     fixed={
@@ -54,6 +56,7 @@ HUGGING_FACE = HuggingFace(
         "use_bidirectional_attention": (False, None),
     },
     gguf="gemma3",
+    by_layer=True,
 )
 
 

@@ -1,5 +1,7 @@
 """Llama: grouped-query attention, SwiGLU, rotary positions. SmolLM and many others are of it."""
 
+from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any
 
 import jax
@@ -72,7 +74,7 @@ YARN = Scaling(
 
 
 @section
-class Transformer:
+class Unscaled:
     """Sizes and rotary positions that every family like Llama has."""
 
     vocab: int  # vocabulary size; at least that of the tokenizer
@@ -83,7 +85,6 @@ class Transformer:
     kv_heads: int  # key-value heads per layer (grouped-query attention)
     head_dim: int  # size of a head
     theta: float  # RoPE base
-    scaling: Scaling | None = None  # RoPE scaling, for a longer context
     # RoPE rotates entries i and i + head_dim/2 of a head together, or 2i and 2i + 1
     pairing: Pairing = "half"
 
@@ -95,6 +96,13 @@ class Transformer:
     @property
     def sizes(self) -> dict[str, int]:
         return axis_sizes(self)
+
+
+@section
+class Transformer(Unscaled):
+    """The same with RoPE scaling, which most families have."""
+
+    scaling: Scaling | None = None  # RoPE scaling, for a longer context
 
 
 @section
@@ -126,24 +134,40 @@ class Config(Transformer):
         )
 
 
-def decoder(config, *, mlp_bias: bool = False, key: PRNGKeyArray, **attention) -> Decoder:
-    """Blocks all of one kind; `attention` is what a family adds to the plain one."""
+def decoder(
+    config,
+    *,
+    mlp: Callable[[PRNGKeyArray], Any] | None = None,
+    mlp_bias: bool = False,
+    turns: Sequence[dict[str, Any]] = ({},),
+    key: PRNGKeyArray,
+    **attention,
+) -> Decoder:
+    """Blocks like Llama's; `attention` is what a family adds to it, `turns` layers one by one.
+
+    `mlp` makes a family's own feed-forward layer, where it is no gated MLP.
+    """
     sizes = config.sizes
-    rotary = Rotary(config.theta, config.pairing, config.scaling)
+    attention = {
+        "rotary": Rotary(config.theta, config.pairing, getattr(config, "scaling", None)),
+        "causal": config.causal,
+        **attention,
+    }
 
     def norm(over: str) -> RMSNorm:
         return RMSNorm(over, sizes, eps=config.eps)
 
-    def block(key, layer):
+    def made(own: dict[str, Any], key: PRNGKeyArray, layer) -> Block:
         one, two = jax.random.split(key)
         return Block(
             attention_norm=norm("embed"),
-            attention=Attention(sizes, rotary=rotary, causal=config.causal, key=one, **attention),
+            attention=Attention(sizes, **attention | own, key=one),
             mlp_norm=norm("embed"),
-            mlp=Gated(sizes, bias=mlp_bias, key=two),
+            mlp=mlp(two) if mlp else Gated(sizes, bias=mlp_bias, key=two),
         )
 
-    return Decoder(sizes, [block], config.layers, norm=norm("embed"), tied=config.tied, key=key)
+    pattern = [partial(made, own) for own in turns]
+    return Decoder(sizes, pattern, config.layers, norm=norm("embed"), tied=config.tied, key=key)
 
 
 def check(config) -> None:

@@ -13,7 +13,6 @@ from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
-from windlass.layers.mlp import Gated
 from windlass.layers.norm import Norm
 from windlass.layers.residual import Connection, Hidden, NormedBranch, Plain
 from windlass.layers.stack import Maker, Stack, stacked
@@ -25,7 +24,7 @@ class Block(eqx.Module):
     attention_norm: Norm
     attention: Callable[[Hidden, Any], Hidden]  # of hidden states and a context
     mlp_norm: Norm
-    mlp: Gated
+    mlp: Callable[[Any], Any]  # of normed hidden states, or of a fork of them
     attention_residual: Connection = Plain()
     mlp_residual: Connection = Plain()
 

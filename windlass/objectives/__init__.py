@@ -90,10 +90,15 @@ class BaseObjective(ABC):
     """An objective: its call, and the parts that most leave as they are."""
 
     columns: ClassVar[tuple[str, ...]]  # what it can read of a batch
+    # columns that a format may offer and this one does without: they are not made
+    spares: ClassVar[tuple[str, ...]] = ()
     unit: ClassVar[str] = "token"  # what its loss is an average over
+    scores: ClassVar[int] = 0  # outputs of a head in place of the LM head; 0: that stays
     # False: nothing is trained by a gradient, and `finish` solves for weights from the carry; steps
     # then have no loss to report, no backward pass and no optimizer
     has_gradient: ClassVar[bool] = True
+    # False: the carry of step 0 is the same whatever the first batch holds, and `start` gets none
+    starts_from_data: ClassVar[bool] = True
 
     @abstractmethod
     def __call__(

@@ -81,7 +81,7 @@ class _Alternatives(NamedTuple):
         again: list[Keys] = [{"train": {"remat": word}} for word in REMAT[REMAT.index(remat) + 1 :]]
         singles = [again, less]
         if split["data"] > 1:
-            pieces = {"data": 1, "fsdp": split["data"] * split["fsdp"], "tensor": split["tensor"]}
+            pieces = split | {"data": 1, "fsdp": split["data"] * split["fsdp"]}
             singles.append([{"mesh": pieces}])
         changes = [one for keys in singles if (one := self._smallest(keys)) is not None]
         yield from changes

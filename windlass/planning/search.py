@@ -209,7 +209,7 @@ class Search:
         rows = Rows(described.batches.rows, None)
         sizes = described.run.model.sizes
         able = mesh_choice.possible(Mesh(), len(described.devices), rows, sizes)
-        return [tuple((name, split[name]) for name in mesh.AXES) for split in able]
+        return [tuple((name, split[name]) for name in mesh.axes(split)) for split in able]
 
 
 def _is_near(one: tuple[tuple[str, int], ...], other: tuple[tuple[str, int], ...]) -> bool:

@@ -6,7 +6,7 @@ from typing import NamedTuple
 import numpy as np
 
 from windlass.devices.absent import Absent
-from windlass.devices.mesh import AXES, arranged
+from windlass.devices.mesh import ALL, AXES, arranged
 from windlass.planning.targets import Target
 
 
@@ -33,7 +33,8 @@ class Reaches(NamedTuple):
 
     def along(self, *axes: str) -> Reach:
         """Interconnect along an axis of the mesh, or along several taken together."""
-        line = self.grid[tuple(slice(None) if name in axes else 0 for name in AXES)].ravel()
+        names = AXES if self.grid.ndim == len(AXES) else ALL
+        line = self.grid[tuple(slice(None) if name in axes else 0 for name in names)].ravel()
         chip = self.target.chip
         groups = len({device.slice_index for device in line})
         ways = len(line) // groups

@@ -146,7 +146,9 @@ def _could_fit(count: int, above: Trial, fitting: Trial) -> bool:
 def setting(described: Described) -> Setting:
     """Setting of a run as it is laid out."""
     train = described.run.train
-    split = tuple((name, described.layout.split[name]) for name in mesh.AXES)
+    split = tuple(
+        (name, described.layout.split[name]) for name in mesh.axes(described.layout.split)
+    )
     loops = described.layers_per_loop
     return Setting(split, described.batches.accumulation, train.remat, loops)
 

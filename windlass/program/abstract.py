@@ -8,7 +8,6 @@ import jax
 
 from windlass.adapters import BaseAdapter
 from windlass.devices.sketch import sketched
-from windlass.models import names
 from windlass.residuals import Architecture
 
 
@@ -20,7 +19,7 @@ def abstract_model(architecture: Architecture, adapters: tuple[BaseAdapter, ...]
         key = jax.random.key(0)
         model = architecture.init(key)
         for adapter in adapters:
-            model = adapter.adapt(model, names=names(architecture.model), key=key)
+            model = adapter.adapt(model, names=architecture.names, key=key)
         return model
 
     with sketched():

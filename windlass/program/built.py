@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, PRNGKeyArray, PyTree
 
-from windlass import models
 from windlass.adapters import Adapted, BaseAdapter
 from windlass.checkpoint.fingerprint import named
 from windlass.config import tree
+from windlass.config.start import FrozenBase
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.layers.linear import LinearMap
 from windlass.layers.stack import arrange
@@ -115,7 +115,7 @@ class Built:
 
     @property
     def names(self) -> Mapping[str, str]:
-        return models.names(self.run.model)
+        return self.run.architecture.names
 
     def parted(self, arrays: PyTree) -> tuple[PyTree, PyTree]:
         """Partition of arrays into the trained and the frozen."""
@@ -136,6 +136,8 @@ class Built:
         patterns = self.run.train.trainable
         if not self.run.residual.is_plain:
             identity["residual"] = _summary(self.run.residual)
+        if self.run.base is not None:
+            identity["base"] = base_identity(self.run.base)
         if self.run.adapter:
             identity["adapter"] = ", then ".join(map(_summary, self.run.adapter))
         added = "the adapter" if self.run.residual.is_plain else "the adapter and the residual"
@@ -154,10 +156,15 @@ def model_identity(config: Any) -> str:
     return f"{family} ({', '.join(f'{name} {value}' for name, value in given.items())})"
 
 
+def base_identity(base: FrozenBase) -> str:
+    """Identity of a base in few bits: the arrays of another mean other matrices."""
+    return f"{base.kind} in groups of {base.size}{' with zero points' * base.zeros}"
+
+
 def _summary(member: Any) -> str:
     """Summary of a member of an open set: its keys, but for where it started from."""
     kind = type(member).__module__.rpartition(".")[2]
-    settings = {name: x for name, x in tree(member).items() if name != "path"}
+    settings = {name: x for name, x in tree(member).items() if name != "path" and x not in ([], ())}
     return f"{kind} ({', '.join(f'{key} {value}' for key, value in settings.items())})"
 
 

@@ -108,7 +108,7 @@ class Described:
     def batches(self) -> Batches:
         shape = self.mesh.shape
         chosen = self.divided and self.divided.microbatches
-        return batches.batches(self.run.train, shape["data"] * shape["fsdp"], self.began, chosen)
+        return batches.batches(self.run.train, mesh.row_groups(shape), self.began, chosen)
 
     @property
     def facts(self) -> dict[str, Any]:
@@ -142,7 +142,7 @@ def read_for(
         layout = _laid_out(run, chosen, chip, slices, began)
         layouts[:] = [(layout, began)]
         found = checks.problems(run, chosen.kind, kinds, layout.split, slices, began)
-        return [*found, *(checks.too_long(run) if is_trained else [])]
+        return [*found, *([*checks.too_long(run), *checks.unfrozen(run)] if is_trained else [])]
 
     run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
     cache = keep()

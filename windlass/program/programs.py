@@ -55,9 +55,14 @@ class Programs:
         return self.built.described.compute == "float16" and self.run.objective.has_gradient
 
     @property
+    def has_carry(self) -> bool:
+        """Carry of an objective: state that its `start` makes."""
+        return type(self.run.objective).start is not BaseObjective.start
+
+    @property
     def starts_from_data(self) -> bool:
         """Data-dependent carry: the objective makes it from the first batch."""
-        return type(self.run.objective).start is not BaseObjective.start
+        return self.has_carry and self.run.objective.starts_from_data
 
     def init(
         self, initial: InitialArrays | None = None, batch: Batch | None = None
@@ -103,7 +108,7 @@ class Programs:
 
     def abstract_carry(self) -> Carry:
         """The shapes and shardings of the carry alone."""
-        if not self.starts_from_data:
+        if not self.has_carry:
             return Carry()
         carry = jax.eval_shape(
             lambda arrays, batch: self._carry(*self.built.parted(arrays), batch),
@@ -119,7 +124,7 @@ class Programs:
     def abstract_batch(self) -> dict[str, jax.ShapeDtypeStruct]:
         return {
             name: jax.ShapeDtypeStruct(shape, column.dtype, sharding=self.place(shape, name))
-            for name, column in self.run.data.columns.items()
+            for name, column in self.run.columns.items()
             for shape in [column.shape(self.batches.rows)]
         }
 
@@ -246,10 +251,10 @@ class Programs:
         return state, Frozen(frozen, {})
 
     def _carry(self, weights: PyTree, frozen: PyTree, batch: Batch | None) -> Carry:
-        if not self.starts_from_data:
+        if not self.has_carry:
             return Carry()
-        assert batch is not None
-        return self.run.objective.start(self.built.model(weights, frozen), batch)
+        assert batch is not None or not self.starts_from_data
+        return self.run.objective.start(self.built.model(weights, frozen), batch or {})
 
 
 def _split(x: Array | jax.ShapeDtypeStruct) -> list[Any]:

@@ -1,14 +1,17 @@
 """The trainable part of a model: chosen once, by patterns, before the run; and its optimizer."""
 
+from collections.abc import Collection
 from typing import NamedTuple
 
 import jax
 import optax
 from jaxtyping import PyTree
 
-from windlass.adapters import is_adapted, trained
+from windlass.adapters import Peft, is_adapted, trained
 from windlass.devices.axes import annotate, is_trainable
 from windlass.errors import UserError
+from windlass.hub.peft import whole_arrays
+from windlass.layers.head import ScoreHead
 from windlass.layers.names import first_match, named, refuse_idle
 from windlass.layers.residual import Connection
 from windlass.run import Run
@@ -26,7 +29,9 @@ class TrainableMask(NamedTuple):
 def of_run(arrays: PyTree, run: Run) -> TrainableMask:
     """The trainable part of a run: nothing, where its objective has no gradient."""
     if run.objective.has_gradient:
-        return choose(arrays, run.train.trainable)
+        table = run.architecture.names
+        beside = [whole_arrays(arrays, x.whole, table) for x in run.adapter if isinstance(x, Peft)]
+        return choose(arrays, run.train.trainable, {one for each in beside for one in each})
     whole = choose(arrays, None)
     return whole._replace(mask=jax.tree.map(lambda _: False, whole.mask), trained=0)
 
@@ -38,17 +43,20 @@ def optimizer(run: Run, steps: int, weights: PyTree) -> optax.GradientTransforma
     return run.optim.build(steps, weights)
 
 
-def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:
+def choose(
+    arrays: PyTree, patterns: tuple[str, ...] | None, whole: Collection[str] = ()
+) -> TrainableMask:
     """The arrays whose name matches a pattern, as `blocks.mlp.*` does `blocks.mlp.gate.weight`.
 
-    Without patterns those that adapters declare and those of residual connections, which no
-    checkpoint has trained; without adapters, all. Fixed arrays are left out, and a pattern that
-    matches nothing else is refused.
+    Without patterns those that adapters declare, those they have `whole`, and those of residual
+    connections and of scores, which no checkpoint has trained; without adapters, all. Fixed arrays
+    are left out, and a pattern that matches nothing else is refused.
     """
     names, sizes = zip(*((one, x.size) for one, x in named(arrays)), strict=True)
     allowed = jax.tree.leaves(annotate(arrays, is_trainable))
     if patterns is None:
-        chosen = _added(arrays) if is_adapted(arrays) else [True] * len(names)
+        added = _added(arrays) if is_adapted(arrays) else [True] * len(names)
+        chosen = [a or one in whole for a, one in zip(added, names, strict=True)]
     else:
         refuse_idle("train.trainable", patterns, names, "weight")
         _refuse_fixed(patterns, dict(zip(names, allowed, strict=True)))
@@ -64,10 +72,10 @@ def choose(arrays: PyTree, patterns: tuple[str, ...] | None) -> TrainableMask:
 
 
 def _added(arrays: PyTree) -> list[bool]:
-    """Presence of each array in an adapter or a residual connection, where it is to be trained."""
+    """Presence of each array in an adapter, a residual connection or scores that are trained."""
 
     def is_connection(node: PyTree) -> bool:
-        return isinstance(node, Connection)
+        return isinstance(node, Connection | ScoreHead)
 
     def connected(node: PyTree) -> PyTree:
         return jax.tree.map(lambda _: is_connection(node), node)

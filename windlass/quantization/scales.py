@@ -5,6 +5,9 @@ A matrix W[i, o] is Q[i, o] S[i, o], entries of a table times scales of low rank
     S[i, o] = Σₖ bₖ[i] gₖ aₖ[o]    with ‖aₖ‖ = ‖bₖ‖ = 1
 """
 
+import math
+import re
+from collections.abc import Mapping
 from typing import NamedTuple
 
 import numpy as np
@@ -93,6 +96,16 @@ def rank_sum(
 def relative_error(found: np.ndarray, expected: np.ndarray) -> float:
     """‖found − expected‖ / ‖expected‖."""
     return float(np.linalg.norm(found - expected) / max(np.linalg.norm(expected), 1e-30))
+
+
+def relative_errors(squares: Mapping[str, np.ndarray]) -> str:
+    """Relative error of matrices by name, of which the squares of errors and weights are summed."""
+    parts = {path: math.sqrt(error / of) for path, (error, of) in squares.items() if of}
+    error, of = sum(squares.values(), np.zeros(2))
+    worst = max(parts, key=parts.__getitem__, default="")
+    where = re.sub(r"\bkinds\.\d+\.", "", worst)  # as a recipe names it
+    whole, most = math.sqrt(error / (of or 1)), f"{parts.get(worst, 0):.4f} ({where})"
+    return f"relative error {whole:.4f}, at most {most}"
 
 
 def _sizes(inputs: int, group: int) -> np.ndarray:

@@ -42,6 +42,12 @@ class SavedAt(NamedTuple):
     identity: Identity
 
 
+SCORED = (
+    "An answer is scored by its last token but one: `model(ids[:, :-1]).logits`, where `ids` are "
+    "the tokens of the prompt and the answer as they were trained on, with the end."
+)
+
+
 @dataclass(frozen=True)
 class Subject:
     """Subject of a model card."""
@@ -58,6 +64,12 @@ class Subject:
     based_on: str  # the same, or its folder
     is_known_elsewhere: bool  # `transformers` has its architecture
     license: str | None = None  # as the hub names it; None: that of the model it started from
+    has_scores: bool = False  # a reward model: a head of scores in place of the LM head
+
+    @property
+    def auto_class(self) -> str:
+        """The class of transformers that loads it."""
+        return f"AutoModelFor{'SequenceClassification' if self.has_scores else 'CausalLM'}"
 
     @property
     def part(self) -> str:
@@ -107,7 +119,7 @@ def _header(of: Subject) -> str:
     library = known.get(of.form, "transformers") if of.is_known_elsewhere else "windlass"
     keys: dict[str, Any] = {"library_name": library}
     if of.is_known_elsewhere:
-        keys["pipeline_tag"] = "text-generation"
+        keys["pipeline_tag"] = f"text-{'classification' if of.has_scores else 'generation'}"
     if of.base is not None:
         keys["base_model"] = of.base
         keys["base_model_relation"] = _relation(of)
@@ -201,9 +213,9 @@ def _use(of: Subject) -> str:
         parts += [
             "```python",
             "from peft import PeftModel",
-            "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+            f"from transformers import {of.auto_class}, AutoTokenizer\n",
             f'tokenizer = AutoTokenizer.from_pretrained("{of.address}")',
-            f'base = AutoModelForCausalLM.from_pretrained("{of.based_on}")',
+            f'base = {of.auto_class}.from_pretrained("{of.based_on}")',
             f'model = PeftModel.from_pretrained(base, "{of.address}")',
             "```\n",
             *_served_beside(of),
@@ -211,10 +223,14 @@ def _use(of: Subject) -> str:
         return "\n".join(parts)
     parts += [
         "```python",
-        "from transformers import AutoModelForCausalLM, AutoTokenizer\n",
+        f"from transformers import {of.auto_class}, AutoTokenizer\n",
         f'tokenizer = AutoTokenizer.from_pretrained("{of.address}")',
-        f'model = AutoModelForCausalLM.from_pretrained("{of.address}")',
+        f'model = {of.auto_class}.from_pretrained("{of.address}")',
         "```\n",
+    ]
+    if of.has_scores:
+        return "\n".join([*parts, f"{SCORED}\n"])
+    parts += [
         "```sh",
         f"vllm serve '{of.address}'",
         f"windlass train --model '{of.address}' --data chats.jsonl  # goes on from it",

@@ -17,6 +17,7 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub.chat_template import chat_prompt
+from windlass.hub.config import FILE, mapping
 
 ROWS, LENGTH = 2, 64  # of random tokens
 # Of the largest logit: two programs that add in another order differ by some 1e-6 of it, while a
@@ -108,6 +109,8 @@ def compare(
     """Comparison with an export as others load it; `base` is the model of an adapter."""
     theirs = _their_logits(folder, base, tokens)
     names = ["transformers", *(["peft"] if base else [])]
+    # A classifier has the scores of the last token alone.
+    ours = ours[:, -1] if theirs.ndim < ours.ndim else ours
     return LogitDifference(
         difference=float(np.abs(ours - theirs).max()),
         scale=float(np.abs(ours).max()),
@@ -118,11 +121,11 @@ def compare(
 
 def _their_logits(folder: Path, base: Path | None, tokens: np.ndarray) -> np.ndarray:
     import torch
-    from transformers import AutoModelForCausalLM
+    import transformers
     from transformers.utils import logging
 
     logging.disable_progress_bar()
-    model: Any = AutoModelForCausalLM.from_pretrained(
+    model: Any = getattr(transformers, auto_class(base or folder)).from_pretrained(
         base or folder, dtype=torch.float32, local_files_only=True, attn_implementation="eager"
     )
     if base is not None:
@@ -130,7 +133,16 @@ def _their_logits(folder: Path, base: Path | None, tokens: np.ndarray) -> np.nda
 
         model = PeftModel.from_pretrained(model, folder)
     with torch.no_grad():
-        return model.eval()(torch.from_numpy(tokens).long()).logits.float().numpy()
+        # Row by row: a classifier of several needs to know which token is padding.
+        rows = [model.eval()(row[None]).logits for row in torch.from_numpy(tokens).long()]
+        return torch.cat(rows).float().numpy()
+
+
+def auto_class(folder: Path) -> str:
+    """The class of transformers that loads the model in a folder, by its config.json."""
+    (architecture,) = mapping(folder / FILE)["architectures"]
+    kind = "SequenceClassification" if architecture.endswith("Classification") else "CausalLM"
+    return f"AutoModelFor{kind}"
 
 
 def _other_tokens(folder: Path, vocabulary: Vocabulary) -> list[str]:

@@ -1,14 +1,14 @@
 """The files of an export: the name and size of each, known before it is written."""
 
 import json
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.config import tree
 from windlass.data.vocabulary import Vocabulary
 from windlass.evaluation.finished_run import FinishedRun
-from windlass.hub import config, peft, shards, weights
+from windlass.hub import config, fetch, peft, shards
 from windlass.hub.shards import ShardTensor
 from windlass.release import gguf_model
 from windlass.release.card import Subject, card
@@ -63,6 +63,9 @@ def whole(
     yield as_json("config.json", config_json(source, dtype, has_adapters))
     if source.vocabulary is not None:
         yield as_json(GENERATION, _generation(source, source.vocabulary))
+    for name in fetch.PROCESSORS:
+        if (path := source.folder / folders.MODEL / name).is_file():
+            yield text(name, path.read_bytes())
     typed = tensors if dtype == AS_IS else (tensor.typed(dtype) for tensor in tensors)
     parts = shards.divided(typed, shard_size)
     yield from (ExportFile(part.file, part.size, part.write) for part in parts)
@@ -70,13 +73,15 @@ def whole(
         yield text(shards.INDEX, shards.index(parts))
 
 
-def adapter(source: FinishedRun, model: Any, base: str | None, dtype: str) -> Iterator[ExportFile]:
-    """The two files of a PEFT adapter."""
+def adapter(
+    source: FinishedRun, model: Any, base: str | None, dtype: str, whole: Sequence[str]
+) -> Iterator[ExportFile]:
+    """The two files of a PEFT adapter, with the weights that were trained `whole` beside it."""
     (settings,) = source.run.adapter
-    about = peft.described(model, settings, source.built.names, base)
+    about = peft.described(model, settings, source.built.names, base, whole)
     revision = source.start.get("revision")
     yield as_json(peft.CONFIG, about | ({"revision": revision} if revision else {}))
-    own = weights.tensors(peft.own(model), peft.names(model, settings, source.built.names))
+    own = peft.tensors(model, settings, source.built.names, whole)
     part = shards.Shard(peft.TENSORS, [tensor.typed(dtype) for tensor in own])
     yield ExportFile(part.file, part.size, part.write)
 
@@ -107,7 +112,14 @@ def config_json(source: FinishedRun, dtype: str, has_adapters: bool = False) -> 
     if has_adapters or not source.has_hugging_face_form:
         return config.written_own(_sections(source, has_adapters), _dtype_name(dtype))
     like = source.came_with("config.json")
-    ours = config.written(source.run.model, length=source.run.data.length, dtype=dtype, like=like)
+    run = source.run
+    ours = config.written(
+        run.model,
+        length=run.data.length,
+        dtype=dtype,
+        like=like,
+        scores=run.objective.scores,
+    )
     if like or (vocabulary := source.vocabulary) is None:
         return ours
     return ours | {"bos_token_id": vocabulary.bos, "eos_token_id": vocabulary.eos}

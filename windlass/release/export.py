@@ -32,6 +32,7 @@ from windlass.release import (
     low_bit,
     merge,
     push,
+    put_back,
 )
 from windlass.release.card import ADAPTERS_ALONE, Form, SavedAt, Subject
 from windlass.release.check import LogitDifference
@@ -173,12 +174,15 @@ class Export:
             yield from contents.gguf(source, self.gguf(model, dtype), subject)
             return
         if self.form == "adapter":
-            yield from contents.adapter(source, model, self.base, dtype)
+            whole = _beside_the_adapter(source)
+            yield from contents.adapter(source, model, self.base, dtype, whole)
         else:
-            own = {"merged": merge.tensors, "low-bit": low_bit.tensors}
+            own = {"own": weights.tensors, "low-bit": low_bit.tensors}
+            tensors = own.get(self.form, merge.tensors)(model, source.names)
+            is_known = self.form in ("model", "merged") and source.has_hugging_face_form
             yield from contents.whole(
                 source,
-                own.get(self.form, weights.tensors)(model, source.names),
+                put_back.put_back(source, tensors) if is_known else tensors,
                 dtype,
                 _bytes(self.options.shard_size),
                 has_adapters=self.form in ("own", "low-bit"),
@@ -222,6 +226,7 @@ class Export:
             based_on=source.start.get("hub") or Path(source.start.get("path") or "BASE").name,
             is_known_elsewhere=self.form not in ("own", "low-bit") and source.has_hugging_face_form,
             license=options.license,
+            has_scores=bool(source.run.objective.scores),
         )
 
     def write(self, files: list[ExportFile], into: Path) -> None:
@@ -246,7 +251,7 @@ class Export:
             return gguf_check.compare(self.to, self.gguf(model), source, about)
         tokens = checking.random_tokens(source.run.model.vocab)
         if self.form == "adapter":
-            own = checking.rounded(peft.own(model), self.dtype)
+            own = checking.rounded(peft.own(model, _beside_the_adapter(source)), self.dtype)
             ours = checking.logits(eqx.combine(own, checking.rounded(model, "float32")), tokens)
             with self.base_beside(model) as base:
                 return checking.compare(self.to, base, tokens, ours, source.vocabulary)
@@ -258,7 +263,7 @@ class Export:
     @contextmanager
     def base_beside(self, model: Any) -> Iterator[Path]:
         """The model that the adapter belongs to, from the run: where it came from may be gone."""
-        plain = weights.tensors(adapters.plain(model), self.source.names)
+        plain = merge.tensors(adapters.plain(model), self.source.names)
         with TemporaryDirectory(prefix=f".{self.to.name}.base-", dir=self.to.parent) as place:
             for file in contents.whole(self.source, plain, "float32", 10**12):
                 file.write(Path(place), lambda count: None)
@@ -314,6 +319,11 @@ def _form(requested: Form | None, source: FinishedRun) -> Form:
             f"{source.folder} trained an adapter; --as adapter exports it alone, --as merged the "
             "model with it, --as own both as they are, for Windlass alone"
         )
+    if form == "own" and source.run.base is not None:
+        raise UserError(
+            f"{source.folder} has a base in {source.run.base.kind}, stored in a run alone; "
+            "--as merged writes the model as matrices, --as adapter what was trained"
+        )
     if form == "adapter" and why:
         raise UserError(f"{why}; --as merged has it all")
     if form == "gguf-adapter" and (why := _not_alone(source, "llama.cpp") or _no_lora(source)):
@@ -341,7 +351,10 @@ def _no_lora(source: FinishedRun) -> str | None:
     (adapter,) = source.run.adapter
     if not isinstance(adapter, LoraSection):
         return f"llama.cpp has no adapters like {_kind(adapter)}"
-    return "llama.cpp has no DoRA (adapter.dora)" if adapter.dora else None
+    if adapter.dora:
+        return "llama.cpp has no DoRA (adapter.dora)"
+    several = "llama.cpp has one rank and alpha for all (adapter.groups, layers and exclude)"
+    return None if adapter.is_even else several
 
 
 def _not_alone(source: FinishedRun, who: str = "PEFT") -> str | None:
@@ -354,7 +367,10 @@ def _not_alone(source: FinishedRun, who: str = "PEFT") -> str | None:
         return f"{who} has no adapters like {others[0]}"
     if not source.has_hugging_face_form:
         return f"{who} has no adapters for models like {family}"
-    if more := _beside_the_adapter(source):
+    more = _beside_the_adapter(source)
+    if who == "PEFT":
+        more = [x for x in more if not peft.is_saved(source.abstract, x, source.names)]
+    if more:
         return (
             f"{source.folder} trained more than its adapter, {more[0]} to begin with, which would "
             "be missing"

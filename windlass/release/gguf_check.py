@@ -21,7 +21,7 @@ from windlass.release.gguf_file import GgufFile
 # Keys that transformers does not read from a GGUF file, though llama.cpp does or knows them.
 UNREAD = (
     *("head_dim", "attention_bias", "mlp_bias", "query_pre_attn_scalar", "layer_types"),
-    "sliding_window",
+    *("sliding_window", "partial_rotary_factor", "pad_token_id"),
 )
 ROUNDED = 1e-6  # relative, of a number that is kept in float32
 
@@ -34,7 +34,7 @@ def compare(
     `config` is the config.json of the same model.
     """
     read, problems = _read(folder / file.name, file)
-    window = getattr(source.run.model, "window", None) if _is_llama(source) else None
+    window = getattr(source.run.model, "window", None) if _has_no_window(source) else None
     tokens = check.random_tokens(source.run.model.vocab)[:, :window]
     ours = check.logits(_filled(source, read), tokens)
     theirs, wrong = _their_logits(folder, file.name, source, config, tokens)
@@ -95,7 +95,7 @@ def _their_logits(
     if not _is_close(theta, _theta(config["rope_parameters"])):
         wrong.append(f"rope_theta is {theta} there, not {_theta(config['rope_parameters'])}")
     for key in (*UNREAD, "rope_parameters"):
-        if key in config and not (key == "sliding_window" and _is_llama(source)):
+        if key in config and not (key == "sliding_window" and _has_no_window(source)):
             setattr(read, key, config[key])
     model: Any = AutoModelForCausalLM.from_pretrained(
         folder, gguf_file=file, config=read, dtype=torch.float32, attn_implementation="eager"
@@ -114,8 +114,8 @@ def _is_close(one: Any, other: Any) -> bool:
     return one == other
 
 
-def _is_llama(source: FinishedRun) -> bool:
-    return gguf_model.architecture(source) == "llama"
+def _has_no_window(source: FinishedRun) -> bool:
+    return gguf_model.architecture(source) in gguf_model.WITHOUT_WINDOW
 
 
 def _is_shape(x: Any) -> bool:

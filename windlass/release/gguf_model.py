@@ -15,7 +15,7 @@ from windlass.data.vocabulary import Vocabulary
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config as configs
-from windlass.hub import peft, weights
+from windlass.hub import fused, peft, weights
 from windlass.hub.names import arrays
 from windlass.hub.shards import ShardTensor
 from windlass.layers.linear import LinearMap
@@ -27,6 +27,7 @@ from windlass.release.gguf_types import Quantization
 
 SUFFIXES = (".weight", ".bias")
 TURNED = (".q_proj", ".k_proj")  # whose rows llama.cpp has as interleaved pairs, in llama
+WITHOUT_WINDOW = ("llama", "phi3")  # architectures that llama.cpp computes with none
 ENDS = ("token_embd.weight", "output.weight")
 FACTORS = "rope_freqs.weight"
 LARGE_GEMMA = 62  # layers of the one that divides attention scores by another width
@@ -40,8 +41,13 @@ def architecture(source: FinishedRun) -> str:
         known = listing([one for one, its in configs.families().items() if its.gguf], "and")
         what = name if source.run.residual.is_plain else f"{name} with another residual"
         raise UserError(
-            f"llama.cpp has no models like {what}, so that no GGUF file can be made; it has "
-            f"{known}. Without --as, the files are ones that Windlass reads"
+            f"no GGUF file can be made of {what}; there are those of {known}. Without --as, the "
+            "files are ones that Windlass reads"
+        )
+    if source.run.objective.scores:
+        raise UserError(
+            f"{source.folder} is a reward model, whose head llama.cpp has no name for; without "
+            "--as gguf, the files are ones that transformers reads"
         )
     if found := problems(source.run.model, table):
         raise UserError(report(found, f"{source.folder}, as a GGUF file"))
@@ -111,7 +117,7 @@ def read_back(source: FinishedRun, tensors: Mapping[str, np.ndarray]) -> dict[st
     kind, named = architecture(source), _namer(source)
     found = {}
     for array in arrays(merge.abstract(source.abstract), source.names):
-        for name in array.names():
+        for name in map(fused.whole, array.names()):
             found[name] = _inward(tensors[named(name)], name, source, kind)
     return found
 
@@ -128,12 +134,13 @@ def on_grids(source: FinishedRun) -> dict[str, str]:
         for path, node in _maps(after).items():
             if jax.tree.structure(node) != jax.tree.structure(old.get(path)):
                 last[path] = section.gguf
-    grids = {}
+    own: dict[str, str | None] = {}
     for array in arrays(merge.abstract(source.abstract), source.names):
         owner, _, field = array.path.rpartition(".")
-        if field == "weight" and (grid := last.get(owner)) is not None:
-            grids |= dict.fromkeys(array.names(), grid)
-    return grids
+        own |= dict.fromkeys(array.names(), last.get(owner) if field == "weight" else None)
+    grids = {name: {own[part] for part in parts} for name, parts in fused.groups(own).items()}
+    # A tensor of several maps is on a grid if all of them are.
+    return {name: grid for name, (grid, *others) in grids.items() if grid and not others}
 
 
 def modelfile(file: str, vocabulary: Vocabulary | None) -> str:
@@ -149,7 +156,7 @@ def modelfile(file: str, vocabulary: Vocabulary | None) -> str:
 
 def problems(config: Any, table: HuggingFace) -> list[tuple[str, str]]:
     """Settings of a family's section that its architecture in llama.cpp has no key for."""
-    found, scaling = [], config.scaling
+    found, scaling = [], getattr(config, "scaling", None)
     if scaling is not None and scaling.kind == "llama3" and table.gguf != "llama":
         found.append(
             ("model.scaling.kind", f"is llama3; llama.cpp has that in llama, not in {table.gguf}")
@@ -161,6 +168,9 @@ def problems(config: Any, table: HuggingFace) -> list[tuple[str, str]]:
             found.append(("model.scaling", f"has slow {slow:g} and fast {fast:g}; {what}"))
     if table.gguf == "qwen3" and config.attention_bias:
         found.append(("model.attention_bias", "is true; qwen3 has no biases in llama.cpp"))
+    if table.gguf == "phi3" and config.heads * config.head_dim != config.embed:
+        what = f"llama.cpp has phi3 with heads of embed / heads, {config.embed / config.heads:g}"
+        found.append(("model.head_dim", f"is {config.head_dim}; {what}"))
     if (width := getattr(config, "query_width", None)) is not None:
         known = config.embed // config.heads if config.layers == LARGE_GEMMA else config.head_dim
         if width != known:
@@ -171,8 +181,8 @@ def problems(config: Any, table: HuggingFace) -> list[tuple[str, str]]:
 
 def _add_sizes(writer: Any, config: Any, kind: str, length: int) -> None:
     window = getattr(config, "window", None)
-    if kind == "llama" and window is not None:
-        length = min(length, window)  # llama.cpp has no window there: up to it they are the same
+    if kind in WITHOUT_WINDOW and window is not None:
+        length = min(length, window)  # up to which they are the same
     writer.add_context_length(length)
     writer.add_embedding_length(config.embed)
     writer.add_block_count(config.layers)
@@ -183,13 +193,16 @@ def _add_sizes(writer: Any, config: Any, kind: str, length: int) -> None:
     writer.add_value_length(config.head_dim)
     writer.add_layer_norm_rms_eps(config.eps)
     writer.add_vocab_size(config.vocab)
-    writer.add_rope_dimension_count(config.head_dim)
+    share = getattr(config, "rotary_share", 1.0)
+    writer.add_rope_dimension_count(Rotary(config.theta, share=share).rotated(config.head_dim))
     writer.add_rope_freq_base(config.theta)
+    if kind == "phi3":
+        writer.add_sliding_window(window or 0)  # without the key it would be that of Phi-3
     if kind == "gemma3":
         writer.add_sliding_window(window)
         writer.add_sliding_window_pattern(config.global_every)
         writer.add_rope_freq_base_swa(config.local_theta)
-    _add_scaling(writer, config.scaling)
+    _add_scaling(writer, getattr(config, "scaling", None))
 
 
 def _add_scaling(writer: Any, scaling: Any) -> None:
@@ -216,10 +229,11 @@ def _add_types(writer: Any, most: str) -> None:
 
 def _factors(config: Any) -> list[GgufTensor]:
     """The factors of Llama 3's RoPE scaling: by each, the frequency of a pair is divided."""
-    if config.scaling is None or config.scaling.kind != "llama3":
+    scaling = getattr(config, "scaling", None)
+    if scaling is None or scaling.kind != "llama3":
         return []
     plain = Rotary(config.theta).frequencies(config.head_dim)
-    scaled = Rotary(config.theta, scaling=config.scaling).frequencies(config.head_dim)
+    scaled = Rotary(config.theta, scaling=scaling).frequencies(config.head_dim)
     factors = (plain / scaled).astype(np.float32)
     return [GgufTensor(FACTORS, factors.shape, "F32", lambda: factors)]
 

@@ -1,4 +1,4 @@
-"""The tensors of a model with its adapter merged into it, each made when it is written."""
+"""The tensors of a model with adapters merged and 4-bit maps as matrices, made when written."""
 
 from collections.abc import Mapping
 from functools import partial
@@ -10,24 +10,25 @@ import jax.numpy as jnp
 import numpy as np
 
 from windlass import adapters
-from windlass.adapters import Adapted
+from windlass.hub import fused
 from windlass.hub.names import Array, arrays
 from windlass.hub.shards import ShardTensor
 from windlass.hub.weights import in_order
+from windlass.layers.linear import Linear, LinearMap
 
 
 def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
     """Tensors as `hub.weights.tensors` of the merged model, which is never whole in memory."""
-    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_adapted)
+    leaves = jax.tree_util.tree_leaves_with_path(model, is_leaf=_is_made)
     nodes = {jax.tree_util.keystr(p, simple=True, separator="."): node for p, node in leaves}
     unordered = []
     for array in arrays(abstract(model), names):
         owner, _, field = array.path.rpartition(".")
-        if _is_adapted(nodes.get(owner)):
+        if _is_made(nodes.get(owner)):
             unordered += _merged(array, nodes[owner], field)
         else:
             unordered += _plain(array._replace(value=nodes[array.path]))
-    return sorted(unordered, key=lambda one: in_order(one.name))
+    return sorted(fused.joined(unordered), key=lambda one: in_order(one.name))
 
 
 def abstract(model: Any) -> Any:
@@ -45,27 +46,30 @@ def _plain(array: Array) -> list[ShardTensor]:
     return [ShardTensor(name, array.shape, dtype, bring, fixed) for name, bring in array.out()]
 
 
-def _merged(array: Array, node: Adapted, field: str) -> list[ShardTensor]:
-    def bring(number: int) -> np.ndarray:
-        one = node if array.layers is None else _layer(node, jnp.int32(number))
+def _merged(array: Array, node: LinearMap, field: str) -> list[ShardTensor]:
+    def bring(place: tuple[int, ...]) -> np.ndarray:
+        one = node
+        for number in place:
+            one = _layer(one, jnp.int32(number))
         return np.ascontiguousarray(array.layout.outward(np.asarray(_part(one, field))))
 
     dtype = np.dtype(array.value.dtype)
     return [
-        ShardTensor(name, array.shape, dtype, partial(bring, number))
-        for number, name in enumerate(array.names())
+        ShardTensor(name, array.shape, dtype, partial(bring, place))
+        for place, name in zip(np.ndindex(*array.stack), array.names(), strict=True)
     ]
 
 
 @eqx.filter_jit
-def _part(node: Adapted, field: str) -> jax.Array:
-    return getattr(node.merged(), field)
+def _part(node: LinearMap, field: str) -> jax.Array:
+    return getattr(adapters.merged(node), field)
 
 
 @eqx.filter_jit
-def _layer(node: Adapted, number: jax.Array) -> Adapted:
+def _layer(node: LinearMap, number: jax.Array) -> LinearMap:
     return jax.tree.map(lambda x: x[number] if eqx.is_array(x) else x, node)
 
 
-def _is_adapted(node: Any) -> bool:
-    return isinstance(node, Adapted)
+def _is_made(node: Any) -> bool:
+    """Return True if the matrix of a map is computed from arrays that are none."""
+    return isinstance(node, LinearMap) and not isinstance(node, Linear)

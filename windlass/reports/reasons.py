@@ -4,6 +4,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from windlass import units
+from windlass.devices.mesh import row_groups
 from windlass.planning.cost import Bill, Interval
 from windlass.planning.exhausted import slower
 from windlass.planning.plan import Plan, Refused
@@ -97,7 +98,7 @@ def layout(plan: Plan) -> Iterator[tuple[str, str]]:
     """Batch, precision and mesh of a run, from the recipe or chosen."""
     settings = plan.settings
     kernel = f", {settings['attention']} attention" if settings["attention"] else ""
-    groups = settings["mesh"]["data"] * settings["mesh"]["fsdp"]
+    groups = row_groups(settings["mesh"])
     yield (
         "batch",
         f"{units.counted(settings['batch'], 'sequence')} of {settings['row_tokens']:,} tokens: "

@@ -18,15 +18,21 @@ import jax.numpy as jnp
 from jax.tree_util import tree_leaves, tree_map_with_path
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
+from windlass.config.start import FrozenBase
 from windlass.errors import UserError
 from windlass.layers.dropout import number
+from windlass.layers.head import ScoreHead
+from windlass.layers.initializers import small
 from windlass.layers.residual import Connection, Plain, Streams
 from windlass.layers.stack import Stack
-from windlass.models import Config
+from windlass.models import HEAD, Config, names
+from windlass.quantization.frozen_base import frozen
 
 Model = TypeVar("Model")
 
 KEY = 2  # folded into the key of a model's weights for those of its connections
+HEAD_KEY = 3  # and for those of its scores
+SCORE = "score.weight"  # a head of scores in the checkpoints of others
 
 
 class BaseResidual(Streams):
@@ -77,16 +83,32 @@ class BaseResidual(Streams):
 
 @dataclass(frozen=True)
 class Architecture:
-    """A family's config with a residual: all of a model but its adapters."""
+    """A family's config with a residual, a head and the form it is stored in: all but adapters."""
 
     model: Config
     residual: BaseResidual | None = None  # None: as the family has it
+    base: FrozenBase | None = None  # None: matrices
+    scores: int = 0  # outputs of a head in place of the LM head; 0: that stays
 
     def init(self, key: PRNGKeyArray) -> Any:
         model, own = self.model.init(key), jax.random.fold_in(key, KEY)
-        if self.residual is None:
-            return model
-        return self.residual.connect(model, self.model.sizes, key=own)
+        if self.scores:
+            model = _scored(model, self.scores, key=jax.random.fold_in(key, HEAD_KEY))
+        if self.residual is not None:
+            model = self.residual.connect(model, self.model.sizes, key=own)
+        return model if self.base is None else frozen(model, self.base)
+
+    @property
+    def names(self) -> Mapping[str, str]:
+        """The family's table of names elsewhere, where a head of scores has another."""
+        table = names(self.model)
+        return {**table, HEAD: SCORE} if self.scores and table else table
+
+
+def _scored(model: Any, scores: int, *, key: PRNGKeyArray) -> Any:
+    embed = model.embedding.weight.shape[1]
+    head = ScoreHead(small(key, (scores, embed), embed))
+    return eqx.tree_at(lambda one: one.output, model, head, is_leaf=lambda x: x is None)
 
 
 def _is_plain(node) -> bool:

@@ -4,9 +4,10 @@ from dataclasses import field
 from typing import Annotated, Any, ClassVar, Literal
 
 from windlass.checkpoint import Checkpoint
+from windlass.columns import Column
 from windlass.config import Every, Open, Several, section
 from windlass.config.sampling import Sampling
-from windlass.config.start import Start
+from windlass.config.start import FrozenBase, Start
 from windlass.config.tasks import Tasks
 from windlass.data import Data
 from windlass.data.tokenizer import Tokenizer
@@ -150,7 +151,7 @@ class Helper:
 
     @property
     def architecture(self) -> Architecture:
-        return Architecture(self.model, self.residual)
+        return Architecture(self.model, self.residual, self.start.base)
 
 
 @section
@@ -181,5 +182,16 @@ class Run:
     run: Folder = field(default_factory=Folder)
 
     @property
+    def columns(self) -> dict[str, Column]:
+        """Columns of a batch: those of the data, but for what the objective does without."""
+        spares = self.objective.spares
+        return {name: one for name, one in self.data.columns.items() if name not in spares}
+
+    @property
+    def base(self) -> FrozenBase | None:
+        """Storage of the model that the run starts from; None: as matrices."""
+        return None if self.start is None else self.start.base
+
+    @property
     def architecture(self) -> Architecture:
-        return Architecture(self.model, self.residual)
+        return Architecture(self.model, self.residual, self.base, self.objective.scores)

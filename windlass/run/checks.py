@@ -3,10 +3,12 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from windlass.adapters import BaseAdapter
 from windlass.config import Problem, listing
 from windlass.data import FORMATS
 from windlass.data.pack import COLUMNS
 from windlass.devices import chips, mesh, precision
+from windlass.formats import BaseFormat
 from windlass.layers.kernels import LONGEST_WITHOUT_FLASH, Kernel, choose
 from windlass.layers.pattern import Pattern
 from windlass.run import OBJECTIVES, OPTIMIZERS, Run
@@ -34,7 +36,7 @@ def problems(
     return [
         *wrong,
         *_layout(run, devices, split or choice(run, devices, began=began).split, slices, began),
-        *_columns(run),
+        *(_units(run) or _columns(run)),
         *_objective(run),
         *_gradient(run),
         *([] if wrong else _length(run, kind, device_kinds[0])),
@@ -60,14 +62,15 @@ def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
         return None
     compute = precision.resolve(run.precision, kind, chips.find(device_kind))
     window, stride = getattr(run.model, "window", None), getattr(run.model, "stride", 1)
-    pattern = Pattern(causal=run.model.causal, window=window, stride=stride)
+    sinks = getattr(run.model, "sinks", False)
+    pattern = Pattern(causal=run.model.causal, window=window, stride=stride, sinks=sinks)
     return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length, pattern)
 
 
 def _layout(
     run: Run, devices: int, split: Mapping[str, int], slices: int, began: int | None
 ) -> list[Problem]:
-    shards = split["data"] * split["fsdp"]
+    shards = mesh.row_groups(split)
     train = run.train
     divided = batches(train, shards, began)
     wrong, rows = [], None
@@ -100,6 +103,25 @@ def _length(run: Run, kind: str, device_kind: str) -> list[Problem]:
     return [("data.length", what)]
 
 
+def _units(run: Run) -> list[Problem]:
+    """Examples of another kind than the objective's loss is an average over."""
+    objective, format = run.objective, run.data.format
+    own = {name: FORMATS.load(name).unit for name in FORMATS.names()}
+    special = {*own.values()} - {BaseFormat.unit}
+    if (
+        run.data.has_blocks
+        or format.unit == objective.unit
+        or not special & {*(format.unit, objective.unit)}
+    ):
+        return []
+    what = f"is {_kind(objective)}, whose loss is of {objective.unit}s, and examples of "
+    what += f"data.format {_kind(format)} are for losses of {format.unit}s"
+    if able := [name for name, unit in own.items() if unit == objective.unit and unit in special]:
+        return [("objective", f"{what}: data.format {listing(able)} would do")]
+    able = [name for name in OBJECTIVES.names() if OBJECTIVES.load(name).unit == format.unit]
+    return [("objective", f"{what}: objective {listing(able)} would do")]
+
+
 def _columns(run: Run) -> list[Problem]:
     """Columns that the objective reads and the data lacks, or the other way round."""
     objective, format = map(_kind, (run.objective, run.data.format))
@@ -116,7 +138,8 @@ def _columns(run: Run) -> list[Problem]:
         if {*missing} <= TAUGHT:
             able = ["data.teacher, a cache that `windlass teach` writes,"]
         return [("objective", f"{what}: {listing(able)} would do" if able else what)]
-    unread = [name for name in has if name not in reads and name not in COLUMNS]
+    known = {*reads, *run.objective.spares, *COLUMNS}
+    unread = [name for name in has if name not in known]
     # Of a teacher an objective may read a part.
     idle = [name for name in unread if name not in TAUGHT or not TAUGHT & {*reads}]
     if idle:
@@ -212,11 +235,19 @@ def _patience(run: Run) -> list[Problem]:
 
 
 def _sample(run: Run) -> list[Problem]:
-    if run.train.sample is None or run.model.causal:
+    if run.train.sample is None or not (why := _predicts_nothing(run)):
         return []
-    family = _kind(run.model)
-    what = f"is {run.train.sample}; generation needs a causal family, and {family} attends in both"
-    return [("train.sample", f"{what} directions: leave it out")]
+    what = f"is {run.train.sample}; generation needs {why}"
+    return [("train.sample", f"{what}: leave it out")]
+
+
+def _predicts_nothing(run: Run) -> str | None:
+    """Continuation of "it needs ...", of a run whose model predicts no next token."""
+    if not run.model.causal:
+        return f"a causal family, and {_kind(run.model)} attends in both directions"
+    if run.objective.scores:
+        return f"an LM head, and the model of objective {_kind(run.objective)} has scores instead"
+    return None
 
 
 def _tasks(run: Run) -> list[Problem]:
@@ -224,11 +255,24 @@ def _tasks(run: Run) -> list[Problem]:
     if run.tasks is None:
         what = f"is {best}, a metric of tasks; tasks.names=[{(best or '').partition('/')[0]}]"
         return [] if best is None else [("train.best", f"{what} would measure it")]
-    if run.model.causal:
+    if (why := _predicts_nothing(run)) is None:
         return []
-    family = _kind(run.model)
-    what = f"are {', '.join(run.tasks.names)}; tasks need a causal family, and {family} attends in"
-    return [("tasks.names", f"{what} both directions: tasks=null")]
+    what = f"are {', '.join(run.tasks.names)}; tasks need {why}"
+    return [("tasks.names", f"{what}: tasks=null")]
+
+
+def unfrozen(run: Run) -> list[Problem]:
+    """Problem of a base in 4 bits that a run would have to train, or that its adapter replaces."""
+    if run.base is None:
+        return []
+    what = f"is {run.base.kind}, in which weights are frozen"
+    fitted = [_kind(one) for one in run.adapter if type(one).fit is not BaseAdapter.fit]
+    if fitted:
+        return [("model.base", f"{what}; adapter {fitted[0]} has codes of its own for them: lora")]
+    if run.adapter or run.train.trainable is not None or not run.objective.has_gradient:
+        return []
+    leave = "adapter=lora trains matrices beside them, and without model.base all are trained"
+    return [("model.base", f"{what}; {leave}")]
 
 
 def too_long(run: Run) -> list[Problem]:

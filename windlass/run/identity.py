@@ -22,7 +22,8 @@ _NOT_OURS = {
 }
 # Keys of a source that decide nothing where it is no stream, and of one that is: how much is kept.
 _OF_STREAMS, _KEPT = ("stream", "part_tokens", "keep_parts"), ("keep_parts",)
-LATER = ("teacher",)  # keys that are left out where they are null: runs of before keep their hash
+# Keys that are left out where they are null: runs of before keep their hash.
+LATER = ("teacher", "base")
 
 
 def essence(run: Run) -> dict[str, Any]:
@@ -43,10 +44,21 @@ def _without(section: Any, keys: tuple[str, ...]) -> Any:
     if isinstance(section, list):  # of adapters
         return section
     return {
-        key: _decisive(x) if key in ("source", "mixture") else x
+        key: _decisive(x) if key in ("source", "mixture") else _settled(x)
         for key, x in section.items()
-        if key not in keys and not (key in LATER and x is None)
+        if key not in keys and not _is_later(key, x)
     }
+
+
+def _settled(value: Any) -> Any:
+    """A value without the keys, at any depth, that were added later and are null."""
+    if not isinstance(value, dict):
+        return value
+    return {key: _settled(x) for key, x in value.items() if not _is_later(key, x)}
+
+
+def _is_later(key: str, value: Any) -> bool:
+    return key in LATER and value is None
 
 
 def _decisive(source: Any) -> Any:

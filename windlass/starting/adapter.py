@@ -89,12 +89,15 @@ def shared(theirs: Any, ours: tuple) -> int | None:
 
     `theirs` is the section of its recipe. What is not trained further is merged into its model.
     """
-    known = [_essential(one) for one in listed(theirs)]
-    here = [_essential(one) for one in listed(written(fields(_Adapted)["adapter"][1], ours))]
+    known, here = (_listed(some) for some in (read(theirs) if theirs else (), ours))
     goes_on = known == here[: len(known)] and not any(
         getattr(one, "path", None) for one in ours[: len(known)]
     )
     return len(known) if goes_on else None
+
+
+def _listed(some: tuple[BaseAdapter, ...]) -> list[dict[str, Any]]:
+    return [_essential(one) for one in listed(written(fields(_Adapted)["adapter"][1], some))]
 
 
 def _essential(section: dict[str, Any]) -> dict[str, Any]:
@@ -138,4 +141,5 @@ def _folder(path: str) -> Path:
 
 
 def _plain(value: Any) -> Any:
-    return sorted(value) if isinstance(value, list | tuple) else value
+    is_names = isinstance(value, list | tuple) and all(isinstance(one, str) for one in value)
+    return sorted(value) if is_names else value

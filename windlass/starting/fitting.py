@@ -1,7 +1,6 @@
 """Adapters fitted to the matrices that they replace: on the host, layer by layer, before step 0."""
 
 import math
-import re
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, NamedTuple
 
@@ -18,12 +17,13 @@ from windlass import adapters
 from windlass.adapters import Adapted, BaseAdapter
 from windlass.checkpoint.fingerprint import named
 from windlass.data.progress import progress
-from windlass.devices.axes import placements
+from windlass.devices.axes import placements, stack_of
 from windlass.layers.linear import Linear, LinearMap
 from windlass.processes import hosts
 from windlass.program.abstract import abstract_model
 from windlass.program.built import Built, InitialArrays
 from windlass.program.programs import RUN_ONCE
+from windlass.quantization.scales import relative_errors
 from windlass.telemetry.compiles import Program
 
 Arrays = dict[int, dict[str, Array]]  # as InitialArrays
@@ -116,14 +116,8 @@ class _Fitting:
     def summary(self, maps: list[_Map]) -> str:
         bits = adapters.bits_per_weight([one.after for one in maps])
         size = "" if bits is None else f" of {bits:.2f} bits a weight"
-        parts = {path: math.sqrt(error / of) for path, (error, of) in self.squares.items() if of}
-        error, of = sum(self.squares.values(), np.zeros(2))
-        worst = max(parts, key=parts.__getitem__, default="")
         converted = f", {self.converted} converted" if self.converted else ""
-        where = re.sub(r"\bkinds\.\d+\.", "", worst)  # as a recipe names it
-        whole, most = math.sqrt(error / (of or 1)), f"{parts.get(worst, 0):.4f} ({where})"
-        errors = f"relative error {whole:.4f}, at most {most}"
-        return f"{self.matrices} matrices{size}{converted}, {errors}"
+        return f"{self.matrices} matrices{size}{converted}, {relative_errors(self.squares)}"
 
 
 def _replaced(built: Built, number: int) -> Iterator[_Map]:
@@ -132,7 +126,7 @@ def _replaced(built: Built, number: int) -> Iterator[_Map]:
     for path, node in after.items():
         if jax.tree.structure(node) != jax.tree.structure(before[path]):
             assert isinstance(node, Adapted)
-            yield _Map(path, before[path], node, adapters.stack_of(before[path]))
+            yield _Map(path, before[path], node, stack_of(before[path]))
 
 
 def _is_given(one: _Map, number: int, arrays: Arrays) -> bool:

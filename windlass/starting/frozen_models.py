@@ -62,6 +62,11 @@ def written_out(layers: Layers) -> Layers:
 
 def resolve(name: str, start: Start, layers: Layers) -> dict[str, Any]:
     """The config and the origin of a helper; of one that is gone, as a run of the recipe has it."""
+    if start.base is not None:
+        raise UserError(
+            f"{key(name)}.base is {start.base.kind}; a base in 4 bits is of the model that is "
+            "trained, or of files that have it: leave it out"
+        )
     recipes = [folders.stored(folder) for folder in runs.of_recipe(layers)]
     known = [one for recipe in recipes if (one := _written(recipe, name, start))]
     if start.hub is not None and known:  # a branch may have moved on meanwhile
@@ -162,7 +167,7 @@ def take(
 def _arrays(built: Built, name: str, start: Start) -> tuple[dict[str, Array], str]:
     if start.run is None:
         abstract, config = built.helpers[name].arrays, built.run.helpers[name].model
-        arrays, (origin, _) = hugging_face.take(start, abstract, models.names(config), key(name))
+        arrays, (origin, *_) = hugging_face.take(start, abstract, models.names(config), key(name))
         return arrays, origin[1]
     folder, place = other_run.check(start, key(name))
     step, arrays = other_run.whole(folder, place, built.described)

@@ -3,6 +3,7 @@
 import hashlib
 import shutil
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,19 +14,20 @@ from jaxtyping import Array, PyTree
 from windlass import adapters, seal
 from windlass.adapters import BaseAdapter
 from windlass.checkpoint.fingerprint import named
-from windlass.config import Layers, listing
-from windlass.config.start import Start
+from windlass.config import Layers, listing, tree
+from windlass.config.start import FrozenBase, Start
 from windlass.data import Data
 from windlass.devices.axes import placements
 from windlass.errors import UserError
 from windlass.files import write_json
 from windlass.hub import config as configs
-from windlass.hub import fetch
+from windlass.hub import fetch, quantized
 from windlass.hub import weights as files
 from windlass.program.abstract import abstract_model, is_shape
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter
+from windlass.starting.frozen_base import BaseWeights
 
 FULL_HASH = 40  # letters of a commit
 TOKENIZER = "tokenizer.json"
@@ -53,7 +55,10 @@ def resolve(
         tokenizer = {"kind": "file", "path": start.path}
     _check_kind(folder, start, key)
     origin = f"{folder / configs.FILE}"
-    sections = configs.sections(configs.load(folder), origin, fields)
+    about = configs.load(folder)
+    sections = configs.sections(about, origin, fields)
+    if (base := _base(start, quantized.read(about)[0], key)) is not None:
+        named |= {"base": tree(base)}
     sections |= {"start": named} | adapter.resolve(sections.pop("adapter", None), layers)
     is_copy = (folder / START).is_file()
     has_own = (folder / TOKENIZER).is_file()
@@ -67,6 +72,18 @@ def resolve(
             "is stored in; tokenizer: {kind: file, path: ...} names another"
         )
     return sections | {"tokenizer": tokenizer}
+
+
+def _base(start: Start, stored: FrozenBase | None, key: str) -> FrozenBase | None:
+    """The 4-bit base of a model: that of its files, or else the one that a recipe names."""
+    if start.base is None or stored is None:
+        return start.base or stored
+    if start.base.kind != stored.kind:
+        raise UserError(
+            f"{key}.base is {start.base.kind}; the files of {start.hub or start.path} are "
+            f"{stored.kind}: leave {key}.base out, or name a model whose weights are numbers"
+        )
+    return stored
 
 
 def _fetched(start: Start, layers: Layers, key: str) -> tuple[Path, str]:
@@ -107,13 +124,16 @@ def take(
     start: Start, model: PyTree, names: Mapping[str, str], key: str = "model"
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of an abstract model, by path, and facts of them for people to read."""
-    folder = weights(start, key)
-    arrays = files.load(folder, model, names)
-    size = sum(array.size for array in arrays.values())
-    where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
-    facts = [("start", str(where)), ("loaded", f"all {size:,} parameters")]
+    folder, base = weights(start, key), BaseWeights(model)
+    arrays = files.load(folder, base.plain, names, base.fill)
     new = [x.size for path, x in named(model).items() if path not in arrays]
-    return arrays, [*facts, ("new", f"{sum(new):,} parameters of the residual")] if new else facts
+    size = sum(x.size for x in jax.tree.leaves(base.plain)) - sum(new)
+    where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
+    facts = [("start", str(where)), ("loaded", f"all {size:,} parameters"), *base.facts()]
+    if (beside := files.left_alone(folder)) is not None:
+        facts.append(("left alone", beside))
+    what = f"{sum(new):,} parameters of the residual or of scores"
+    return arrays, [*facts, ("new", what)] if new else facts
 
 
 def take_for(start: Start, built: Any) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
@@ -123,18 +143,21 @@ def take_for(start: Start, built: Any) -> tuple[dict[int, dict[str, Array]], lis
     """
     theirs = configs.load(weights(start)).get(configs.OWN, {}).get("adapter")
     stage = adapter.shared(theirs, built.run.adapter)
-    if stage is not None:
+    if stage is not None and not (stage and built.run.base):
         arrays, facts = take(start, built.stages[stage], built.names)
         return {stage: arrays}, facts
     arrays, (first, *facts) = _merged(start, built, adapter.read(theirs))
-    return {0: arrays}, [("start", f"{first[1]}, the adapter merged"), *facts]
+    base = BaseWeights(built.stages[0])
+    facts = [("start", f"{first[1]}, the adapter merged"), *facts]
+    return {0: base.converted(arrays)}, facts + base.facts()
 
 
 def _merged(
     start: Start, built: Any, theirs: tuple[BaseAdapter, ...]
 ) -> tuple[dict[str, Array], list[tuple[str, str]]]:
     """The weights of files with adapters as those of a plain model."""
-    shapes, static = eqx.partition(abstract_model(built.run.architecture, theirs), is_shape)
+    plain = replace(built.run.architecture, base=None)
+    shapes, static = eqx.partition(abstract_model(plain, theirs), is_shape)
     here = jax.tree.map(
         lambda x, place: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=place),
         shapes,

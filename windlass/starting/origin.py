@@ -19,7 +19,12 @@ from windlass.starting import adapter, fitting, frozen_models, hugging_face, oth
 from windlass.terminal import Terminal
 
 ORIGINS = ("hub", "path", "run")
-KEYS = (*ORIGINS, "revision", "weights")  # those of `model` that stand for something elsewhere
+KEYS = (
+    *ORIGINS,
+    "revision",
+    "weights",
+    "base",
+)  # those of `model` that stand for something elsewhere
 
 
 def load(recipe: AnyRecipe, overrides: Sequence[str] = ()) -> Layers:

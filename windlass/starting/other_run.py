@@ -29,6 +29,7 @@ from windlass.run.batches import without_batch
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
+from windlass.starting.frozen_base import BaseWeights
 
 T = TypeVar("T")
 SHOWN = 8  # arrays in a refusal
@@ -48,7 +49,10 @@ def resolve(start: Start, layers: Layers, *, key: str = "model") -> dict[str, An
     tokenizer = folders.tokenizer(folder, config.read(Tokenizer, recipe["tokenizer"]))
     if tokenizer.kind == "bpe":  # from the corpus of this run it would learn another one
         tokenizer = Tokenizer(kind="file", path=str(folder / folders.TOKENIZER))
-    written_out = {"run": str(folder), "weights": start.which}
+    written_out: dict[str, Any] = {"run": str(folder), "weights": start.which}
+    base = tree(start.base) if start.base else (recipe.get("start") or {}).get("base")
+    if base is not None and key == "model":
+        written_out["base"] = base
     sections = {"model": recipe["model"], "start": written_out, "tokenizer": tree(tokenizer)}
     if recipe.get("residual") is not None:
         sections["residual"] = recipe["residual"]
@@ -116,9 +120,13 @@ def take(
 def _taken(
     stored: "_Stored", start: Start, built: Any, vocabulary: str, say: Callable[[str], None]
 ) -> tuple[dict[int, dict[str, Array]], dict[str, Adapted], list[tuple[str, str]]]:
-    folder = stored.folder
+    folder, base = stored.folder, BaseWeights(built.stages[0])
     stage = adapter.shared(folders.stored(folder).get("adapter"), built.run.adapter)
-    merges, model = stage is None, built.stages[stage or 0]
+    is_same = stored.recipe.base == built.run.base
+    if not is_same and (stage or stored.recipe.base):
+        stage = None  # matrices are what the two have in common
+    merges, model = stage is None, built.stages[stage or 0] if is_same else base.plain
+    model = base.plain if merges else model
     which = f"{start.which} weights{', the adapter merged' * merges}"
     computed, others = {}, {}
     if merges or stored.is_solved:
@@ -129,11 +137,14 @@ def _taken(
         raise UserError(_no_match(folder, here, known))
     _check_vocabulary(folder, stored.tokenizer, vocabulary, model, fits, say)
     if computed:
-        arrays = {path: computed[path] for path in fits}
-    else:
+        arrays = base.converted({path: computed[path] for path in fits})
+    elif is_same:
         arrays = stored.read({path: here[path] for path in fits})
-    source = f"{folder} at step {stored.step}, {which}"
-    return {stage or 0: arrays}, others, [("start", source), *_listed(fits, here, known)]
+    else:
+        each = (base.converted(stored.read({path: here[path]})) for path in fits)
+        arrays = {path: x for one in each for path, x in one.items()}
+    facts = [("start", f"{folder} at step {stored.step}, {which}")]
+    return {stage or 0: arrays}, others, [*facts, *_listed(fits, here, known), *base.facts()]
 
 
 def whole(
@@ -143,9 +154,9 @@ def whole(
 
     Its adapter is merged, and solved is what its objective solves for.
     """
-    merges = bool(folders.stored(folder).get("adapter"))
 
     def read(stored: _Stored) -> tuple[int, dict[str, Array]]:
+        merges = bool(stored.recipe.adapter or stored.recipe.base)
         return stored.step, stored.computed(described, merges=merges)[0]
 
     return _reading(folder, place, read)

@@ -231,7 +231,7 @@ def _limit(start: Start | None) -> list[tuple[int, str]]:
             return []
     if start.hub is not None:
         folder = fetch(start.hub, start.revision, CONFIGS).folder
-    context = configs.load(folder).get("max_position_embeddings")
+    context = configs.language(configs.load(folder)).get("max_position_embeddings")
     return [(context, f"the model's context is {context:,}")] if isinstance(context, int) else []
 
 

@@ -4,10 +4,14 @@ import socket
 from collections.abc import Iterator
 from pathlib import Path
 
+from jaxtyping import PyTree
+
+from windlass import adapters
 from windlass.config.sections import flat
 from windlass.data.load import Loader
 from windlass.data.show import facts, summary
 from windlass.devices.axes import undivided
+from windlass.networks.experts.layer import active_parameters
 from windlass.processes import hosts
 from windlass.program.programs import Programs
 from windlass.program.trainable import TrainableMask
@@ -37,7 +41,10 @@ def banner(session: Session, loader: Loader, folder: Path) -> Iterator[tuple[str
     solved = session.run.objective.solved(built.abstract)
     learned = f"{solved:,} solved for" if solved else f"{chosen.trained:,} trainable"
     share = _share(chosen, solved or chosen.trained)
-    yield "parameters", f"{learned} of {chosen.total:,}{share}"
+    yield "parameters", f"{learned} of {chosen.total:,}{share}{_active(built.abstract)}"
+    if maps := adapters.adapted_maps(built.abstract):
+        each = ", ".join(f"{count:,} {name}" for name, count in maps.items())
+        yield "adapter", f"{sum(maps.values()):,} linear maps adapted: {each}"
     optimizer = session.run.optim
     for line in [] if optimizer is None else optimizer.lines(built.parted(built.abstract)[0]):
         yield "optimiser", line
@@ -91,6 +98,12 @@ def _stages(programs: Programs) -> str:
 
 def _positions(session: Session) -> str:
     return "tokens" if "tokens" in session.prepared.columns else "positions"
+
+
+def _active(model: PyTree) -> str:
+    """Parameters that a token is multiplied with, where it has a few of many experts."""
+    active, total = active_parameters(model)
+    return "" if active == total else f"; {active:,} active per token"
 
 
 def _share(chosen: TrainableMask, learned: int) -> str:

@@ -33,7 +33,7 @@ def ensure(session: Session, state: State, frozen: Frozen, run: Path, console: C
     The files are there all at once or not at all: a run that was killed meanwhile makes them anew.
     """
     prepared = session.prepared
-    if not reference.is_made(prepared.data):
+    if not reference.is_made(prepared):
         return
     if int(state.step):
         if hosts.is_first():

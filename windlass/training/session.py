@@ -115,7 +115,7 @@ def joined(prepared: Prepared, run: Run, folder: Path) -> Prepared:
     if run.data.teacher is not None:
         teacher = frozen_models.content_of_teacher(run.data.teacher)
         prepared = taught.joined(prepared, vocab=run.model.vocab, teacher=teacher)
-    return reference.joined(prepared, folder)
+    return reference.joined(prepared, folder, run.columns)
 
 
 def check_same(prepared: Prepared) -> None:

@@ -1,0 +1,56 @@
+"""A tiny multimodal model as transformers writes it: a vision tower, and a Qwen3.5 of a case."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from safetensors.numpy import save_file
+
+from tests.models import reference
+from windlass.hub.multimodal import name_there
+
+VISION = dict(
+    depth=1,
+    hidden_size=16,
+    intermediate_size=24,
+    num_heads=2,
+    in_channels=3,
+    patch_size=2,
+    temporal_patch_size=1,
+    spatial_merge_size=2,
+    num_position_embeddings=16,
+)
+
+
+def write(folder: Path, case: str = "qwen3_5", **changes: Any) -> Path:
+    """The folder of a model with weights of a case, and a tensor of multi-token prediction."""
+    module(case, **changes).save_pretrained(folder, max_shard_size=40_000)
+    index = folder / "model.safetensors.index.json"
+    extra = {"mtp.fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
+    save_file(extra, folder / "model-extra.safetensors", {"format": "pt"})
+    text = index.read_text()
+    place = '"mtp.fc.weight": "model-extra.safetensors",'
+    index.write_text(text.replace('"weight_map": {', f'"weight_map": {{{place}'))
+    (folder / "preprocessor_config.json").write_text('{"patch_size": 2}')
+    return folder
+
+
+def module(case: str, **changes: Any) -> Any:
+    import torch
+    import transformers
+
+    text = reference.module(case).config.to_dict() | changes
+    config = transformers.Qwen3_5Config(
+        text_config=text,
+        vision_config=VISION | {"out_hidden_size": text["hidden_size"]},
+        tie_word_embeddings=text["tie_word_embeddings"],
+    )
+    torch.manual_seed(0)
+    model = transformers.Qwen3_5ForConditionalGeneration(config)
+    if not changes:
+        like = {"model_type": "qwen3_5", "text_config": {}}
+        weights = reference.tensors(reference.config(case))
+        state = {name_there(name, like): torch.from_numpy(x) for name, x in weights.items()}
+        _, unknown = model.load_state_dict(state, strict=False)
+        assert not unknown
+    return model

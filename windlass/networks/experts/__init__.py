@@ -1,0 +1,1 @@
+"""Mixture of experts (MoE): a router, and experts of which each token has a few."""
