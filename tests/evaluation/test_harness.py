@@ -1,6 +1,7 @@
 """Tasks of lm-evaluation-harness: our answers are those of its own model of transformers."""
 
 import json
+import shutil
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -139,9 +140,13 @@ def test_a_task_measures_the_same_as_with_transformers(ours, theirs, folder: Pat
 
 
 def test_a_run_is_asked_by_its_name_with_what_it_was_trained_on(
-    folder: Path, tmp_path_factory: pytest.TempPathFactory, capsys: pytest.CaptureFixture
+    folder: Path,
+    tmp_path: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+    capsys: pytest.CaptureFixture,
 ):
-    run = trained.only_run(trained.workplace(tmp_path_factory))
+    # A copy: scores are noted in the run, and a card of it would have them.
+    run = trained.only_run(shutil.copytree(trained.workplace(tmp_path_factory), tmp_path / "copy"))
     found = windlass.tasks(run, "tiny_choice", folder=folder, limit=4, shots=0)
     assert list(found) == ["tiny_choice"]
     assert found["tiny_choice"]["acc"] in (0, 0.25, 0.5, 0.75, 1)
