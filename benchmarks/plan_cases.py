@@ -135,7 +135,11 @@ class Case(NamedTuple):
             "model": MODELS[self.model],
             **({"mesh": given} if given else {}),
             **({"adapter": lora} if self.rank else {}),
-            **({"start": {"path": ".", "base": {"kind": self.base}}} if self.base else {}),
+            **(
+                {"start": {"path": ".", "base": {"kind": self.base, "scales": "float32"}}}
+                if self.base
+                else {}
+            ),
             "residual": {"kind": self.residual},
             "tokenizer": {"kind": "byte"},
             "data": data,

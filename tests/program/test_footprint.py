@@ -167,7 +167,7 @@ def test_the_estimate_is_no_less_than_what_a_compiler_finds_and_at_most_a_third_
     assert gib <= needs / 2**30 <= 1.34 * gib
 
 
-@pytest.mark.parametrize(("kind", "scales"), [("nf4", 4 / 64), ("int4", 4 / 128)])
+@pytest.mark.parametrize(("kind", "scales"), [("nf4", 2 / 64), ("int4", 2 / 128)])
 def test_a_base_in_4_bits_has_half_a_byte_a_weight_and_its_scales(kind, scales):
     full, four = (
         on_v5e("8B", LORA, "start.path=there", *base) for base in ((), (f"start.base={kind}",))

@@ -34,6 +34,26 @@ def test_nf4_has_the_nearest_of_its_values_in_every_group():
     assert np.array_equal(dequantized(arrays, "nf4", 1), expected.reshape(weight.shape))
 
 
+def test_scales_of_bfloat16_lose_nothing_of_nf4_where_weights_are_bfloat16():
+    weight = matrix().astype(jnp.bfloat16)
+    found, exact = (quantized(weight, "nf4", 16, 1, dtype) for dtype in ("bfloat16", "float32"))
+    assert found.scales.dtype == jnp.bfloat16
+    assert np.array_equal(dequantized(found, "nf4", 1), dequantized(exact, "nf4", 1))
+
+
+@pytest.mark.parametrize("kind", ["nf4", "int4"])
+def test_codes_are_the_nearest_with_the_scales_that_are_stored(kind):
+    weight = matrix()
+    arrays = quantized(weight, kind, 16, 1, jnp.bfloat16)
+    levels = np.array(NORMAL_FLOAT if kind == "nf4" else range(-8, 8), np.float32)
+    groups = np.asarray(weight).reshape(3, 4, 16, 5)
+    scales = np.asarray(arrays.scales.astype(jnp.float32))[:, :, None]
+    apart = np.abs(groups[..., None] - scales[..., None] * levels)
+    expected = (scales[..., None] * levels + 0 * apart)[*np.indices(groups.shape), apart.argmin(-1)]
+    found = np.asarray(dequantized(arrays, kind, 1)).reshape(groups.shape)
+    assert np.array_equal(found, expected)
+
+
 @pytest.mark.parametrize("kind", ["nf4", "int4"])
 def test_what_is_on_the_levels_already_stays_as_it_is(kind):
     arrays = quantized(matrix(), kind, 32, 1)

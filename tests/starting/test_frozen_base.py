@@ -160,7 +160,7 @@ def test_numbers_are_quantised_on_every_mesh_alike_and_the_error_is_reported(tmp
     error = sum(np.square(one[name] - held[name]).sum() for name in matrices)
     whole = math.sqrt(error / sum(np.square(held[name]).sum() for name in matrices))
     assert 0.02 < whole < 0.2
-    start = f"{kind}, 14 matrices of 6.00 bits a weight, relative error {whole:.4f}, at most "
+    start = f"{kind}, 14 matrices of 5.00 bits a weight, relative error {whole:.4f}, at most "
     assert said.startswith(start)
     assert all(np.array_equal(one[name], held[name]) for name in held if not is_matrix(name))
 

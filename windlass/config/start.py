@@ -24,6 +24,9 @@ class FrozenBase:
     # for nf4, 128 for int4
     group: int | None = None
     zeros: bool = False  # of int4: zero points beside the scales, as a checkpoint may have them
+    # dtype of the scales; bfloat16 has those of nf4 exactly where the weights are bfloat16, and a
+    # checkpoint that is in 4 bits has float32
+    scales: Literal["bfloat16", "float32"] = "bfloat16"
 
     def __post_init__(self):
         wrong = []

@@ -53,7 +53,7 @@ def _bitsandbytes(about: Mapping[str, Any]) -> tuple[FrozenBase, list[Problem]]:
         "bnb_4bit_quant_type": ("nf4",),
         "bnb_4bit_quant_storage": ("uint8", None),
     }
-    return FrozenBase(kind="nf4", group=BLOCK), _others(about, needed)
+    return FrozenBase(kind="nf4", group=BLOCK, scales="float32"), _others(about, needed)
 
 
 def _compressed_tensors(about: Mapping[str, Any]) -> tuple[FrozenBase | None, list[Problem]]:
@@ -82,7 +82,8 @@ def _compressed_tensors(about: Mapping[str, Any]) -> tuple[FrozenBase | None, li
         problems.append((f"config_groups.{name}.weights.group_size", what))
     if problems:
         return None, problems
-    return FrozenBase(kind="int4", group=size, zeros=not weights.get("symmetric", True)), []
+    zeros = not weights.get("symmetric", True)
+    return FrozenBase(kind="int4", group=size, zeros=zeros, scales="float32"), []
 
 
 def _others(about: Mapping[str, Any], needed: Mapping[str, tuple]) -> list[Problem]:

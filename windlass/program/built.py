@@ -158,7 +158,8 @@ def model_identity(config: Any) -> str:
 
 def base_identity(base: FrozenBase) -> str:
     """Identity of a base in few bits: the arrays of another mean other matrices."""
-    return f"{base.kind} in groups of {base.size}{' with zero points' * base.zeros}"
+    zeros = " with zero points" * base.zeros
+    return f"{base.kind} in groups of {base.size}{zeros}, scales of {base.scales}"
 
 
 def _summary(member: Any) -> str:

@@ -10,6 +10,7 @@ from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.typing import DTypeLike
 from jaxtyping import Array, Float, UInt8
 
 Kind = Literal["int4", "nf4"]
@@ -36,16 +37,23 @@ class FourBitArrays(NamedTuple):
     zeros: UInt8[Array, "..."] | None = None  # zero points; None: the middle, or a table has none
 
 
-def quantized(weight: Float[Array, "..."], kind: Kind, size: int, axis: int) -> FourBitArrays:
-    """The nearest codes of a matrix in groups of `size` along an axis, which divides it."""
+def quantized(
+    weight: Float[Array, "..."], kind: Kind, size: int, axis: int, dtype: DTypeLike = jnp.float32
+) -> FourBitArrays:
+    """The nearest codes of a matrix in groups of `size` along an axis, which divides it.
+
+    They are the nearest with the scales of the given dtype, which are what is stored.
+    """
     shape = weight.shape
     groups = weight.reshape(*shape[:axis], -1, size, *shape[axis + 1 :]).astype(jnp.float32)
     largest = jnp.max(jnp.abs(groups), axis=axis + 1, keepdims=True)
     if kind == "nf4":
-        scales, codes = largest, _nearest(groups, largest)
+        scales = _rounded_to(dtype, largest)
+        codes = _nearest(groups, scales)
     else:
-        scales, codes = _best_steps(groups, largest, axis + 1)
-    return FourBitArrays(packed(codes.reshape(shape), axis), jnp.squeeze(scales, axis + 1))
+        scales, codes = _best_steps(groups, largest, axis + 1, dtype)
+    scales = jnp.squeeze(scales, axis + 1).astype(dtype)
+    return FourBitArrays(packed(codes.reshape(shape), axis), scales)
 
 
 def dequantized(arrays: FourBitArrays, kind: Kind, axis: int) -> Float[Array, "..."]:
@@ -56,7 +64,7 @@ def dequantized(arrays: FourBitArrays, kind: Kind, axis: int) -> Float[Array, ".
     wide = (axis + 1, axis + 2)  # the axes of a group: its bytes, and the halves of each
     both = _halves(_reshaped(codes, in_groups, _placed(codes, wide)), axis + 2)
     levels = _levels(both, kind, None if zeros is None else jnp.expand_dims(zeros, wide))
-    matrix = levels * jnp.expand_dims(scales, wide)
+    matrix = levels * jnp.expand_dims(scales.astype(jnp.float32), wide)
     whole = (*shape[:axis], 2 * shape[axis], *shape[axis + 1 :])
     return _reshaped(matrix, whole, _placed(codes))
 
@@ -107,16 +115,22 @@ def _nearest(groups: Float[Array, "..."], largest: Float[Array, "..."]) -> UInt8
 
 
 def _best_steps(
-    groups: Float[Array, "..."], largest: Float[Array, "..."], axis: int
+    groups: Float[Array, "..."], largest: Float[Array, "..."], axis: int, dtype: DTypeLike
 ) -> tuple[Float[Array, "..."], UInt8[Array, "..."]]:
     """The step of each group, of those tried, with the least squared error; and the codes."""
-    best, least = largest / DIVISORS[0], jnp.full_like(largest, jnp.inf)
+    best, least = jnp.zeros_like(largest), jnp.full_like(largest, jnp.inf)
     for divisor in DIVISORS:
-        step = largest / divisor
+        step = _rounded_to(dtype, largest / divisor)
         error = (_rounded(groups, step) * step - groups) ** 2
         total = jnp.sum(error, axis=axis, keepdims=True)
         best, least = jnp.where(total < least, step, best), jnp.minimum(total, least)
     return best, (_rounded(groups, best) + MIDDLE).astype(jnp.uint8)
+
+
+def _rounded_to(dtype: DTypeLike, scales: Float[Array, "..."]) -> Float[Array, "..."]:
+    """Scales in float32 that a dtype has; a compiler may leave out a cast there and back."""
+    found = jnp.finfo(dtype)
+    return jax.lax.reduce_precision(scales, found.nexp, found.nmant)
 
 
 def _rounded(groups: Float[Array, "..."], step: Float[Array, "..."]) -> Float[Array, "..."]:

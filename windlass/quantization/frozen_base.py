@@ -40,7 +40,8 @@ class FourBitLinear(LinearMap):
     def __init__(self, linear: Linear, base: FrozenBase):
         self.kind, self.reads, self.writes = base.kind, linear.reads, linear.writes
         size = math.gcd(base.size, linear.weight.shape[self._axis])
-        self.codes, self.scales, zeros = quantized(linear.weight, base.kind, size, self._axis)
+        found = quantized(linear.weight, base.kind, size, self._axis, base.scales)
+        self.codes, self.scales, zeros = found
         self.zeros = jnp.full(self.scales.shape, MIDDLE, jnp.uint8) if base.zeros else zeros
         self.bias = linear.bias
 
@@ -78,7 +79,8 @@ class FourBitLinear(LinearMap):
 
 @jax.custom_vjp
 def _product(node: FourBitLinear, x: Float[Array, "..."]) -> Float[Array, "..."]:
-    return _after(node, x).merged().product(x)
+    node, x = _after(node, x)
+    return node.merged().product(x)
 
 
 def _product_forward(node: FourBitLinear, x: Float[Array, "..."]):
@@ -87,10 +89,10 @@ def _product_forward(node: FourBitLinear, x: Float[Array, "..."]):
 
 def _product_backward(kept: tuple[FourBitLinear, "_Like"], d: Float[Array, "..."]):
     node, like = kept
-    matrix = _after(node, d).merged()
+    node, d = _after(node, d)
     place = None if jax.sharding.get_abstract_mesh().empty else like.type.sharding
     x = jax.ShapeDtypeStruct(like.type.shape, like.type.dtype, sharding=place)
-    return None, *jax.linear_transpose(matrix.product, x)(d)
+    return None, *jax.linear_transpose(node.merged().product, x)(d)
 
 
 _product.defvjp(_product_forward, _product_backward)
@@ -102,13 +104,15 @@ class _Like(eqx.Module):
     type: Any = eqx.field(static=True)
 
 
-def _after(node: FourBitLinear, x: Float[Array, "..."]) -> FourBitLinear:
-    """The map as it is once `x` is known.
+def _after(
+    node: FourBitLinear, x: Float[Array, "..."]
+) -> tuple[FourBitLinear, Float[Array, "..."]]:
+    """The map once `x` is known, and that `x`, which must be read: a barrier without it is none.
 
     A compiler that sees several layers would else dequantise all of them first, and hold for the
     backward pass what the forward pass dequantised.
     """
-    return jax.lax.optimization_barrier((node, x))[0]
+    return jax.lax.optimization_barrier((node, x))
 
 
 def frozen(model: Model, base: FrozenBase) -> Model:

@@ -197,7 +197,8 @@ def _base(node: FourBitLinear) -> FrozenBase:
     """The settings by which a map of one layer is made."""
     axis = len(node.reads) - 1
     size = 2 * node.codes.shape[axis] // node.scales.shape[axis]
-    return FrozenBase(kind=node.kind, group=size, zeros=node.zeros is not None)
+    scales: Any = node.scales.dtype.name
+    return FrozenBase(kind=node.kind, group=size, zeros=node.zeros is not None, scales=scales)
 
 
 def _places(node: FourBitLinear) -> tuple[Any, ...] | None:
