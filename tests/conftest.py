@@ -46,6 +46,11 @@ from tests import tiny  # noqa: E402
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
+# Of layers that others have, in another order or with other constants.
+LIKE_OTHERS = (
+    *("granite", "olmo2", "olmo3", "phi3", "smollm3"),
+    *("gpt_oss", "qwen3_5_moe", "qwen3_moe"),
+)
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc):
@@ -54,8 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     `bidirectional` is each of the others.
     Of the families that ship one is among the quick tests and of the strangers the recurrent one,
     the others are long: tests/models/test_parity.py has every family that ships.
-    For what takes longer, `shipped` is each that ships and is not of llama's blocks, and `unlike` a
-    recurrent one as well: other tests train llama's, and every stranger.
+    For what takes longer, `shipped` is each that ships and is not of llama's blocks, those among the
+    long whose layers another has, and `unlike` a recurrent one as well: other tests train llama's,
+    and every stranger.
     """
     shipped = {module.name for module in pkgutil.iter_modules(windlass.models.__path__[:1])}
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
@@ -71,7 +77,10 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
         long = [pytest.param(name, marks=pytest.mark.long) for name in others]
         metafunc.parametrize("unlike", ["gru", *long])
     if "shipped" in metafunc.fixturenames:
-        metafunc.parametrize("shipped", sorted(shipped - {*LIKE_LLAMA}))
+        own = sorted(shipped - {*LIKE_LLAMA, *LIKE_OTHERS})
+        like = sorted(shipped & {*LIKE_OTHERS})
+        long = [pytest.param(name, marks=pytest.mark.long) for name in like]
+        metafunc.parametrize("shipped", [*own, *long])
     if "causal" in metafunc.fixturenames:
         declared = [name for name in found if tiny.config(name).causal]
         metafunc.parametrize("causal", tiered(declared))
