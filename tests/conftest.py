@@ -59,9 +59,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc):
     `bidirectional` is each of the others.
     Of the families that ship one is among the quick tests and of the strangers the recurrent one,
     the others are long: tests/models/test_parity.py has every family that ships.
-    For what takes longer, `shipped` is each that ships and is not of llama's blocks, those among the
-    long whose layers another has, and `unlike` a recurrent one as well: other tests train llama's,
-    and every stranger.
+    For what takes longer, `shipped` is each that ships and is not of llama's blocks, with those
+    among the long whose layers another has, and `unlike` a recurrent one as well: other tests train
+    llama's, and every stranger.
     """
     shipped = {module.name for module in pkgutil.iter_modules(windlass.models.__path__[:1])}
     found = sorted(module.name for module in pkgutil.iter_modules(windlass.models.__path__))
