@@ -245,3 +245,13 @@ def test_a_standard_output_that_was_closed_before_is_written_to_by_nobody(monkey
     with ConsoleReport(clock=Clock()) as report:
         report.note("going on from step 10")
         assert not report.has_lost_reader()
+
+
+def test_metrics_of_many_layers_or_experts_are_left_to_files():
+    report, file, _ = plain()
+    many = {f"validation_expert_load_{number}": 1.0 for number in range(8)}
+    few = {f"validation_dead_experts_{layer}": 0.0 for layer in range(2)}
+    with report:
+        report.evaluation(5, {"validation_loss": 3.1} | many | few)
+    said = "step 5  validation loss 3.1000  dead experts 0 0.0000  dead experts 1 0.0000\n"
+    assert file.getvalue() == said

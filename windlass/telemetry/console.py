@@ -1,10 +1,11 @@
 """Console output of a run: a progress bar on a terminal, plain lines anywhere else."""
 
 import math
+import re
 import sys
 import threading
 import time
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import TextIO, cast
@@ -23,6 +24,7 @@ from windlass.units import count, duration, number
 NAME_WIDTH = 12  # of the left column of facts
 EVALUATED = ("validation_ema_", "validation_")  # printed before the first of several such numbers
 RECENT, FEWEST = 10, 3  # losses that the next one is compared with, and before there is a warning
+MANY = 4  # metrics that differ by their number, above which they are left to files and charts
 PACES = 5  # readings that the time left follows from
 STARVED = 0.1  # of a step spent waiting for data, above which there is a warning
 
@@ -169,8 +171,11 @@ class ConsoleReport:
             self._print(Text(f"step {step:>{len(str(self._total))}}/{self._total}  {speeds}"))
 
     def evaluation(self, step: int, metrics: Mapping[str, int | float]) -> None:
-        parts, before = [], None
+        """Metrics of an evaluation, but for those of each of many layers or experts."""
+        alike, parts, before = Counter(map(_unnumbered, metrics)), [], None
         for name, value in metrics.items():
+            if name != _unnumbered(name) and alike[_unnumbered(name)] > MANY:
+                continue
             of_what = next((group for group in EVALUATED if name.startswith(group)), "")
             title = name.removeprefix(of_what) if of_what == before else name
             parts.append(f"{title.replace('_', ' ')} {number(value)}")
@@ -298,6 +303,11 @@ class ConsoleReport:
         # Whoever reads a log with other tools wants a line to be a line, however long; a terminal
         # breaks it at words.
         self.console.print(text, soft_wrap=not self.console.is_terminal)
+
+
+def _unnumbered(name: str) -> str:
+    """Name of a metric without the number of a layer or an expert, if it has one."""
+    return re.sub(r"_\d+$", "", name)
 
 
 def _style(name: str, value: str) -> str:
