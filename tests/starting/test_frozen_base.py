@@ -2,6 +2,7 @@
 
 import json
 import math
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -26,7 +27,8 @@ from windlass.errors import UserError
 from windlass.hub import config as configs
 from windlass.hub import quantized, weights
 from windlass.hub.names import to_tensors
-from windlass.models import llama
+from windlass.models import llama, mixtral
+from windlass.networks.experts.routing import Router
 from windlass.program.built import Built
 from windlass.quantization.frozen_base import FourBitLinear, frozen
 from windlass.starting import frozen_models
@@ -48,6 +50,10 @@ def is_matrix(name: str) -> bool:
     return ".layers." in name and name.endswith("proj.weight")
 
 
+def names(config) -> dict[str, str]:
+    return sys.modules[type(config).__module__].NAMES
+
+
 def write(folder: Path, kind: str | None = None, config=CONFIG) -> dict[str, np.ndarray]:
     """A small model as it would be downloaded, in numbers or in 4 bits; gives its matrices."""
     folder.mkdir(parents=True)
@@ -55,7 +61,7 @@ def write(folder: Path, kind: str | None = None, config=CONFIG) -> dict[str, np.
     about = configs.written(config, length=90, dtype="float32")
     if kind is not None:
         about["quantization_config"] = _settings(kind)
-    for name, x in to_tensors(model(config), llama.NAMES).items():
+    for name, x in to_tensors(model(config), names(config)).items():
         parts, held[name] = {name: x}, x
         if is_matrix(name) and kind is not None:
             parts, held[name] = _parts(kind, name, x)
@@ -103,7 +109,7 @@ def loaded(folder: Path, base: FrozenBase, mesh=None, config=CONFIG):
             placements(shapes, mesh),
         )
     reading = BaseWeights(shapes)
-    arrays = weights.load(folder, reading.plain, llama.NAMES, reading.fill)
+    arrays = weights.load(folder, reading.plain, names(config), reading.fill)
     paths = jax.tree_util.tree_leaves_with_path(shapes)
     leaves = [arrays[jax.tree_util.keystr(path, simple=True, separator=".")] for path, _ in paths]
     whole = eqx.combine(jax.tree.unflatten(jax.tree.structure(shapes), leaves), static)
@@ -163,6 +169,28 @@ def test_numbers_are_quantised_on_every_mesh_alike_and_the_error_is_reported(tmp
     start = f"{kind}, 14 matrices of 5.00 bits a weight, relative error {whole:.4f}, at most "
     assert said.startswith(start)
     assert all(np.array_equal(one[name], held[name]) for name in held if not is_matrix(name))
+
+
+def test_experts_are_quantised_one_by_one_on_every_mesh_and_a_router_is_not(tmp_path):
+    config = replace(mixtral.Config.tiny(), vocab=300, embed=32, mlp=48, head_dim=16)
+    base = FrozenBase(kind="nf4", group=16, scales="float32")
+    held, found = write(tmp_path / "model", config=config), []
+    for sizes, expert in (((1, 1, 1), 1), ((1, 1, 2), 4)):
+        with tiny.on(sizes, expert) as mesh:
+            made, _ = loaded(tmp_path / "model", base, mesh, config)
+            merged = to_tensors(eqx.filter_jit(adapters.merged)(made), names(config))
+            _, batch = tiny.placed({}, tiny.rows(300), mesh)
+            found.append((merged, float(eqx.filter_jit(tiny.loss)(made, batch))))
+    (one, loss), (other, again) = found
+    assert all(np.array_equal(one[name], other[name]) for name in one)
+    assert abs(loss - again) < 1e-5
+    layer = made.blocks.kinds[0].mlp
+    assert type(layer.router) is Router
+    codes = layer.experts.gate.codes
+    assert codes.sharding.shard_shape(codes.shape) == (config.layers, 2, 16, 24)
+    for name in (name for name in held if ".experts." in name):
+        _, expected = files.normal_float(name, held[name], 16, nested=False)
+        assert np.abs(one[name] - expected).max() < 1e-7
 
 
 @pytest.mark.long

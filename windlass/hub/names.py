@@ -213,7 +213,8 @@ class Array(NamedTuple):
         if isinstance(place, NamedSharding):
             place = NamedSharding(place.mesh, PartitionSpec(*place.spec[1:]))
         row = jax.ShapeDtypeStruct(self.value.shape[1:], self.value.dtype, sharding=place)
-        for name in self.names():
+        for layer in self.layers:
+            name = self.name.format(layer=layer, expert="{expert}")
             yield self._replace(name=name, value=row, layers=None)
 
     def filled(self, tensors: Mapping[str, Sliceable]) -> jax.Array:

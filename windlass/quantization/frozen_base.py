@@ -160,7 +160,8 @@ def _inputs(linear: Linear) -> int:
 
 
 def _is_linear(node: Any) -> bool:
-    return isinstance(node, Linear)
+    """Return True for a map that may be in 4 bits: a router is in float32 always."""
+    return isinstance(node, Linear) and not node.precise
 
 
 def _is_apart(node: Any) -> bool:

@@ -1,7 +1,7 @@
 """Weights for a 4-bit base: each matrix is quantised as soon as it is read, a layer at a time."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from functools import cached_property, partial
 from typing import Any, NamedTuple
 
@@ -69,7 +69,7 @@ class BaseWeights:
         given = dict(arrays)
         for owner, node in self.maps.items():
             if (matrix := given.pop(f"{owner}.weight", None)) is not None:
-                layers = (self._quantized(owner, one) for one in _rows(matrix, stack_of(node)))
+                layers = (self._quantized(owner, one) for one in _rows(matrix, node))
                 given |= self._stacked(owner, list(layers))
         return given
 
@@ -89,7 +89,7 @@ class BaseWeights:
         self, owner: str, array: Array, tensors: Mapping[str, Sliceable]
     ) -> FourBitArrays:
         """The arrays of one layer: codes that files have, or of the matrix that they have."""
-        node, tensor = _layer(self.maps[owner]), tensors[array.name]
+        node, tensor = _layer(self.maps[owner]), tensors.get(array.name)  # None: each expert's own
         if not isinstance(tensor, FourBitTensor) or not _is_alike(node, tensor):
             return self._quantized(owner, array.filled(tensors))
         self.as_stored += 1
@@ -123,9 +123,12 @@ class _Map(NamedTuple):
 
 @partial(jax.jit, static_argnums=1)
 def _quantize(matrix: jax.Array, like: _Map) -> tuple[FourBitArrays, jax.Array]:
-    """Codes and scales of a matrix; Σ (found − weight)² and Σ weight²."""
+    """Codes and scales of a matrix, or of those of experts; Σ (found − weight)² and Σ weight²."""
 
     def quantize(matrix: jax.Array) -> tuple[FourBitArrays, jax.Array]:
+        if matrix.ndim > len(like.reads + like.writes):
+            arrays, squares = jax.vmap(quantize)(matrix)
+            return arrays, jnp.sum(squares, axis=0)
         weight = matrix.astype(jnp.float32)
         node = FourBitLinear(Linear.of(like.reads, like.writes, weight), like.base)
         error = jnp.sum((node.merged().weight - weight) ** 2)
@@ -177,12 +180,13 @@ def _is_alike(node: FourBitLinear, tensor: FourBitTensor) -> bool:
 
 def _groups(node: FourBitLinear) -> int:
     """Groups of one output, in a map of one layer."""
-    return math.prod(node.scales.shape[: len(node.reads)])
+    written = len(node.writes)
+    return math.prod(node.scales.shape[-len(node.reads) - written : -written])
 
 
 def _layer(node: FourBitLinear) -> FourBitLinear:
-    """The abstract map of one layer, where maps are stacked."""
-    stack = len(stack_of(node))
+    """The abstract map of one layer, where maps are stacked; experts of a layer stay together."""
+    stack = len(stack_of(node)[:1])
 
     def row(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
         place = x.sharding
@@ -195,7 +199,7 @@ def _layer(node: FourBitLinear) -> FourBitLinear:
 
 def _base(node: FourBitLinear) -> FrozenBase:
     """The settings by which a map of one layer is made."""
-    axis = len(node.reads) - 1
+    axis = -len(node.writes) - 1
     size = 2 * node.codes.shape[axis] // node.scales.shape[axis]
     scales: Any = node.scales.dtype.name
     return FrozenBase(kind=node.kind, group=size, zeros=node.zeros is not None, scales=scales)
@@ -207,17 +211,18 @@ def _places(node: FourBitLinear) -> tuple[Any, ...] | None:
     return None if places[0] is None else places
 
 
-def _rows(matrix: jax.Array, stack: Sequence[int]) -> Iterator[jax.Array]:
-    """The matrix of each layer."""
-    for index in np.ndindex(*stack):
-        yield _row(matrix, tuple(map(jnp.int32, index)))
+def _rows(matrix: jax.Array, node: FourBitLinear) -> Iterator[jax.Array]:
+    """The matrix of each layer, where maps are stacked."""
+    if not stack_of(node):
+        yield matrix
+        return
+    for index in range(len(matrix)):
+        yield _row(matrix, jnp.int32(index))
 
 
 @jax.jit
-def _row(x: jax.Array, index: tuple[jax.Array, ...]) -> jax.Array:
-    for number in index:
-        x = jax.lax.dynamic_index_in_dim(x, number, keepdims=False)
-    return x
+def _row(x: jax.Array, index: jax.Array) -> jax.Array:
+    return jax.lax.dynamic_index_in_dim(x, index, keepdims=False)
 
 
 @jax.jit

@@ -177,7 +177,7 @@ def mixed(
     experts: Experts, x: Float[Array, "batch seq embed"], routing: Routing
 ) -> Float[Array, "batch seq embed"]:
     """Σ_e w_e expert_e(x), each device the rows of its own experts."""
-    parts = [_parts(one) for one in experts.maps]
+    parts, x = _multiplied(experts, x)
     rows = layout(("batch",), x.shape[:1])
     if rows is None:  # no mesh
         return _local(experts, x, routing.weights, routing.experts, parts, _Mesh())
@@ -290,6 +290,26 @@ def _product(
     if part.bias is None:
         return y
     return y + jnp.where(has_bias, part.bias, 0).astype(y.dtype)[groups.owner]
+
+
+def _multiplied(
+    experts: Experts, x: Float[Array, "..."]
+) -> tuple[list[Parts], Float[Array, "..."]]:
+    """The maps as matrices, and `x`; matrices in few bits are dequantised once that is known.
+
+    A compiler that sees several layers would else dequantise the experts of all of them first.
+    """
+    maps = experts.maps
+    if not all(isinstance(_base(one), Linear) for one in maps):
+        maps, x = jax.lax.optimization_barrier((maps, x))
+    return [_parts(one) for one in maps], x
+
+
+def _base(one: LinearMap) -> LinearMap:
+    """The map that adapters are beside."""
+    while (low := one.low_rank) is not None:
+        one = low.base
+    return one
 
 
 def _parts(one: LinearMap) -> Parts:
