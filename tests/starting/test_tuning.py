@@ -92,6 +92,14 @@ def test_a_reasoning_model_is_taught_what_its_default_prompt_asks_for(
     assert "    kind: chat\n    thinking: off\n" in text
 
 
+def test_experts_are_adapted_without_dropout_which_peft_has_none_of_for_them(place, monkeypatch):
+    published.write(place / "experts", "mixtral")
+    found = chosen(place, monkeypatch, "few.jsonl", model="experts")
+    assert found["adapter.dropout"] == 0.0
+    targets = "adapter.targets=[q_proj, v_proj]"
+    assert chosen(place, monkeypatch, "few.jsonl", targets, model="experts")["adapter.dropout"]
+
+
 def test_keys_of_the_command_line_are_not_chosen_against(place, monkeypatch):
     found = chosen(place, monkeypatch, "few.jsonl", "train.steps=5", "adapter=null")
     assert "train.epochs" not in found

@@ -184,6 +184,7 @@ class Adapter(Peft):
             raise UserError(
                 f"{wrong} cannot be had on experts, which PEFT adapts by target_parameters; "
                 f"adapter.targets: [{', '.join(others)}] leaves experts out"
+                f"{', and adapter.dropout=0 adapts them' * (keys == ['dropout'])}"
             )
 
     def _scaled(self, model: Model, places: dict[str, list[Site]]) -> Model:

@@ -218,6 +218,8 @@ def _numbers(measured: _Measured, overrides: dict[str, Any]) -> Iterator[Tuned]:
     yield Tuned("train.batch", batch, f"{steps} per epoch")
     if not run.adapter:
         yield Tuned("optim.learning_rate", WHOLE_MODEL_RATE, "all weights are trained")
+    elif "experts" in run.model.sizes and not {"adapter.dropout", "adapter.targets"} & {*overrides}:
+        yield Tuned("adapter.dropout", 0.0, "PEFT has none for experts")
 
 
 def _limit(start: Start | None) -> list[tuple[int, str]]:
