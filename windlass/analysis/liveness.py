@@ -26,6 +26,7 @@ _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
 SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
+GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
 
 
 class Buffer(NamedTuple):
@@ -268,7 +269,8 @@ class _Liveness:
     def is_alias(self, i: int) -> bool:
         operation = self.operations[i]
         if operation.kind is Kind.RESHARD and operation.reads:
-            return self.shape(operation.reads[0]) == self.shape(operation.results[0])
+            is_same = self.shape(operation.reads[0]) == self.shape(operation.results[0])
+            return is_same or self.is_own_rows(i)
         if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
             # Over devices alone, each of which has one element of it.
             return self.size(operation.reads[0]) == self.size(operation.results[0])
@@ -277,9 +279,33 @@ class _Liveness:
     def is_slice(self, i: int) -> bool:
         """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
         operation = self.operations[i]
-        if operation.kind is not Kind.RESHARD or not operation.reads:
+        if operation.kind is not Kind.RESHARD or not operation.reads or self.is_own_rows(i):
             return False
         return self.size(operation.reads[0]) > self.size(operation.results[0])
+
+    def is_own_rows(self, i: int) -> bool:
+        """Return True if devices keep rows of a scattered sum: each adds to its own rows alone.
+
+        So the gradient of embeddings whose vocabulary is split is never whole on a device.
+        """
+        return self.operations[i].reads[0] in self.scattered_rows
+
+    @cached_property
+    def scattered_rows(self) -> dict[int, int]:
+        """Scattered sums of which devices keep only rows, and these."""
+        found = {}
+        for operation in self.operations:
+            if operation.name != "scatter-add" or self.compiler.lanes is None:
+                continue
+            (value,), numbers = operation.results, operation.equation.params["dimension_numbers"]
+            readers = [self.operations[j] for j in self.readers[value]]
+            if len(readers) == 1 and readers[0].kind is Kind.RESHARD:
+                (rows,) = readers[0].results
+                split = [x != y for x, y in zip(self.shape(value), self.shape(rows), strict=True)]
+                axes = [axis for axis, is_split in enumerate(split) if is_split]
+                if axes and set(axes) <= set(numbers.scatter_dims_to_operand_dims):
+                    found[value] = rows
+        return found
 
     def is_summed(self, i: int) -> bool:
         """Return True if a slice is only read by a sum with another slice.
@@ -319,9 +345,14 @@ class _Liveness:
         return self.is_alias(i) or self.operations[i].name == "convert_element_type"
 
     def is_fused_into_sum(self, i: int) -> bool:
-        """Return True if a matmul is only read by a sum or a cast, which is its epilogue."""
+        """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
+
+        A grouped matmul is a kernel by itself, which writes what it computes.
+        """
         operation = self.operations[i]
         if operation.kind not in _CONTRACTED or not self.compiler.fuses_epilogues:
+            return False
+        if operation.name == GROUPED:
             return False
         (value,) = operation.results
         readers = [self.operations[j].name for j in self.readers[value]]
@@ -359,7 +390,7 @@ class _Liveness:
         return device_shape(self.variables[value])
 
     def bytes_of(self, value: int) -> int:
-        return self.bytes_in(self.variables[value])
+        return self.bytes_in(self.variables[self.scattered_rows.get(value, value)])
 
     def buffer(self, value: int, size: int) -> Buffer:
         i, of = self.maker.get(value), self.variables[value].aval
