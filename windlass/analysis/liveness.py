@@ -270,7 +270,7 @@ class _Liveness:
         operation = self.operations[i]
         if operation.kind is Kind.RESHARD and operation.reads:
             is_same = self.shape(operation.reads[0]) == self.shape(operation.results[0])
-            return is_same or self.is_own_rows(i)
+            return is_same or self.is_own_rows(i) or self.is_looked_up(i)
         if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
             # Over devices alone, each of which has one element of it.
             return self.size(operation.reads[0]) == self.size(operation.results[0])
@@ -290,9 +290,29 @@ class _Liveness:
         """
         return self.operations[i].reads[0] in self.scattered_rows
 
+    def is_looked_up(self, i: int) -> bool:
+        """Return True if rows of devices are gathered to be indexed: each looks up its own instead.
+
+        What it does not have is zero, and the sum over devices is small.
+        """
+        operation = self.operations[i]
+        (read, *_), (value,) = operation.reads, operation.results
+        split = {
+            axis
+            for axis, sizes in enumerate(zip(self.shape(read), self.shape(value), strict=True))
+            if sizes[0] < sizes[1]
+        }
+        readers = [self.operations[j] for j in self.readers[value]]
+        return bool(split and readers and self.compiler.lanes) and all(
+            reader.name == "gather"
+            and reader.arguments[0] == value
+            and split <= set(reader.equation.params["dimension_numbers"].start_index_map)
+            for reader in readers
+        )
+
     @cached_property
     def scattered_rows(self) -> dict[int, int]:
-        """Scattered sums of which devices keep only rows, and these."""
+        """Scattered sums of which devices keep only rows, with what they add to, and these."""
         found = {}
         for operation in self.operations:
             if operation.name != "scatter-add" or self.compiler.lanes is None:
@@ -304,7 +324,7 @@ class _Liveness:
                 split = [x != y for x, y in zip(self.shape(value), self.shape(rows), strict=True)]
                 axes = [axis for axis, is_split in enumerate(split) if is_split]
                 if axes and set(axes) <= set(numbers.scatter_dims_to_operand_dims):
-                    found[value] = rows
+                    found |= dict.fromkeys([value, *operation.arguments[:1]], rows)
         return found
 
     def is_summed(self, i: int) -> bool:
