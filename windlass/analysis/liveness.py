@@ -227,7 +227,7 @@ class _Liveness:
 
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
-        if self.is_alias(i) or self.is_update_of_argument(i):
+        if self.is_alias(i) or self.is_update_of_argument(i) or self.is_sunk(value):
             return False
         if self.is_slice(i):
             # At once, as that frees the rest; but of two that are summed, the whole is summed.
@@ -274,7 +274,38 @@ class _Liveness:
         if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
             # Over devices alone, each of which has one element of it.
             return self.size(operation.reads[0]) == self.size(operation.results[0])
-        return operation.kind in (Kind.ALIAS, Kind.RESIDUAL)
+        return operation.kind in (Kind.ALIAS, Kind.RESIDUAL) and not self.is_merged(i)
+
+    def is_merged(self, i: int) -> bool:
+        """Return True if a narrow axis is merged into matrices for a grouped matmul: a copy.
+
+        The kernel takes them row by row, and no array lies with an axis of 2 innermost.
+        """
+        operation, lanes = self.operations[i], self.compiler.lanes
+        if lanes is None or operation.name != "reshape":
+            return False
+        (value,) = operation.results
+        width = self.shape(operation.reads[0])[-1:]
+        is_narrow = width != self.shape(value)[-1:] and width != () and width[0] < lanes
+        return is_narrow and any(
+            self.operations[j].name == GROUPED and value in self.operations[j].arguments[1:2]
+            for j in self.readers[value]
+        )
+
+    def is_sunk(self, value: int) -> bool:
+        """Return True if a value is one number everywhere, which a loop makes where it is read."""
+        readers = [self.operations[j] for j in self.readers[value]]
+        is_constant = bool(readers) and all(_is_constant(value, one) for one in readers)
+        return is_constant and self.compiler.lanes is not None and self.is_uniform(value)
+
+    def is_uniform(self, value: int) -> bool:
+        """Return True if a value is one number, broadcast."""
+        if self.size(value) == 1:
+            return True
+        operation = self.operations[self.maker[value]] if value in self.maker else None
+        if operation is None or operation.name not in ("broadcast_in_dim", "pvary", "reshape"):
+            return False
+        return all(map(self.is_uniform, operation.reads))
 
     def is_slice(self, i: int) -> bool:
         """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
@@ -426,6 +457,15 @@ def _carried(operation: Operation, value: int) -> int | None:
     first, carried = constants_and_carry(body, operation.equation)
     i = operation.results.index(value)
     return operation.arguments[first + i] if i < carried else None
+
+
+def _is_constant(value: int, operation: Operation) -> bool:
+    """Return True if a scan reads a value as it is in all of its iterations."""
+    if operation.name != "scan":
+        return False
+    (body,) = sub_jaxprs(operation.equation)
+    first, _ = constants_and_carry(body, operation.equation)
+    return value not in operation.arguments[first:]
 
 
 def _itemsize(variable: Any) -> int:
