@@ -7,7 +7,7 @@ nearly all buffers of the compiled program, and how long each is live.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -328,13 +328,11 @@ class _Liveness:
         """
         operation = self.operations[i]
         (read, *_), (value,) = operation.reads, operation.results
-        split = {
-            axis
-            for axis, sizes in enumerate(zip(self.shape(read), self.shape(value), strict=True))
-            if sizes[0] < sizes[1]
-        }
+        split = set(self.changed_axes(read, value))
         readers = [self.operations[j] for j in self.readers[value]]
-        return bool(split and readers and self.compiler.lanes) and all(
+        if self.compiler.lanes is None or self.size(read) >= self.size(value) or not readers:
+            return False
+        return all(
             reader.name == "gather"
             and reader.arguments[0] == value
             and split <= set(reader.equation.params["dimension_numbers"].start_index_map)
@@ -348,15 +346,38 @@ class _Liveness:
         for operation in self.operations:
             if operation.name != "scatter-add" or self.compiler.lanes is None:
                 continue
-            (value,), numbers = operation.results, operation.equation.params["dimension_numbers"]
-            readers = [self.operations[j] for j in self.readers[value]]
-            if len(readers) == 1 and readers[0].kind is Kind.RESHARD:
-                (rows,) = readers[0].results
-                split = [x != y for x, y in zip(self.shape(value), self.shape(rows), strict=True)]
-                axes = [axis for axis, is_split in enumerate(split) if is_split]
-                if axes and set(axes) <= set(numbers.scatter_dims_to_operand_dims):
-                    found |= dict.fromkeys([value, *operation.arguments[:1]], rows)
+            whole = [*operation.results, *self.unmoved(operation.arguments[0])]
+            while (after := self.resharded(whole[0])) is not None and self.is_unmoved(after):
+                whole.insert(0, after)
+            numbers: Any = operation.equation.params["dimension_numbers"]
+            rows = set(numbers.scatter_dims_to_operand_dims)
+            if after is not None and set(self.changed_axes(whole[0], after)) <= rows:
+                found |= dict.fromkeys(whole, after)
         return found
+
+    def resharded(self, value: int) -> int | None:
+        """A value in the only other layout that anything reads it in."""
+        readers = [self.operations[j] for j in self.readers[value]]
+        if len(readers) == 1 and readers[0].kind is Kind.RESHARD:
+            return readers[0].results[0]
+        return None
+
+    def unmoved(self, value: int | None) -> Iterator[int]:
+        """A value and those that it is, before reshards that change nothing."""
+        while value is not None:
+            yield value
+            is_same = value in self.maker and self.is_unmoved(value)
+            value = self.operations[self.maker[value]].reads[0] if is_same else None
+
+    def is_unmoved(self, value: int) -> bool:
+        operation = self.operations[self.maker[value]]
+        if operation.kind is not Kind.RESHARD or not operation.reads:
+            return False
+        return not self.changed_axes(operation.reads[0], value)
+
+    def changed_axes(self, before: int, after: int) -> list[int]:
+        pairs = zip(self.shape(before), self.shape(after), strict=True)
+        return [axis for axis, (old, new) in enumerate(pairs) if old != new]
 
     def is_summed(self, i: int) -> bool:
         """Return True if a slice is only read by a sum with another slice.
