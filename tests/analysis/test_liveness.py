@@ -265,3 +265,51 @@ def test_an_argument_that_is_indexed_in_a_loop_is_a_buffer():
         return jnp.searchsorted(values, wanted)
 
     assert held(found, jax.ShapeDtypeStruct((64,), "int32"), jax.ShapeDtypeStruct((8,), "int32"))
+
+
+def test_one_number_that_a_loop_reads_everywhere_is_made_inside_of_it():
+    def step(x):
+        most = jnp.broadcast_to(jnp.max(x), x.shape)
+        return jax.lax.scan(lambda y, _: (jnp.tanh(y @ y) + most, None), x, length=3)[0]
+
+    # The number itself is a buffer then.
+    assert held(step, matrix()) - held(step, matrix(), lanes=128) == ONE - 4
+
+
+def test_a_grouped_matmul_writes_what_it_computes_and_reads_matrices_row_by_row():
+    rows, experts, sizes = matrix(), (4, SIDE, SIDE // 2, 2), jax.ShapeDtypeStruct((4,), jnp.int32)
+    weight = jax.ShapeDtypeStruct(experts, jnp.float32)
+
+    def both(x, weight, sizes):
+        matrices = weight.reshape(4, SIDE, SIDE)
+        y = jax.lax.ragged_dot(x, matrices, sizes)
+        return x + y
+
+    assert held(both, rows, weight, sizes, fuses_epilogues=True) == ONE
+    assert held(both, rows, weight, sizes, fuses_epilogues=True, lanes=128) == 5 * ONE
+
+
+def test_devices_add_to_their_own_rows_of_a_table_and_look_up_their_own():
+    mesh = AbstractMesh((2, 2), ("fsdp", "tensor"), axis_types=(AxisType.Explicit,) * 2)
+    table = 256 * 128 * 4
+
+    def added(x, tokens):
+        zeros = jnp.zeros((256, 128), x.dtype, out_sharding=P(None, None))
+        total = zeros.at[tokens].add(x, out_sharding=P(None, None))
+        return jnp.tanh(jax.sharding.reshard(total, P("tensor", None))).sum()
+
+    def looked_up(weight, tokens):
+        return weight.at[tokens].get(out_sharding=P(None, None)).sum()
+
+    with jax.sharding.use_abstract_mesh(mesh):
+        x = _shape(mesh, (64, 128), P(None, None))
+        tokens = _shape(mesh, (64,), P(None), jnp.int32)
+        weight = _shape(mesh, (256, 128), P("tensor", None))
+        assert held(added, x, tokens) >= table
+        assert held(added, x, tokens, lanes=128) < table
+        assert held(looked_up, weight, tokens) >= table
+        assert held(looked_up, weight, tokens, lanes=128) < table
+
+
+def _shape(mesh, shape, spec, dtype=jnp.float32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=jax.sharding.NamedSharding(mesh, spec))

@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.plan_cases import GPU, HALF, MIDDLE, SMALL, TPU, Case, case
+from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SMALL, SPARSE, TPU, Case, case
 from tests.trained import recipe
 from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import sub_jaxprs
@@ -31,6 +31,10 @@ def planned(one: Case) -> memory.Memory:
         (case(HALF, "v6e-1", 16, accumulation=4), 0.05),
         (case(HALF, "v5e-8", 32, mesh=(1, 8, 1)), 0.05),
         (case(MIDDLE, "v5e-4", 8, remat="full"), 0.05),
+        (case(SPARSE, "v5e-16", 16, rank=16), 0.05),
+        (case(SPARSE, "v6e-8", 16, rank=16, mesh=(1, 2, 1), expert=4), 0.05),
+        (case(OSS, "v6e-8", 16, rank=16), 0.05),
+        (case(DELTA, "v6e-8", 16, remat="full"), 0.05),
         (case(HALF, "h200", 32), 0.03),
         (case(SMALL, "h200", 4, length=4096, remat="none"), 0.03),
         (case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4), 0.03),

@@ -7,7 +7,7 @@ nearly all buffers of the compiled program, and how long each is live.
 
 import math
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from functools import cached_property
 from itertools import islice
 from typing import Any, NamedTuple
@@ -26,6 +26,7 @@ _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
 SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
+GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
 
 
 class Buffer(NamedTuple):
@@ -226,7 +227,7 @@ class _Liveness:
 
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
-        if self.is_alias(i) or self.is_update_of_argument(i):
+        if self.is_alias(i) or self.is_update_of_argument(i) or self.is_sunk(value):
             return False
         if self.is_slice(i):
             # At once, as that frees the rest; but of two that are summed, the whole is summed.
@@ -268,18 +269,115 @@ class _Liveness:
     def is_alias(self, i: int) -> bool:
         operation = self.operations[i]
         if operation.kind is Kind.RESHARD and operation.reads:
-            return self.shape(operation.reads[0]) == self.shape(operation.results[0])
+            is_same = self.shape(operation.reads[0]) == self.shape(operation.results[0])
+            return is_same or self.is_own_rows(i) or self.is_looked_up(i)
         if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
             # Over devices alone, each of which has one element of it.
             return self.size(operation.reads[0]) == self.size(operation.results[0])
-        return operation.kind in (Kind.ALIAS, Kind.RESIDUAL)
+        return operation.kind in (Kind.ALIAS, Kind.RESIDUAL) and not self.is_merged(i)
+
+    def is_merged(self, i: int) -> bool:
+        """Return True if a narrow axis is merged into matrices for a grouped matmul: a copy.
+
+        The kernel takes them row by row, and no array lies with an axis of 2 innermost.
+        """
+        operation, lanes = self.operations[i], self.compiler.lanes
+        if lanes is None or operation.name != "reshape":
+            return False
+        (value,) = operation.results
+        width = self.shape(operation.reads[0])[-1:]
+        is_narrow = width != self.shape(value)[-1:] and width != () and width[0] < lanes
+        return is_narrow and any(
+            self.operations[j].name == GROUPED and value in self.operations[j].arguments[1:2]
+            for j in self.readers[value]
+        )
+
+    def is_sunk(self, value: int) -> bool:
+        """Return True if a value is one number everywhere, which a loop makes where it is read."""
+        readers = [self.operations[j] for j in self.readers[value]]
+        is_constant = bool(readers) and all(_is_constant(value, one) for one in readers)
+        return is_constant and self.compiler.lanes is not None and self.is_uniform(value)
+
+    def is_uniform(self, value: int) -> bool:
+        """Return True if a value is one number, broadcast."""
+        if self.size(value) == 1:
+            return True
+        operation = self.operations[self.maker[value]] if value in self.maker else None
+        if operation is None or operation.name not in ("broadcast_in_dim", "pvary", "reshape"):
+            return False
+        return all(map(self.is_uniform, operation.reads))
 
     def is_slice(self, i: int) -> bool:
         """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
         operation = self.operations[i]
-        if operation.kind is not Kind.RESHARD or not operation.reads:
+        if operation.kind is not Kind.RESHARD or not operation.reads or self.is_own_rows(i):
             return False
         return self.size(operation.reads[0]) > self.size(operation.results[0])
+
+    def is_own_rows(self, i: int) -> bool:
+        """Return True if devices keep rows of a scattered sum: each adds to its own rows alone.
+
+        So the gradient of embeddings whose vocabulary is split is never whole on a device.
+        """
+        return self.operations[i].reads[0] in self.scattered_rows
+
+    def is_looked_up(self, i: int) -> bool:
+        """Return True if rows of devices are gathered to be indexed: each looks up its own instead.
+
+        What it does not have is zero, and the sum over devices is small.
+        """
+        operation = self.operations[i]
+        (read, *_), (value,) = operation.reads, operation.results
+        split = set(self.changed_axes(read, value))
+        readers = [self.operations[j] for j in self.readers[value]]
+        if self.compiler.lanes is None or self.size(read) >= self.size(value) or not readers:
+            return False
+        return all(
+            reader.name == "gather"
+            and reader.arguments[0] == value
+            and split <= set(reader.equation.params["dimension_numbers"].start_index_map)
+            for reader in readers
+        )
+
+    @cached_property
+    def scattered_rows(self) -> dict[int, int]:
+        """Scattered sums of which devices keep only rows, with what they add to, and these."""
+        found = {}
+        for operation in self.operations:
+            if operation.name != "scatter-add" or self.compiler.lanes is None:
+                continue
+            whole = [*operation.results, *self.unmoved(operation.arguments[0])]
+            while (after := self.resharded(whole[0])) is not None and self.is_unmoved(after):
+                whole.insert(0, after)
+            numbers: Any = operation.equation.params["dimension_numbers"]
+            rows = set(numbers.scatter_dims_to_operand_dims)
+            if after is not None and set(self.changed_axes(whole[0], after)) <= rows:
+                found |= dict.fromkeys(whole, after)
+        return found
+
+    def resharded(self, value: int) -> int | None:
+        """A value in the only other layout that anything reads it in."""
+        readers = [self.operations[j] for j in self.readers[value]]
+        if len(readers) == 1 and readers[0].kind is Kind.RESHARD:
+            return readers[0].results[0]
+        return None
+
+    def unmoved(self, value: int | None) -> Iterator[int]:
+        """A value and those that it is, before reshards that change nothing."""
+        while value is not None:
+            yield value
+            is_same = value in self.maker and self.is_unmoved(value)
+            value = self.operations[self.maker[value]].reads[0] if is_same else None
+
+    def is_unmoved(self, value: int) -> bool:
+        operation = self.operations[self.maker[value]]
+        if operation.kind is not Kind.RESHARD or not operation.reads:
+            return False
+        return not self.changed_axes(operation.reads[0], value)
+
+    def changed_axes(self, before: int, after: int) -> list[int]:
+        pairs = zip(self.shape(before), self.shape(after), strict=True)
+        return [axis for axis, (old, new) in enumerate(pairs) if old != new]
 
     def is_summed(self, i: int) -> bool:
         """Return True if a slice is only read by a sum with another slice.
@@ -319,9 +417,14 @@ class _Liveness:
         return self.is_alias(i) or self.operations[i].name == "convert_element_type"
 
     def is_fused_into_sum(self, i: int) -> bool:
-        """Return True if a matmul is only read by a sum or a cast, which is its epilogue."""
+        """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
+
+        A grouped matmul is a kernel by itself, which writes what it computes.
+        """
         operation = self.operations[i]
         if operation.kind not in _CONTRACTED or not self.compiler.fuses_epilogues:
+            return False
+        if operation.name == GROUPED:
             return False
         (value,) = operation.results
         readers = [self.operations[j].name for j in self.readers[value]]
@@ -359,7 +462,7 @@ class _Liveness:
         return device_shape(self.variables[value])
 
     def bytes_of(self, value: int) -> int:
-        return self.bytes_in(self.variables[value])
+        return self.bytes_in(self.variables[self.scattered_rows.get(value, value)])
 
     def buffer(self, value: int, size: int) -> Buffer:
         i, of = self.maker.get(value), self.variables[value].aval
@@ -375,6 +478,15 @@ def _carried(operation: Operation, value: int) -> int | None:
     first, carried = constants_and_carry(body, operation.equation)
     i = operation.results.index(value)
     return operation.arguments[first + i] if i < carried else None
+
+
+def _is_constant(value: int, operation: Operation) -> bool:
+    """Return True if a scan reads a value as it is in all of its iterations."""
+    if operation.name != "scan":
+        return False
+    (body,) = sub_jaxprs(operation.equation)
+    first, _ = constants_and_carry(body, operation.equation)
+    return value not in operation.arguments[first:]
 
 
 def _itemsize(variable: Any) -> int:

@@ -1,22 +1,24 @@
 """Peak memory of a step per device, by part: its state, and the live buffers at the peak."""
 
 import math
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
 import equinox as eqx
 import jax
 from jaxtyping import PyTree
 
-from windlass.analysis import liveness
+from windlass.analysis import liveness, per_device
 from windlass.analysis.liveness import Buffer, CompilerModel
 from windlass.analysis.per_device import has_vocab_axis
 from windlass.devices.axes import ArrayFacts, annotate
 from windlass.devices.chips import Chip, usable
 from windlass.layers.stack import Stack
+from windlass.networks.experts.layer import Experts
 from windlass.planning.traced import Traced
 
 LANES = 128  # width of a TPU's registers
+TILE_BYTES = 32  # of a column of its tiles: 8 numbers of 4 bytes, 16 of 2
 # In the order in which they are reported.
 PARTS = (
     "weights frozen adapters optimiser average carry gradients copies activations layer logits "
@@ -29,6 +31,7 @@ STORED = ("weights", "frozen", "adapters", "optimiser", "average", "carry", "row
 ERROR = {"tpu": 0.10, "gpu": 0.05, "cpu": 4.0}
 KERNELS = 16 * 2**20  # bytes, that a TPU's compiler counts besides
 DRIVER = 0.3 * 2**30  # bytes, of libraries and streams, that a GPU's allocator counts besides
+COMPUTED_BYTES = 2  # of a number in the compute dtype of TPUs
 UNSTACKED = 1.4  # times its residuals that a layer leaves until the end of an iteration, measured
 TRIFLE = 1e-4  # of all, below which a part is among the others
 
@@ -103,6 +106,9 @@ def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
         relaid = annotate(traced.frozen.model, _is_map_to_heads)
         arrays = eqx.filter(traced.frozen.model, relaid)
         yield "copies", _bytes(arrays)
+    yield "copies", _sum(traced.state.weights, _widened)
+    if traced.split["fsdp"] > 1:
+        yield "copies", _sum(traced.frozen.model, _gathered_by_copy)
     if traced.split["fsdp"] > 1 and traced.split["tensor"] > 1:
         # Tables that are split both ways, too narrowly to fill registers, are updated as copies.
         yield "copies", sum(_narrow_tables(traced))
@@ -120,13 +126,62 @@ def _padded(width: int) -> int:
     return -(-width // LANES) * LANES
 
 
+def _sum(model: PyTree, size: Callable[[Any, ArrayFacts], int]) -> int:
+    return sum(jax.tree.leaves(annotate(eqx.filter(model, _is_shape), size)))
+
+
+def _is_shape(x: Any) -> bool:
+    return isinstance(x, jax.ShapeDtypeStruct)
+
+
+def _widened(x: Any, about: ArrayFacts) -> int:
+    """Bytes by which the copy of an adapter's factor is padded for a grouped matmul.
+
+    The kernel takes matrices of experts row by row, so that a rank of 16, as the innermost axis,
+    fills registers of 128. Other matmuls take axes in any order.
+    """
+    if about.stacked != (Experts.along,) or about.reads is None:
+        return 0
+    shape, written = _shard_shape(x), len(about.axes) - about.reads
+    columns = math.prod(shape[-written:])
+    return math.prod(shape[:-written]) * (_padded(columns) - columns) * COMPUTED_BYTES
+
+
+def _gathered_by_copy(x: Any, about: ArrayFacts) -> int:
+    """Bytes of the copy of a frozen stack, in a layout from which its shards are all-gathered.
+
+    Shards of whole tiles are joined where they lie. Others are first copied, once for all layers,
+    with the gathered axis outermost. Of experts, which are multiplied row by row, an innermost axis
+    has to fill registers; elsewhere it may lie along the columns of tiles.
+    """
+    if not about.is_matrix or x.dtype.itemsize > COMPUTED_BYTES:  # a cast is in any layout
+        return 0
+    shape = _shard_shape(x)
+    cut = [i for i in range(x.ndim) if _is_over_fsdp(x, i)]
+    if len(cut) != 1 or x.ndim == len(about.axes):
+        return 0
+    (axis,) = cut
+    is_innermost = about.stacked == (Experts.along,) and axis == x.ndim - 1
+    tile = LANES if is_innermost else TILE_BYTES // x.dtype.itemsize
+    if shape[axis] % tile == 0:
+        return 0
+    others = [size for i, size in enumerate(shape) if i and i != axis]
+    return round(math.prod(shape) * x.dtype.itemsize * min(_padded(n) / n for n in others))
+
+
+def _is_over_fsdp(x: Any, axis: int) -> bool:
+    return axis < len(x.sharding.spec) and "fsdp" in per_device.names(x.sharding.spec[axis])
+
+
 def _is_map_to_heads(x: Any, about: ArrayFacts) -> bool:
     return about.reads == 1 and len(about.axes) == 3
 
 
 def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
     is_tpu = chip.kind == "tpu"
-    head = traced.described.run.model.sizes.get("head_dim")
+    kernel = traced.described.attention
+    is_flash = kernel is not None and kernel.name != "xla"
+    head = traced.described.run.model.sizes.get("head_dim") if is_flash else None
 
     def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
         if is_tpu and len(shape) > 3 and shape[-1] == head:
