@@ -367,6 +367,8 @@ KNOWN = (
     "Qwen2ForCausalLM with qwen2 (qwen2), Qwen3ForCausalLM with qwen3 (qwen3), "
     "Qwen3_5ForCausalLM with qwen3_5_text (qwen3_5), "
     "Qwen3_5ForConditionalGeneration with qwen3_5 (qwen3_5), "
+    "Qwen3_5MoeForCausalLM with qwen3_5_moe_text (qwen3_5_moe), "
+    "Qwen3_5MoeForConditionalGeneration with qwen3_5_moe (qwen3_5_moe), "
     "Qwen3MoeForCausalLM with qwen3_moe (qwen3_moe) and "
     "SmolLM3ForCausalLM with smollm3 (smollm3)"
 )
