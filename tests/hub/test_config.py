@@ -53,7 +53,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     found = {
         "vocab": one.vocab_size,
         "embed": one.hidden_size,
-        "mlp": getattr(one, "moe_intermediate_size", one.intermediate_size),
+        "mlp": getattr(one, "moe_intermediate_size", None) or one.intermediate_size,
         "layers": one.num_hidden_layers,
         "heads": one.num_attention_heads,
         "kv_heads": one.num_key_value_heads,
