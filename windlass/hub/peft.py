@@ -17,7 +17,7 @@ from windlass.adapters import Adapted, Peft
 from windlass.config import listing
 from windlass.config.reading import report, show
 from windlass.errors import UserError
-from windlass.hub import fused, weights
+from windlass.hub import fused, peft_experts, weights
 from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, arrays, placed
 from windlass.hub.shards import ShardTensor
@@ -229,14 +229,17 @@ def described(
 ) -> dict:
     """Contents of adapter_config.json."""
     excluded, saved = _excluded(model, adapter, table), saved_modules(model, whole, table)
+    settings, adapted = adapter.to_peft(_sites(model, table)), [*_adapted(model)]
+    if parameters := peft_experts.parameters(adapted, table):
+        settings = peft_experts.written(settings, parameters.values())
     is_tied = EMBEDDING in whole and _is_tied(_modules(model, table), table)
     return {
         "peft_type": adapter.peft_type,
         "task_type": "SEQ_CLS" if table.get(HEAD) == SCORE else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "inference_mode": True,
-        **adapter.to_peft(_sites(model, table)),
-        "target_modules": _targets(model, table),
+        **settings,
+        "target_modules": _targets([x for x in adapted if x not in parameters], adapted, table),
         **({"exclude_modules": excluded} if excluded else {}),
         **({"modules_to_save": saved} if saved else {}),
         **({"ensure_weight_tying": True} if is_tied else {}),
@@ -245,7 +248,8 @@ def described(
 
 def read(folder: Path) -> StoredAdapter:
     """Read the settings of the adapter in a folder, or refuse what cannot be had here."""
-    about, tensors = _config(folder), _tensors(folder)
+    tensors = _tensors(folder)
+    about = peft_experts.read(_config(folder), tensors)
     known = {section.peft_type: (kind, section) for kind, section in kinds().items()}
     if (peft_type := about.get("peft_type")) not in known:
         problem = ("peft_type", f"is {show(peft_type)}; only {listing(known)} can be read")
@@ -258,7 +262,8 @@ def read(folder: Path) -> StoredAdapter:
         if key not in (*NEUTRAL, *section.peft_keys) and value not in ABSENT
     ]
     part = next(iter(section.peft_parts.values()))
-    targets = {_target(one, part) for one in tensors if f".{part}." in one}
+    modules = (one.rpartition(f".{part}.")[0] for one in tensors if f".{part}." in one)
+    targets = {peft_experts.target(one) for one in modules}
     if not targets:
         problems.append((TENSORS, f"holds no {part}; it has {listing(tensors[:3], 'and')}"))
     if problems:
@@ -354,9 +359,8 @@ def _excluded(model: Any, adapter: Peft, table: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
-    """target_modules: the shortest names that choose the adapted maps, and no other."""
-    adapted = list(_adapted(model))
+def _targets(modules: Sequence[str], adapted: Sequence[str], table: Mapping[str, str]) -> list[str]:
+    """target_modules: the shortest names that choose these maps, and none that is not adapted."""
     others = {table[one] for one in table if one not in adapted}
 
     def short(full: str) -> str:
@@ -364,12 +368,7 @@ def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
         tails = (".".join(words[-n:]) for n in range(1, len(words) + 1))
         return next(t for t in tails if not any(other.endswith(f".{t}") for other in others))
 
-    return sorted({short(table[one]) for one in adapted})
-
-
-def _target(tensor: str, part: str) -> str:
-    """The name of a map without what is in front of it, such as `q_proj`."""
-    return tensor.rpartition(f".{part}.")[0].rpartition(".")[2]
+    return sorted({short(table[one]) for one in modules})
 
 
 def _config(folder: Path) -> dict[str, Any]:

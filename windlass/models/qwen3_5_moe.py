@@ -1,5 +1,7 @@
 """Qwen3.5 with a mixture of experts, and one that every token has, in the place of each MLP."""
 
+from typing import Any
+
 import jax
 from jaxtyping import PRNGKeyArray
 
@@ -74,7 +76,5 @@ class Config(qwen3_5.Hybrid):
 
     @classmethod
     def tiny(cls) -> "Config":
-        return cls(
-            **qwen3_5.TINY | dict(mlp=12, shared_mlp=20, experts=8, experts_per_token=3),
-            balance=0.5,
-        )
+        sizes: dict[str, Any] = qwen3_5.TINY | {"mlp": 12}
+        return cls(**sizes, shared_mlp=20, experts=8, experts_per_token=3, balance=0.5)
