@@ -111,10 +111,10 @@ def reported(layer: ExpertLayer, x, document) -> dict[str, float]:
     return {name: float(total / weight) for name, (total, weight) in context.reported.items()}
 
 
-@pytest.mark.parametrize("family", ["mixtral", "qwen3_5_moe"])
-def test_the_balance_loss_is_that_of_transformers(family):
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_5_moe"])
+def test_the_balance_loss_is_that_of_transformers(name):
     torch = pytest.importorskip("torch")
-    theirs = importlib.import_module(f"transformers.models.{family}.modeling_{family}")
+    theirs = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
     own, x = layer(), states()
     document = jnp.zeros((8, 5), jnp.int32).at[:3, 3:].set(-1)

@@ -21,16 +21,16 @@ NAMES = {ours: name for ours, name in qwen3_5.NAMES.items() if ".mlp." not in ou
 HUGGING_FACE = qwen3_5.HUGGING_FACE._replace(
     architecture="Qwen3_5MoeForCausalLM",
     model_type="qwen3_5_moe_text",
-    fields=qwen3_5.HUGGING_FACE.fields
-    | {
+    fields={
+        **qwen3_5.HUGGING_FACE.fields,
         "mlp": "moe_intermediate_size",
         "shared_mlp": "shared_expert_intermediate_size",
         "experts": "num_experts",
         "experts_per_token": "num_experts_per_tok",
         "balance": "router_aux_loss_coef",
     },
-    absent=qwen3_5.HUGGING_FACE.absent
-    | {
+    absent={
+        **qwen3_5.HUGGING_FACE.absent,
         "num_key_value_heads": 2,
         "moe_intermediate_size": 512,
         "shared_expert_intermediate_size": 512,
