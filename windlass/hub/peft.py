@@ -22,6 +22,7 @@ from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, arrays, placed
 from windlass.hub.shards import ShardTensor
 from windlass.layers.names import first_match, name, refuse_idle
+from windlass.layers.token_rows import TokenRows
 from windlass.models import HEAD
 from windlass.residuals import SCORE
 
@@ -39,6 +40,7 @@ NEUTRAL = (
 )
 ABSENT = (None, False, "none", {}, [])
 TIED = "ensure_weight_tying"
+ROWS = "token_adapter.trainable_tokens_delta"  # behind the name of a module
 RANK_AXES = {"lora_A": 0, "lora_B": 1}
 
 
@@ -82,6 +84,8 @@ def own(model: Any, whole: Collection[str] = ()) -> Any:
     """Arrays of the outermost adapter, which was applied last, and those that it has whole."""
 
     def visit(path, node):
+        if isinstance(node, TokenRows):
+            return jax.tree.map(lambda _: True, node)
         if not isinstance(node, Adapted):
             return name(path) in whole
         mine = jax.tree.map(lambda _: True, node)
@@ -91,8 +95,8 @@ def own(model: Any, whole: Collection[str] = ()) -> Any:
             mine = eqx.tree_at(here, mine, other, is_leaf=lambda x: x is None)
         return mine
 
-    is_adapted = lambda node: isinstance(node, Adapted)  # noqa: E731
-    return eqx.filter(model, jax.tree_util.tree_map_with_path(visit, model, is_leaf=is_adapted))
+    is_apart = lambda node: isinstance(node, Adapted | TokenRows)  # noqa: E731
+    return eqx.filter(model, jax.tree_util.tree_map_with_path(visit, model, is_leaf=is_apart))
 
 
 def whole_arrays(model: Any, patterns: Sequence[str], table: Mapping[str, str]) -> list[str]:
@@ -140,11 +144,8 @@ def is_saved(model: Any, array: str, table: Mapping[str, str]) -> bool:
 
 def _modules(model: Any, table: Mapping[str, str]) -> dict[str, str]:
     """Module elsewhere of each array that no adapter is at, with `{layer}` where it is stacked."""
-    plain = jax.tree.map(
-        lambda node: None if isinstance(node, Adapted) else node,
-        model,
-        is_leaf=lambda node: isinstance(node, Adapted),
-    )
+    is_apart = lambda node: isinstance(node, Adapted | TokenRows)  # noqa: E731
+    plain = jax.tree.map(lambda x: None if is_apart(x) else x, model, is_leaf=is_apart)
     leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(plain, _is_array))
     theirs = (one.name.rpartition(".")[0] for one in arrays(plain, table))
     return {name(path): module for (path, _), module in zip(leaves, theirs, strict=True)}
@@ -171,6 +172,12 @@ def tensors(
 def _all_names(model: Any, adapter: Peft, table: Mapping[str, str]) -> dict[str, str]:
     """PEFT names of an adapter's arrays, and of the model's own."""
     plain = {ours: f"{BEFORE}{theirs}" for ours, theirs in table.items()}
+    rows = {
+        f"{ours.removesuffix('weight')}tuned.rows": f"{table[ours].removesuffix('weight')}{ROWS}"
+        for ours in (EMBEDDING, HEAD)
+        if ours in table
+    }
+    plain |= {ours: f"{BEFORE}{theirs}" for ours, theirs in rows.items()}
     return plain | names(model, adapter, table)
 
 
@@ -269,6 +276,8 @@ def read(folder: Path) -> StoredAdapter:
     if problems:
         raise UserError(report(problems, f"the adapter in {folder}"))
     settings |= {"targets": sorted(targets)} | _places(about, tensors, part)
+    if not any(one.endswith(f"lm_head.{ROWS}") for one in tensors):
+        settings.pop("head_tokens", None)  # those of a tied head are the embedding's
     if whole := _whole(about, tensors):
         settings["whole"] = whole
     return StoredAdapter(folder, kind, settings, about.get("base_model_name_or_path"))
@@ -325,7 +334,7 @@ def _whole(about: Mapping[str, Any], tensors: Sequence[str]) -> list[str]:
     """Modules that an adapter has whole, by the tensors of them, as far as names go."""
     if about.get("modules_to_save") in ABSENT:
         return []
-    plain = [one.removeprefix(BEFORE) for one in tensors if ".lora_" not in one]
+    plain = [x.removeprefix(BEFORE) for x in tensors if ".lora_" not in x and ROWS not in x]
     modules = {
         one.rpartition(".")[0] for one in plain if one != weights.LM_HEAD or not about.get(TIED)
     }
