@@ -32,9 +32,8 @@ class TokenRows(Placed):
     ) -> Float[Array, "... embed"]:
         """Own rows at those of the tokens that have one, and `others` elsewhere."""
         place, out = self._places(vocab), layout(axes, others.shape)
-        which = (
-            jnp.asarray(place).at[tokens].get(out_sharding=layout(axes.split()[:-1], tokens.shape))
-        )
+        of_tokens = layout(axes.split()[:-1], tokens.shape)
+        which = jnp.asarray(place).at[tokens].get(out_sharding=of_tokens)
         rows = gathered(self.rows, self.axes["rows"]).astype(jnp.float32)
         own = rows.at[jnp.maximum(which, 0)].get(out_sharding=out).astype(others.dtype)
         mask = jnp.broadcast_to((which >= 0)[..., None], others.shape)
