@@ -57,6 +57,9 @@ MODELS = {
     | dict(embed=2560, mlp=9216, layers=32, heads=16, kv_heads=4, value_heads=32, tied=True),
     "Qwen3.5-9B": QWEN35
     | dict(embed=4096, mlp=12_288, layers=32, heads=16, kv_heads=4, value_heads=32),
+    "Qwen3.5-35B-A3B": QWEN35
+    | dict(family="qwen3_5_moe", embed=2048, layers=40, heads=16, kv_heads=2, value_heads=32)
+    | dict(mlp=512, shared_mlp=512, experts=256, experts_per_token=8),
     "164M": dict(
         family="llama",
         **dict(vocab=32_768, embed=1024, mlp=4096, layers=8, heads=8, kv_heads=8),

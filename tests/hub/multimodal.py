@@ -1,11 +1,13 @@
-"""A tiny multimodal model as transformers writes it: a vision tower, and a Qwen3.5 of a case."""
+"""Tiny multimodal models as transformers writes them: a vision tower, and a Qwen3.5 of a case."""
 
+import json
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from safetensors.numpy import save_file
 
+from tests.hub import folders
 from tests.models import reference
 from windlass.hub.multimodal import name_there
 
@@ -23,8 +25,14 @@ VISION = dict(
 
 
 def write(folder: Path, case: str = "qwen3_5", **changes: Any) -> Path:
-    """The folder of a model with weights of a case, and a tensor of multi-token prediction."""
-    module(case, **changes).save_pretrained(folder, max_shard_size=40_000)
+    """The folder of a model with weights of a case, and a tensor of multi-token prediction.
+
+    Experts of a layer are one tensor, as in the files that are published.
+    """
+    model = module(case, **changes)
+    model.save_pretrained(folder, max_shard_size=40_000)
+    if any(".experts." in name for name in model.state_dict()):
+        _fuse(folder)
     index = folder / "model.safetensors.index.json"
     extra = {"mtp.fc.weight": np.arange(6, dtype=np.float32).reshape(2, 3)}
     save_file(extra, folder / "model-extra.safetensors", {"format": "pt"})
@@ -35,21 +43,32 @@ def write(folder: Path, case: str = "qwen3_5", **changes: Any) -> Path:
     return folder
 
 
+def _fuse(folder: Path) -> None:
+    tensors, file = reference.fused(folders.contents(folder)), "model-fused.safetensors"
+    for shard in folder.glob("*.safetensors"):
+        shard.unlink()
+    save_file(tensors, folder / file, {"format": "pt"})
+    index = {"metadata": {}, "weight_map": dict.fromkeys(tensors, file)}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
 def module(case: str, **changes: Any) -> Any:
     import torch
     import transformers
 
-    text = reference.module(case).config.to_dict() | changes
-    config = transformers.Qwen3_5Config(
+    inner = reference.module(case).config
+    text, kind = inner.to_dict() | changes, inner.model_type.removesuffix("_text")
+    stem = {"qwen3_5": "Qwen3_5", "qwen3_5_moe": "Qwen3_5Moe"}[kind]
+    config = getattr(transformers, f"{stem}Config")(
         text_config=text,
         vision_config=VISION | {"out_hidden_size": text["hidden_size"]},
         tie_word_embeddings=text["tie_word_embeddings"],
     )
     torch.manual_seed(0)
-    model = transformers.Qwen3_5ForConditionalGeneration(config)
+    model = getattr(transformers, f"{stem}ForConditionalGeneration")(config)
     if not changes:
-        like = {"model_type": "qwen3_5", "text_config": {}}
-        weights = reference.tensors(reference.config(case))
+        like = {"model_type": kind, "text_config": {}}
+        weights = reference.fused(reference.tensors(reference.config(case)))
         state = {name_there(name, like): torch.from_numpy(x) for name, x in weights.items()}
         _, unknown = model.load_state_dict(state, strict=False)
         assert not unknown

@@ -53,7 +53,7 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
     found = {
         "vocab": one.vocab_size,
         "embed": one.hidden_size,
-        "mlp": getattr(one, "moe_intermediate_size", one.intermediate_size),
+        "mlp": getattr(one, "moe_intermediate_size", None) or one.intermediate_size,
         "layers": one.num_hidden_layers,
         "heads": one.num_attention_heads,
         "kv_heads": one.num_key_value_heads,
@@ -367,6 +367,8 @@ KNOWN = (
     "Qwen2ForCausalLM with qwen2 (qwen2), Qwen3ForCausalLM with qwen3 (qwen3), "
     "Qwen3_5ForCausalLM with qwen3_5_text (qwen3_5), "
     "Qwen3_5ForConditionalGeneration with qwen3_5 (qwen3_5), "
+    "Qwen3_5MoeForCausalLM with qwen3_5_moe_text (qwen3_5_moe), "
+    "Qwen3_5MoeForConditionalGeneration with qwen3_5_moe (qwen3_5_moe), "
     "Qwen3MoeForCausalLM with qwen3_moe (qwen3_moe) and "
     "SmolLM3ForCausalLM with smollm3 (smollm3)"
 )

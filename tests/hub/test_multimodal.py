@@ -14,38 +14,43 @@ pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
 
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe"])
+def case(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return multimodal.write(tmp_path_factory.mktemp("multimodal") / "came")
+def folder(case, tmp_path_factory):
+    return multimodal.write(tmp_path_factory.mktemp("multimodal") / "came", case)
 
 
-def test_logits_are_those_of_transformers_for_the_language_model_of_a_multimodal_folder(folder):
-    config, here = reference.config("qwen3_5"), built(folder, MESHES["alone"])
+def test_logits_are_those_of_transformers_for_the_language_model_of_a_multimodal_folder(
+    case, folder
+):
+    config, here = reference.config(case), built(folder, MESHES["alone"])
     assert here.run.model == config
     with here.described.scope():
-        gap = np.abs(logits(taken(here), config) - reference.recorded("qwen3_5").logits).max()
+        gap = np.abs(logits(taken(here), config) - reference.recorded(case).logits).max()
     print(f"logits differ by {gap:.1e}")
     assert gap < 1e-5
 
 
-def test_what_is_left_alone_is_named_when_a_run_starts(folder):
+def test_what_is_left_alone_is_named_when_a_run_starts(case, folder):
     here = built(folder, MESHES["alone"])
     with here.described.scope():
         facts = dict(origin.take(here, "", print).facts)
-    towers = sum(
-        name.startswith("model.visual.") for name in multimodal.module("qwen3_5").state_dict()
-    )
+    towers = sum(name.startswith("model.visual.") for name in multimodal.module(case).state_dict())
     assert facts["left alone"] == (
         f"tensors: {towers} of the vision tower (model.visual.*) and "
         "1 of multi-token prediction (mtp.*)"
     )
 
 
-def test_the_config_goes_back_into_that_of_the_whole_model(folder):
-    came, config = configs.load(folder), reference.config("qwen3_5")
+def test_the_config_goes_back_into_that_of_the_whole_model(case, folder):
+    came, config = configs.load(folder), reference.config(case)
     out = configs.written(config, length=14, dtype="float32", like=came)
     assert out["vision_config"] == came["vision_config"]
-    assert out["architectures"] == ["Qwen3_5ForConditionalGeneration"]
+    assert out["architectures"] == came["architectures"]
     assert configs.read(out, "out") == configs.read(came, "came")
     rope = came["text_config"]["rope_parameters"] | {"mrope_section": [1, 1, 0]}
     came["text_config"]["rope_parameters"] = rope

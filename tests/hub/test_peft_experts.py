@@ -4,6 +4,7 @@ import dataclasses
 
 import equinox as eqx
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -13,11 +14,16 @@ from tests.models import reference
 from windlass import adapters
 from windlass.adapters.lora import Adapter, LoraGroup
 from windlass.checkpoint.fingerprint import named
+from windlass.config import read
 from windlass.errors import UserError
 from windlass.hub import peft
-from windlass.models import mixtral, qwen3_moe
+from windlass.models import mixtral, qwen3_5_moe, qwen3_moe
 
-TABLES = {"mixtral": mixtral.NAMES, "qwen3_moe": qwen3_moe.NAMES}
+TABLES = {
+    "mixtral": mixtral.NAMES,
+    "qwen3_moe": qwen3_moe.NAMES,
+    "qwen3_5_moe": qwen3_5_moe.NAMES,
+}
 LORA = Adapter(rank=3, alpha=5.0)
 
 
@@ -41,7 +47,7 @@ def logits(model, config) -> np.ndarray:
 # PEFT looks for the patterns that it makes for fused parameters among modules alone.
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.skipif(not peers.HAS_PEFT, reason="peft is what is compared with")
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", TABLES)
 def test_peft_computes_the_same_with_an_adapter_of_experts_and_router(name, tmp_path):
     import peft as theirs
     import torch
@@ -59,7 +65,7 @@ def test_peft_computes_the_same_with_an_adapter_of_experts_and_router(name, tmp_
     assert np.abs(found - reference.recorded(name).logits).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", ["mixtral", "qwen3_moe"])
+@pytest.mark.parametrize("name", TABLES)
 def test_an_adapter_of_experts_comes_back_from_its_folder(name, tmp_path):
     model = adapted(name)
     published.save_adapter(tmp_path, model, LORA, TABLES[name], "owner/base")
@@ -67,6 +73,23 @@ def test_an_adapter_of_experts_comes_back_from_its_folder(name, tmp_path):
     own = peft.own(model)
     read = jax.tree.unflatten(jax.tree.structure(own), [found[path] for path in named(own)])
     assert eqx.tree_equal(read, own)
+
+
+def test_a_shared_expert_and_routed_ones_are_chosen_apart_and_read_as_they_were_written(tmp_path):
+    names, config = TABLES["qwen3_5_moe"], reference.config("qwen3_5_moe")
+    plain = tiny.abstract(config)
+    for number, targets in enumerate((["shared_expert.*"], ["blocks.mlp.experts.*", "gate"])):
+        lora = Adapter(rank=3, targets=tuple(targets))
+        model = eqx.filter_eval_shape(lora.adapt, plain, names=names, key=jax.random.key(0))
+        shapes, static = eqx.partition(model, lambda x: isinstance(x, jax.ShapeDtypeStruct))
+        zeros = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), shapes)
+        model = eqx.combine(zeros, static)
+        published.save_adapter(tmp_path / str(number), model, lora, names, None)
+        found = read(Adapter, peft.read(tmp_path / str(number)).settings)
+        assert adapters.chosen(plain, found.targets, names) == adapters.chosen(
+            plain, targets, names
+        )
+        assert not found.groups
 
 
 def test_adapted_maps_are_counted_by_layer_and_expert():

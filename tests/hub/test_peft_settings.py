@@ -239,6 +239,119 @@ def test_modules_to_save_are_read_and_written_whole(name, tmp_path):
     assert choose(arrays, None, whole).trained > choose(arrays, None).trained
 
 
+TOKENS: dict[str, tuple[str, Any, dict[str, tuple[int, ...]]]] = {
+    "tied": ("qwen3, tied", [93, 4], {"tokens": (93, 4)}),
+    "tied, by names": (
+        "qwen3, tied",
+        {"embed_tokens": [7, 90], "lm_head": [7, 90]},
+        {"tokens": (7, 90)},
+    ),
+    "embedding": ("qwen3", [93, 4, 11], {"tokens": (93, 4, 11)}),
+    "embedding and head": (
+        "qwen3",
+        {"embed_tokens": [95, 3], "lm_head": [5]},
+        {"tokens": (95, 3), "head_tokens": (5,)},
+    ),
+}
+
+
+@live
+@pytest.mark.parametrize("name", TOKENS)
+def test_trained_rows_of_tokens_give_the_same_logits_here_merged_and_back_there(name, tmp_path):
+    import peft as theirs
+
+    case, indices, fields = TOKENS[name]
+    model = made(case, trainable_token_indices=indices)
+    model.save_pretrained(tmp_path / "theirs")
+    expected = seen(model)
+    adapter, ours = loaded(tmp_path / "theirs", case)
+    assert {key: getattr(adapter, key) for key in fields} == fields
+    there = np.abs(logits(ours) - expected).max()
+    whole = np.abs(logits(eqx.filter_jit(adapters.merged)(ours)) - expected).max()
+    published.save_adapter(tmp_path / "ours", ours, adapter, table(), None)
+    again = theirs.PeftModel.from_pretrained(reference.module(case), tmp_path / "ours")
+    back = np.abs(seen(again) - expected).max()
+    print(f"{name}: logits differ by {there:.1e} here, {whole:.1e} merged, {back:.1e} back there")
+    assert max(there, whole, back) < 1e-5
+    assert np.abs(seen(made(case)) - expected).max() > 1e-3
+    shapes = [_shapes(tmp_path / folder) for folder in ("theirs", "ours")]
+    assert shapes[0] == shapes[1]
+
+
+def test_only_the_named_rows_are_trained():
+    adapter = Adapter(rank=2, tokens=(93, 4), head_tokens=(5,))
+    model = eqx.filter_jit(adapter.adapt)(base(), names=table(), key=jax.random.key(0))
+    assert np.array_equal(model.embedding.tuned.rows, np.asarray(model.embedding.weight)[[93, 4]])
+    mask = choose(eqx.filter(model, eqx.is_array), None)
+    width = reference.config(CASE).embed
+    without = Adapter(rank=2).adapt(base(), names=table(), key=jax.random.key(0))
+    plain = choose(eqx.filter(without, eqx.is_array), None)
+    assert mask.trained == plain.trained + 3 * width
+    batch = tiny.packed([texts()], length=26)
+    own, rest = eqx.partition(model, mask.mask)
+    gradient = eqx.filter_jit(
+        eqx.filter_grad(lambda own: tiny.loss(eqx.combine(own, rest), batch))
+    )(own)
+    assert gradient.embedding.weight is None and gradient.output.weight is None
+    assert gradient.embedding.tuned.rows.shape == (2, width)
+    # The rows of the gradient of whole tables.
+    parts = lambda m: (m.embedding.weight, m.output.weight)  # noqa: E731
+    every = eqx.filter_jit(jax.grad(lambda x: tiny.loss(eqx.tree_at(parts, without, x), batch)))(
+        parts(without)
+    )
+    rows = every[0][np.array([93, 4])], every[1][np.array([5])]
+    assert tiny.apart((gradient.embedding.tuned.rows, gradient.output.tuned.rows), rows) < 1e-5
+
+
+@pytest.mark.parametrize(("case", "sizes"), [("qwen3, tied", (2, 2, 2)), ("qwen3", (2, 2, 2))])
+def test_trained_rows_are_the_same_on_a_mesh(case, sizes):
+    adapter = Adapter(rank=2, tokens=(93, 4), head_tokens=() if "tied" in case else (5, 7))
+    model = eqx.filter_jit(adapter.adapt)(base(case), names=table(), key=jax.random.key(0))
+    rough = lambda x: x + 0.1  # noqa: E731
+    model = eqx.tree_at(lambda m: m.embedding.tuned.rows, model, replace_fn=rough)
+
+    @eqx.filter_jit
+    def gradient(model, batch):
+        own, rest = eqx.partition(model, adapters.trained(model))
+        return eqx.filter_value_and_grad(lambda own: tiny.loss(eqx.combine(own, rest), batch))(own)
+
+    expected = gradient(model, tiny.rows(96))
+    with tiny.on(sizes) as mesh:
+        found = gradient(*tiny.placed(model, tiny.rows(96), mesh))
+    assert tiny.apart(found, expected) < 1e-5
+
+
+@pytest.mark.parametrize(
+    ("fields", "message"),
+    [
+        (
+            dict(tokens=(3, 96)),
+            "adapter.tokens has 96; the ids of this model are 0 to 95, and a larger model.vocab "
+            "adds some",
+        ),
+        (
+            dict(head_tokens=(3,)),
+            "adapter.head_tokens is [3]; the head is the embedding (tied), whose rows are "
+            "adapter.tokens",
+        ),
+    ],
+)
+def test_rows_that_are_not_there_are_refused(fields, message):
+    adapter = Adapter(targets=("q_proj",), **fields)
+    with pytest.raises(UserError) as refusal:
+        eqx.filter_jit(adapter.adapt)(base("qwen3, tied"), names=table(), key=jax.random.key(0))
+    assert str(refusal.value) == message
+
+
+@pytest.mark.parametrize("ids", [(-1, 3), (3, 3)])
+def test_ids_that_are_no_ids_are_refused(ids):
+    with pytest.raises(ValueError) as error:
+        Adapter(tokens=ids)
+    assert error.value.args == (
+        f"tokens is {[*ids]}; it is a list of token ids, 0 or more, each of them once",
+    )
+
+
 @live
 def test_an_embedding_that_parts_from_a_head_it_is_tied_to_is_refused(tmp_path):
     with warnings.catch_warnings():

@@ -1,6 +1,7 @@
 """What `transformers` computes for tiny models of each family it has: live, and as recorded.
 
-`python -m tests.models.reference` records it anew, where torch is installed.
+`python -m tests.models.reference` records it anew, where torch is installed; with names of cases,
+those alone.
 """
 
 import dataclasses
@@ -8,6 +9,7 @@ import importlib
 import importlib.util
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -77,6 +79,20 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
             attention_every=4,
             taps=4,
             value_heads=2,
+            scaling=None,
+            tied=False,
+            attention_bias=False,
+        ),
+    ),
+    "qwen3_5_moe": ("qwen3_5_moe", {}),
+    "qwen3_5_moe, three to one": (
+        "qwen3_5_moe",
+        dict(
+            layers=5,
+            attention_every=4,
+            taps=4,
+            value_heads=2,
+            shared_mlp=12,
             scaling=None,
             tied=False,
             attention_bias=False,
@@ -222,9 +238,11 @@ def recorded(case: str) -> Answers:
         return Answers(held[f"{case}/logits"], gradients)
 
 
-def record() -> None:
-    held = {}
-    for case in CASES:
+def record(*cases: str) -> None:
+    """Record these cases anew, and keep the others; without any, all of them."""
+    with np.load(RECORD) as before:
+        held = {name: before[name] for name in before.files if name.partition("/")[0] in CASES}
+    for case in cases or CASES:
         held[case] = np.array(_written(case))
         answers = sketched(computed(case))
         held[f"{case}/logits"] = answers.logits
@@ -286,6 +304,17 @@ def _module(family: str, c) -> Any:
             share = {"partial_rotary_factor": c.rotary_share}
             common |= dict(rope_parameters=common["rope_parameters"] | share)
             kind, own = "Qwen3_5", dict(attention_bias=c.attention_bias, **_deltanet(c))
+        case "qwen3_5_moe":
+            share = {"partial_rotary_factor": c.rotary_share}
+            common |= dict(rope_parameters=common["rope_parameters"] | share)
+            kind, own = "Qwen3_5Moe", dict(attention_bias=c.attention_bias, **_deltanet(c))
+            own |= dict(
+                moe_intermediate_size=c.mlp,
+                shared_expert_intermediate_size=c.shared_mlp,
+                num_experts=c.experts,
+                num_experts_per_tok=c.experts_per_token,
+                router_aux_loss_coef=c.balance,
+            )
         case "smollm3":
             biases = dict(attention_bias=c.attention_bias, mlp_bias=c.mlp_bias, pad_token_id=None)
             kind, own = "SmolLM3", dict(no_rope_layer_interval=c.no_rope_every, **biases)
@@ -376,4 +405,4 @@ def rope_parameters(theta: float, scaling: Scaling | None) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    record()
+    record(*sys.argv[1:])

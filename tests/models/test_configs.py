@@ -49,6 +49,8 @@ def test_a_model_that_cannot_be_is_refused_by_key(name, field, value, what):
             "is 0.3; it must be a share, above 0 and up to 1, that makes an even number of the 10 "
             "entries of a head",
         ),
+        ("qwen3_5_moe", "experts_per_token", 0, "is 0; it must be 1 to experts (8)"),
+        ("qwen3_5_moe", "shared_mlp", 0, "is 0; it must be 1 or more"),
         ("olmo3", "window", 0, "is 0; it must be 1 or more, a query's own position"),
         ("olmo3", "global_every", 0, "is 0; it must be 1 or more"),
         (
@@ -80,6 +82,7 @@ def test_no_number_that_identifies_a_model_has_a_default(name):
     fields = dataclasses.fields(tiny.config(name))
     without = {field.name for field in fields if field.default is dataclasses.MISSING}
     sparse = {"experts", "experts_per_token"}
+    delta = {"key_heads", "value_heads", "key_dim", "value_dim"}
     own = {
         "gemma": {"local_theta", "window"},
         "gpt_oss": sparse | {"window"},
@@ -87,7 +90,8 @@ def test_no_number_that_identifies_a_model_has_a_default(name):
         "mixtral": sparse,
         "olmo3": {"window"},
         "qwen3_moe": sparse,
-        "qwen3_5": {"key_heads", "value_heads", "key_dim", "value_dim"},
+        "qwen3_5": delta,
+        "qwen3_5_moe": sparse | delta | {"shared_mlp"},
     }
     assert without == own.get(name, set()) | {
         *("vocab", "embed", "mlp", "layers", "heads", "kv_heads", "head_dim", "theta")

@@ -105,7 +105,8 @@ def mutations() -> Iterator[tuple[str, str, Any]]:
             yield family, "scaling", dataclasses.replace(config.scaling, factor=4.2)
         if hasattr(config, "window"):
             yield family, "window", config.window + 1
-    yield "qwen3_5", "rotary_share", 0.6
+    for family in ("qwen3_5", "qwen3_5_moe"):
+        yield family, "rotary_share", 0.6
     yield "gemma", "local_theta", 1.01 * tiny.config("gemma").local_theta
     yield "gemma", "query_width", tiny.config("gemma").query_width + 1
     yield "gemma", "global_every", 3

@@ -1,5 +1,6 @@
 """Expert layers: dropless routing, whatever the mesh, and their balance loss."""
 
+import importlib
 from typing import Any
 
 import equinox as eqx
@@ -110,15 +111,16 @@ def reported(layer: ExpertLayer, x, document) -> dict[str, float]:
     return {name: float(total / weight) for name, (total, weight) in context.reported.items()}
 
 
-def test_the_balance_loss_is_that_of_transformers():
+@pytest.mark.parametrize("name", ["mixtral", "qwen3_5_moe"])
+def test_the_balance_loss_is_that_of_transformers(name):
     torch = pytest.importorskip("torch")
-    from transformers.models.mixtral.modeling_mixtral import load_balancing_loss_func
+    theirs = importlib.import_module(f"transformers.models.{name}.modeling_{name}")
 
     own, x = layer(), states()
     document = jnp.zeros((8, 5), jnp.int32).at[:3, 3:].set(-1)
     logits = torch.from_numpy(np.array(x @ own.router.weight).reshape(-1, 8))
     mask = torch.from_numpy(np.array(document >= 0))
-    expected = load_balancing_loss_func((logits,), 8, 3, mask)
+    expected = theirs.load_balancing_loss_func((logits,), 8, 3, mask)
     assert abs(reported(own, x, document)["balance"] - float(expected)) < 1e-5
 
 

@@ -8,7 +8,8 @@ import pytest
 
 import windlass
 from tests import published
-from tests.hub import peers
+from tests.hub import folders, peers
+from windlass.errors import UserError
 from windlass.hub.weights import grown
 
 MORE = 5
@@ -54,6 +55,60 @@ def test_an_adapter_with_resized_embeddings_gives_peft_the_same_logits(tmp_path)
     windlass.train({**recipe, "adapter": again}, keys)
     one, other = (_saved(tmp_path / name) for name in ("adapter", "second"))
     assert one == other
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("name", ["qwen3", "qwen2"])  # of which the second is tied
+def test_rows_of_new_tokens_alone_are_trained_and_give_peft_the_same_logits(name, tmp_path):
+    torch, theirs = pytest.importorskip("torch"), pytest.importorskip("peft")
+    from transformers import AutoModelForCausalLM
+
+    base, corpus = published.write(tmp_path / "base", name), tmp_path / "corpus.jsonl"
+    corpus.write_text(8 * (json.dumps({"text": "ash bay cedar dune elm fern"}) + "\n"))
+    ids = [98, published.VOCAB - 1, 97]  # of which the corpus has letters
+    before = folders.contents(base)
+    rows = {"tokens": ids} | ({"head_tokens": ids[:2]} if "lm_head.weight" in before else {})
+    recipe = {
+        "model": {"path": str(base)},
+        "adapter": {"kind": "lora", "rank": 2, **rows},
+        "data": {"source": {"kind": "jsonl", "path": str(corpus)}, "length": 64},
+        "optim": {"kind": "adamw", "learning_rate": 1e-2},
+        "train": {"steps": 2, "batch": 2},
+        "device": {"kind": "cpu", "count": 1},
+    }
+    run = windlass.train(recipe, [f"run.dir={tmp_path / 'run'}"]).folder
+    found = windlass.export(run, tmp_path / "adapter", check=True)
+    assert found.form == "adapter" and found.comparison is not None
+    assert found.comparison.difference < 1e-5
+    windlass.export(run, tmp_path / "merged", form="merged")
+    after = folders.contents(tmp_path / "merged")
+    for weight, own in (("model.embed_tokens.weight", ids), ("lm_head.weight", ids[:2])):
+        if weight in before:
+            moved = np.flatnonzero(np.any(before[weight] != after[weight], axis=1))
+            assert 98 in moved and {*moved} <= {*own}
+
+    def logits(model) -> np.ndarray:
+        with torch.no_grad():
+            return model.eval()(torch.tensor([[*range(90, 110), *ids]])).logits.numpy()
+
+    plain = AutoModelForCausalLM.from_pretrained(base, dtype=torch.float32)
+    there = logits(theirs.PeftModel.from_pretrained(plain, tmp_path / "adapter"))
+    merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32)
+    print(f"{name}: logits differ by {np.abs(there - logits(merged)).max():.1e}")
+    assert np.abs(there - logits(merged)).max() < 1e-5
+
+    again = {"kind": "lora", "path": str(tmp_path / "adapter")}
+    keys = [f"run.dir={tmp_path / 'again'}", "optim.learning_rate=1e-30", "train.steps=1"]
+    windlass.train({**recipe, "adapter": again}, keys)
+    one, other = (_saved(tmp_path / name) for name in ("adapter", "second"))
+    assert one == other
+    both = recipe["adapter"] | {"whole": ["embed_tokens"]}
+    with pytest.raises(UserError) as refusal:
+        windlass.train({**recipe, "adapter": both}, [f"run.dir={tmp_path / 'both'}"])
+    assert str(refusal.value) == (
+        f"adapter.tokens is {ids}, and adapter.whole trains all rows of embedding.weight; leave "
+        "one of them out"
+    )
 
 
 def _saved(folder: Path) -> dict[str, bytes]:

@@ -10,6 +10,7 @@ import pytest
 import windlass
 from tests import published
 from tests.hub import folders, multimodal
+from tests.models import reference
 from windlass.errors import UserError
 from windlass.evaluation.finished_run import open_on_cpu
 from windlass.hub.names import to_tensors
@@ -21,11 +22,17 @@ transformers = pytest.importorskip("transformers")
 pytestmark = pytest.mark.long
 
 
+@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe"])
+def case(request) -> str:
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def place(tmp_path_factory) -> Path:
+def place(case, tmp_path_factory) -> Path:
     """A folder with a model, `base`, and a run of two steps that began with it."""
     place = tmp_path_factory.mktemp("put-back")
-    multimodal.write(place / "base", vocab_size=published.VOCAB, max_position_embeddings=256)
+    changes = dict(vocab_size=published.VOCAB, max_position_embeddings=256)
+    multimodal.write(place / "base", case, **changes)
     published.write_tokenizer(place / "base")
     published.write_chats(place / "chats.jsonl", 8)
     recipe = {
@@ -65,7 +72,7 @@ def test_transformers_loads_it_whole_and_as_a_language_model_and_computes_the_sa
     source, tokens = open_on_cpu(place / "run", weights="last", step=None), np.arange(40)[None]
     with source.scope():
         expected = check.logits(source.stored_model()[1], tokens.astype(np.int32))
-    kinds = transformers.Qwen3_5ForConditionalGeneration, transformers.AutoModelForCausalLM
+    kinds = transformers.AutoModelForImageTextToText, transformers.AutoModelForCausalLM
     for kind in kinds:
         model, about = kind.from_pretrained(tmp_path / "out", output_loading_info=True)
         assert not about["missing_keys"] and not about["mismatched_keys"]
@@ -81,8 +88,8 @@ def test_the_weights_of_an_export_are_taken_again(place, tmp_path):
     source = open_on_cpu(place / "run", weights="last", step=None)
     with source.scope():
         model = source.stored_model()[1]
-    stored, names = folders.contents(tmp_path / "out"), to_tensors(model, source.names)
-    for name, value in names.items():
+    stored, ours = folders.contents(tmp_path / "out"), to_tensors(model, source.names)
+    for name, value in reference.fused(ours).items():
         assert np.array_equal(stored[name.replace("model.", "model.language_model.", 1)], value)
 
 

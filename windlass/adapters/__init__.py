@@ -26,6 +26,7 @@ from windlass.layers.linear import Linear, LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
 from windlass.layers.residual import Connection
 from windlass.layers.stack import Stack
+from windlass.layers.token_rows import TokenRows, TokenTable
 
 Model = TypeVar("Model")
 
@@ -292,6 +293,8 @@ def merged(model: Model) -> Model:
     """The plain model that computes the same, in float32 where maps were adapted or in few bits."""
 
     def visit(node):
+        if isinstance(node, TokenTable):
+            return node if node.tuned is None else node.merged()
         if not isinstance(node, LinearMap) or isinstance(node, Linear):
             return node
         merge = lambda one: one.merged()  # noqa: E731
@@ -299,18 +302,20 @@ def merged(model: Model) -> Model:
             merge = eqx.filter_vmap(merge)
         return merge(node)
 
-    return jax.tree.map(visit, model, is_leaf=_is_map)
+    return jax.tree.map(visit, model, is_leaf=lambda x: isinstance(x, LinearMap | TokenTable))
 
 
 def plain(model: Model) -> Model:
     """An adapted model with its adapters off; one that replaced its base stays on."""
 
     def visit(node):
+        if isinstance(node, TokenTable):
+            return node.without_rows()
         while isinstance(node, Adapted) and node.base is not None:
             node = node.base
         return node
 
-    return jax.tree.map(visit, model, is_leaf=_is_adapted)
+    return jax.tree.map(visit, model, is_leaf=lambda x: isinstance(x, Adapted | TokenTable))
 
 
 def standing_in(model: PyTree) -> dict[str, Adapted]:
@@ -405,6 +410,8 @@ def _marked(model: PyTree, mark: Callable[[Adapted, str], bool]) -> PyTree:
     """`mark(node, field)` at the arrays of each field of an adapted map, False at all others."""
 
     def visit(node):
+        if isinstance(node, TokenRows):
+            return jax.tree.map(lambda _: True, node)
         if not isinstance(node, Adapted):
             return False
         children, structure = jax.tree_util.tree_flatten_with_path(
@@ -417,7 +424,7 @@ def _marked(model: PyTree, mark: Callable[[Adapted, str], bool]) -> PyTree:
             return jax.tree.map(lambda _: True, child)
         return jax.tree.map(visit, child, is_leaf=_is_adapted)
 
-    return jax.tree.map(visit, model, is_leaf=_is_adapted)
+    return jax.tree.map(visit, model, is_leaf=lambda x: isinstance(x, Adapted | TokenRows))
 
 
 def _weights(node: Adapted) -> int:

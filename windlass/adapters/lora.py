@@ -24,12 +24,15 @@ from windlass.layers.dropout import Dropout
 from windlass.layers.initializers import small, uniform, zeros
 from windlass.layers.linear import Linear, LinearMap, LowRank
 from windlass.layers.names import first_match
+from windlass.layers.token_rows import TokenTable
 
 Model = TypeVar("Model")
 INITIALIZERS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`
 
 # How an adapter of PEFT's may have begun; the others change the weights it is added to as well.
 BEGINNINGS = (None, True, False, "gaussian", "eva", "orthogonal")
+TOKENS = "trainable_token_indices"
+TABLES = {"embed_tokens": "tokens", "lm_head": "head_tokens"}  # modules there to our keys
 RANKS = (8, 16, 32, 64, 128, 256, 320, 512)  # that vLLM makes room for
 
 
@@ -76,6 +79,10 @@ class Adapter(Peft):
     # weights that are trained whole beside it (modules_to_save): patterns, such as embedding.*, or
     # PEFT's names of modules, such as embed_tokens and lm_head
     whole: tuple[str, ...] = ()
+    # token ids whose rows of the embedding, and of a tied head, are trained beside it
+    # (trainable_token_indices); all others stay as they are
+    tokens: tuple[int, ...] = ()
+    head_tokens: tuple[int, ...] = ()  # the same of a head that is not tied
     dora: bool = False  # use DoRA: the norm of each column is trained by itself
     init: Literal["peft", "normal"] = "peft"  # of the first matrix: uniform, or normal of 0.02
     path: str | None = None  # the folder of a PEFT adapter to start from: the rest is as it says
@@ -90,7 +97,7 @@ class Adapter(Peft):
     peft_keys: ClassVar[tuple[str, ...]] = (
         *("r", "lora_alpha", "lora_dropout", "use_rslora", "use_dora", "init_lora_weights"),
         *("layers_pattern", "megatron_core", "qalora_group_size", "eva_config"),
-        *("rank_pattern", "alpha_pattern", "layers_to_transform"),
+        *("rank_pattern", "alpha_pattern", "layers_to_transform", TOKENS),
     )
 
     def __post_init__(self):
@@ -105,6 +112,11 @@ class Adapter(Peft):
             wrong.append("targets is empty; it must choose a linear map")
         if min(self.layers, default=0) < 0:
             wrong.append(f"layers is {[*self.layers]}; it is a list of numbers, 0 or more")
+        for key in ("tokens", "head_tokens"):
+            ids = getattr(self, key)
+            if min(ids, default=0) < 0 or len({*ids}) < len(ids):
+                what = "it is a list of token ids, 0 or more, each of them once"
+                wrong.append(f"{key} is {[*ids]}; {what}")
         if wrong:
             raise ValueError(*wrong)
 
@@ -153,7 +165,29 @@ class Adapter(Peft):
 
     def adapt(self, model: Model, *, names: Mapping[str, str], key: PRNGKeyArray) -> Model:
         self._check_experts(model, names)
+        return self._with_tokens(self._with_products(model, names, key))
 
+    def _with_tokens(self, model: Model) -> Model:
+        """The model with rows of their own for the tokens that are trained."""
+        for key, field in (("tokens", "embedding"), ("head_tokens", "output")):
+            if not (ids := getattr(self, key)):
+                continue
+            table = getattr(model, field, None)
+            if not isinstance(table, TokenTable):
+                why = "the head is the embedding (tied), whose rows are adapter.tokens"
+                why = why if key == "head_tokens" else "this model has no embedding of tokens"
+                raise UserError(f"adapter.{key} is {[*ids]}; {why}")
+            if table.tuned is not None:
+                raise UserError(f"adapter.{key} is {[*ids]}; another adapter has trained rows too")
+            if (most := max(ids)) >= (vocab := len(table.weight)):
+                raise UserError(
+                    f"adapter.{key} has {most}; the ids of this model are 0 to {vocab - 1}, and a "
+                    "larger model.vocab adds some"
+                )
+            model = eqx.tree_at(lambda x, f=field: getattr(x, f), model, table.with_rows(ids))
+        return model
+
+    def _with_products(self, model: Model, names: Mapping[str, str], key: PRNGKeyArray) -> Model:
         def maker(rank: int) -> Callable[..., Lora]:
             return lambda base, stack, key: Lora(base, self, stack, rank, key=key)
 
@@ -237,6 +271,7 @@ class Adapter(Peft):
             "rank_pattern": ranks,
             "alpha_pattern": {match: _whole(alpha) for match, alpha in alphas.items()},
             "layers_to_transform": [*self.layers] or None,
+            **self._tokens_to_peft(),
             "lora_dropout": self.dropout,
             "use_rslora": self.scaling == "rslora",
             "use_dora": self.dora,
@@ -244,6 +279,11 @@ class Adapter(Peft):
             "fan_in_fan_out": False,
             "init_lora_weights": "gaussian" if self.init == "normal" else True,
         }
+
+    def _tokens_to_peft(self) -> dict[str, Any]:
+        every = {there: [*getattr(self, key)] for there, key in TABLES.items()}
+        own = {there: ids for there, ids in every.items() if ids}
+        return {TOKENS: own} if own else {}
 
     @classmethod
     def from_peft(cls, config: Mapping[str, Any]) -> tuple[dict[str, Any], list[Problem]]:
@@ -269,6 +309,7 @@ class Adapter(Peft):
             "dropout": numbers["lora_dropout"],
             "dora": bool(config.get("use_dora")),
             **({"groups": groups} if groups else {}),
+            **_tokens(config, problems),
         }
         return settings, problems
 
@@ -276,7 +317,8 @@ class Adapter(Peft):
         # The least room that vLLM offers which is enough.
         widest = max([self.rank, *(one.rank or 0 for one in self.groups)])
         room = next((size for size in RANKS if size >= widest), RANKS[-1])
-        return None if self.dora else f"--enable-lora --max-lora-rank {room}"
+        is_alone = not (self.dora or self.tokens or self.head_tokens)
+        return None if not is_alone else f"--enable-lora --max-lora-rank {room}"
 
 
 class Lora(Adapted):
@@ -396,6 +438,20 @@ def _groups(
         return
     for match, value in pattern.items():
         yield {"match": match, field: value if field == "rank" else float(value)}
+
+
+def _tokens(config: Mapping[str, Any], problems: list[Problem]) -> dict[str, list[int]]:
+    """Rows that are trained, of a list for the embedding or of lists by the names of modules."""
+    given = config.get(TOKENS) or {}
+    tables = given if isinstance(given, Mapping) else {"embed_tokens": given}
+    found = {TABLES.get(module.rpartition(".")[2]): ids for module, ids in tables.items()}
+    if None in found or not all(
+        isinstance(ids, list) and all(type(x) is int for x in ids) for ids in found.values()
+    ):
+        what = "it must be a list of token ids, or such lists of embed_tokens and lm_head"
+        problems.append((TOKENS, f"is {show(given)}; {what}"))
+        return {}
+    return {key: ids for key, ids in found.items() if key is not None}
 
 
 def _is_called(group: LoraGroup, called: Sequence[str]) -> bool:

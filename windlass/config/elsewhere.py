@@ -42,6 +42,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "adapter.layers": ("layers_to_transform",),
     "adapter.exclude": ("exclude_modules",),
     "adapter.whole": ("modules_to_save",),
+    "adapter.tokens": ("trainable_token_indices",),
     "tokenizer.eos": ("eos_token",),
     "data.length": (
         *("max_seq_length", "max_length", "cutoff_len", "sequence_len"),

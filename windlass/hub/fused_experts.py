@@ -1,6 +1,7 @@
 """Experts of a layer in one tensor, as `transformers` has them in memory, read as one each.
 
-It concatenates gate and up along what they write: [experts, 2 × mlp, embed].
+It concatenates gate and up along what they write: [experts, 2 × mlp, embed]. Published files of
+Qwen3.5 have them so, and a model that came with them goes back as it came.
 """
 
 import re
@@ -10,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from windlass.hub.names import Array
+from windlass.hub.shards import ShardTensor
 
 SEPARATE = re.compile(r"(.+)\.experts\.(\d+)\.(\w+)\.weight")
 FUSED = re.compile(r".+\.experts\.(gate_up_proj|down_proj)")
@@ -58,6 +60,29 @@ def separated(stored: Mapping[str, Any], arrays: Iterable[Array]) -> dict[str, A
                 found[name] = ExpertSlice(stored[fused], *part)
                 found.pop(fused, None)
     return found
+
+
+def joined(tensors: Iterable[ShardTensor]) -> list[ShardTensor]:
+    """Tensors to be written, with the experts of a layer in one: the inverse of `separated`."""
+    found, experts = [], dict[str, dict[tuple[int, int], ShardTensor]]()
+    for one in tensors:
+        whole, expert, part, _ = _place(one.name)
+        if whole:
+            experts.setdefault(whole, {})[expert, part] = one
+        else:
+            found.append(one)
+    return found + [_joined(name, parts) for name, parts in experts.items()]
+
+
+def _joined(name: str, parts: Mapping[tuple[int, int], ShardTensor]) -> ShardTensor:
+    first, count = parts[0, 0], len({expert for expert, _ in parts})
+    rows, columns = first.shape
+
+    def read() -> np.ndarray:
+        flat = np.concatenate([parts[key].read() for key in sorted(parts)])
+        return flat.reshape(count, -1, columns)
+
+    return first._replace(name=name, shape=(count, len(parts) // count * rows, columns), read=read)
 
 
 def _place(name: str) -> tuple[str, int, int, int]:

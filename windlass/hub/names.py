@@ -33,6 +33,7 @@ from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Connection
 from windlass.layers.rotary import halves, interleaved
 from windlass.layers.stack import Stack
+from windlass.layers.token_rows import TokenRows
 from windlass.networks.deltanet import GatedDeltaNet
 
 Index = tuple[slice, ...]
@@ -271,7 +272,7 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
                     parts = node.parts
                 owner, node = node, _child(node, step)
                 is_added |= isinstance(node, Connection | ScoreHead)
-                is_own |= isinstance(node, Connection | Adapted)
+                is_own |= isinstance(node, Connection | Adapted | TokenRows)
         field, table_name = words[-1], _table_name(words, names)
         experts = None
         if along and table_name is not None and "{expert}" in table_name:

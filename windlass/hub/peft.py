@@ -17,11 +17,12 @@ from windlass.adapters import Adapted, Peft
 from windlass.config import listing
 from windlass.config.reading import report, show
 from windlass.errors import UserError
-from windlass.hub import fused, weights
+from windlass.hub import fused, peft_experts, weights
 from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, arrays, placed
 from windlass.hub.shards import ShardTensor
 from windlass.layers.names import first_match, name, refuse_idle
+from windlass.layers.token_rows import TokenRows
 from windlass.models import HEAD
 from windlass.residuals import SCORE
 
@@ -39,6 +40,7 @@ NEUTRAL = (
 )
 ABSENT = (None, False, "none", {}, [])
 TIED = "ensure_weight_tying"
+ROWS = "token_adapter.trainable_tokens_delta"  # behind the name of a module
 RANK_AXES = {"lora_A": 0, "lora_B": 1}
 
 
@@ -82,6 +84,8 @@ def own(model: Any, whole: Collection[str] = ()) -> Any:
     """Arrays of the outermost adapter, which was applied last, and those that it has whole."""
 
     def visit(path, node):
+        if isinstance(node, TokenRows):
+            return jax.tree.map(lambda _: True, node)
         if not isinstance(node, Adapted):
             return name(path) in whole
         mine = jax.tree.map(lambda _: True, node)
@@ -91,8 +95,8 @@ def own(model: Any, whole: Collection[str] = ()) -> Any:
             mine = eqx.tree_at(here, mine, other, is_leaf=lambda x: x is None)
         return mine
 
-    is_adapted = lambda node: isinstance(node, Adapted)  # noqa: E731
-    return eqx.filter(model, jax.tree_util.tree_map_with_path(visit, model, is_leaf=is_adapted))
+    is_apart = lambda node: isinstance(node, Adapted | TokenRows)  # noqa: E731
+    return eqx.filter(model, jax.tree_util.tree_map_with_path(visit, model, is_leaf=is_apart))
 
 
 def whole_arrays(model: Any, patterns: Sequence[str], table: Mapping[str, str]) -> list[str]:
@@ -140,11 +144,8 @@ def is_saved(model: Any, array: str, table: Mapping[str, str]) -> bool:
 
 def _modules(model: Any, table: Mapping[str, str]) -> dict[str, str]:
     """Module elsewhere of each array that no adapter is at, with `{layer}` where it is stacked."""
-    plain = jax.tree.map(
-        lambda node: None if isinstance(node, Adapted) else node,
-        model,
-        is_leaf=lambda node: isinstance(node, Adapted),
-    )
+    is_apart = lambda node: isinstance(node, Adapted | TokenRows)  # noqa: E731
+    plain = jax.tree.map(lambda x: None if is_apart(x) else x, model, is_leaf=is_apart)
     leaves = jax.tree_util.tree_leaves_with_path(eqx.filter(plain, _is_array))
     theirs = (one.name.rpartition(".")[0] for one in arrays(plain, table))
     return {name(path): module for (path, _), module in zip(leaves, theirs, strict=True)}
@@ -171,6 +172,12 @@ def tensors(
 def _all_names(model: Any, adapter: Peft, table: Mapping[str, str]) -> dict[str, str]:
     """PEFT names of an adapter's arrays, and of the model's own."""
     plain = {ours: f"{BEFORE}{theirs}" for ours, theirs in table.items()}
+    rows = {
+        f"{ours.removesuffix('weight')}tuned.rows": f"{table[ours].removesuffix('weight')}{ROWS}"
+        for ours in (EMBEDDING, HEAD)
+        if ours in table
+    }
+    plain |= {ours: f"{BEFORE}{theirs}" for ours, theirs in rows.items()}
     return plain | names(model, adapter, table)
 
 
@@ -229,14 +236,17 @@ def described(
 ) -> dict:
     """Contents of adapter_config.json."""
     excluded, saved = _excluded(model, adapter, table), saved_modules(model, whole, table)
+    settings, adapted = adapter.to_peft(_sites(model, table)), [*_adapted(model)]
+    if parameters := peft_experts.parameters(adapted, table):
+        settings = peft_experts.written(settings, parameters.values())
     is_tied = EMBEDDING in whole and _is_tied(_modules(model, table), table)
     return {
         "peft_type": adapter.peft_type,
         "task_type": "SEQ_CLS" if table.get(HEAD) == SCORE else "CAUSAL_LM",
         "base_model_name_or_path": base,
         "inference_mode": True,
-        **adapter.to_peft(_sites(model, table)),
-        "target_modules": _targets(model, table),
+        **settings,
+        "target_modules": _targets([x for x in adapted if x not in parameters], adapted, table),
         **({"exclude_modules": excluded} if excluded else {}),
         **({"modules_to_save": saved} if saved else {}),
         **({"ensure_weight_tying": True} if is_tied else {}),
@@ -245,7 +255,8 @@ def described(
 
 def read(folder: Path) -> StoredAdapter:
     """Read the settings of the adapter in a folder, or refuse what cannot be had here."""
-    about, tensors = _config(folder), _tensors(folder)
+    tensors = _tensors(folder)
+    about = peft_experts.read(_config(folder), tensors)
     known = {section.peft_type: (kind, section) for kind, section in kinds().items()}
     if (peft_type := about.get("peft_type")) not in known:
         problem = ("peft_type", f"is {show(peft_type)}; only {listing(known)} can be read")
@@ -258,12 +269,15 @@ def read(folder: Path) -> StoredAdapter:
         if key not in (*NEUTRAL, *section.peft_keys) and value not in ABSENT
     ]
     part = next(iter(section.peft_parts.values()))
-    targets = {_target(one, part) for one in tensors if f".{part}." in one}
+    modules = (one.rpartition(f".{part}.")[0] for one in tensors if f".{part}." in one)
+    targets = {peft_experts.target(one) for one in modules}
     if not targets:
         problems.append((TENSORS, f"holds no {part}; it has {listing(tensors[:3], 'and')}"))
     if problems:
         raise UserError(report(problems, f"the adapter in {folder}"))
     settings |= {"targets": sorted(targets)} | _places(about, tensors, part)
+    if not any(one.endswith(f"lm_head.{ROWS}") for one in tensors):
+        settings.pop("head_tokens", None)  # those of a tied head are the embedding's
     if whole := _whole(about, tensors):
         settings["whole"] = whole
     return StoredAdapter(folder, kind, settings, about.get("base_model_name_or_path"))
@@ -320,7 +334,7 @@ def _whole(about: Mapping[str, Any], tensors: Sequence[str]) -> list[str]:
     """Modules that an adapter has whole, by the tensors of them, as far as names go."""
     if about.get("modules_to_save") in ABSENT:
         return []
-    plain = [one.removeprefix(BEFORE) for one in tensors if ".lora_" not in one]
+    plain = [x.removeprefix(BEFORE) for x in tensors if ".lora_" not in x and ROWS not in x]
     modules = {
         one.rpartition(".")[0] for one in plain if one != weights.LM_HEAD or not about.get(TIED)
     }
@@ -354,9 +368,8 @@ def _excluded(model: Any, adapter: Peft, table: Mapping[str, str]) -> list[str]:
     ]
 
 
-def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
-    """target_modules: the shortest names that choose the adapted maps, and no other."""
-    adapted = list(_adapted(model))
+def _targets(modules: Sequence[str], adapted: Sequence[str], table: Mapping[str, str]) -> list[str]:
+    """target_modules: the shortest names that choose these maps, and none that is not adapted."""
     others = {table[one] for one in table if one not in adapted}
 
     def short(full: str) -> str:
@@ -364,12 +377,7 @@ def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
         tails = (".".join(words[-n:]) for n in range(1, len(words) + 1))
         return next(t for t in tails if not any(other.endswith(f".{t}") for other in others))
 
-    return sorted({short(table[one]) for one in adapted})
-
-
-def _target(tensor: str, part: str) -> str:
-    """The name of a map without what is in front of it, such as `q_proj`."""
-    return tensor.rpartition(f".{part}.")[0].rpartition(".")[2]
+    return sorted({short(table[one]) for one in modules})
 
 
 def _config(folder: Path) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass.devices.axes import Placed, gathered, layout
 from windlass.layers.initializers import Initializer, small
+from windlass.layers.token_rows import TokenRows, TokenTable
 
 
-class Embedding(Placed):
+class Embedding(TokenTable):
     weight: Float[Array, "vocab embed"]
+    tuned: TokenRows | None
     scale: float = eqx.field(static=True)  # of the vectors that leave it
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
@@ -26,7 +28,7 @@ class Embedding(Placed):
     ):
         width = sizes["embed"]
         self.weight = initializer(key, (sizes["vocab"], width), width)
-        self.scale = scale
+        self.tuned, self.scale = None, scale
 
     @property
     def axes(self) -> dict[str, tuple[str, ...]]:
@@ -39,6 +41,8 @@ class Embedding(Placed):
         # Through float32, so that the gradients of a token that occurs a thousand times are added
         # in float32: bfloat16 would lose most of them.
         rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
+        if self.tuned is not None:
+            rows = self.tuned.looked_up(tokens, rows, len(weight), "batch seq embed")
         # The scale in the precision of the weights, as the models that have one were trained.
         return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
 

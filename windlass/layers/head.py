@@ -16,7 +16,6 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from windlass.devices.axes import (
-    Placed,
     batch_shards,
     device,
     gathered,
@@ -26,6 +25,7 @@ from windlass.devices.axes import (
 )
 from windlass.layers.initializers import Initializer, small
 from windlass.layers.softmax import log_z, pick, statistics
+from windlass.layers.token_rows import TokenRows, TokenTable
 
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 GROUP = 64  # ids whose maximum is looked at first, for the highest of all
@@ -43,12 +43,13 @@ class Candidates(NamedTuple):
     log_z: Float[Array, "*tokens"]
 
 
-class Head(Placed):
+class Head(TokenTable):
     weight: Float[Array, "vocab embed"]
+    tuned: TokenRows | None
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
     def __init__(self, weight: Float[Array, "vocab embed"]):
-        self.weight = weight
+        self.weight, self.tuned = weight, None
 
     @staticmethod
     def init(

@@ -8,7 +8,7 @@ from jaxtyping import PRNGKeyArray
 from windlass.config import section
 from windlass.models import HuggingFace, llama
 from windlass.networks.decoder import Decoder
-from windlass.networks.experts.layer import ExpertLayer, GatedExperts
+from windlass.networks.experts.layer import ExpertLayer, GatedExperts, SharedExpert
 
 # Of the names of a Llama model those outside of its MLPs.
 NAMES = {ours: name for ours, name in llama.NAMES.items() if ".mlp." not in ours} | {
@@ -50,11 +50,7 @@ class Sparse(llama.Transformer):
 
     def __post_init__(self):
         super().__post_init__()
-        if not 1 <= self.experts_per_token <= self.experts:
-            what = f"is {self.experts_per_token}; it must be 1 to experts ({self.experts})"
-            raise ValueError(f"experts_per_token {what}")
-        if self.balance < 0:
-            raise ValueError(f"balance is {self.balance}; it must be 0 or more")
+        check(self)
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -80,7 +76,17 @@ class Config(Sparse):
         return cls(**TINY, scaling=llama.YARN, window=5, tied=True)
 
 
-def gated(config: Sparse, *, normalized: bool, key: PRNGKeyArray) -> ExpertLayer:
+def check(config) -> None:
+    if not 1 <= config.experts_per_token <= config.experts:
+        what = f"is {config.experts_per_token}; it must be 1 to experts ({config.experts})"
+        raise ValueError(f"experts_per_token {what}")
+    if config.balance < 0:
+        raise ValueError(f"balance is {config.balance}; it must be 0 or more")
+
+
+def gated(
+    config, *, normalized: bool, shared: SharedExpert | None = None, key: PRNGKeyArray
+) -> ExpertLayer:
     """An expert layer of SwiGLU MLPs."""
     router, experts = jax.random.split(key)
     return ExpertLayer(
@@ -89,5 +95,6 @@ def gated(config: Sparse, *, normalized: bool, key: PRNGKeyArray) -> ExpertLayer
         active=config.experts_per_token,
         normalized=normalized,
         balance=config.balance,
+        shared=shared,
         key=router,
     )

@@ -1,5 +1,8 @@
 """Qwen3.5, text: three layers of Gated DeltaNet to each of gated attention."""
 
+from collections.abc import Callable
+from typing import Any
+
 import equinox as eqx
 import jax
 from jaxtyping import PRNGKeyArray, PyTree
@@ -75,11 +78,27 @@ HUGGING_FACE = HuggingFace(
     ),
     beside={"model.visual.": "the vision tower", "mtp.": "multi-token prediction"},
 )
+# What the `tiny` ones have in common.
+TINY: dict[str, Any] = llama.SIZES | dict(
+    key_heads=2,
+    value_heads=4,
+    key_dim=6,
+    value_dim=5,
+    theta=500.0,
+    scaling=llama.YARN,
+    rotary_share=0.4,
+    attention_every=2,
+    taps=3,
+    eps=0.1,
+    tied=True,
+    attention_bias=True,
+)
+FeedForward = Callable[[Any], Any]  # of normed hidden states, or of a fork of them
 
 
 @section
-class Config:
-    """A Qwen3.5 text model from scratch."""
+class Hybrid:
+    """Sizes of every family like Qwen3.5: layers of DeltaNet, and of attention in between."""
 
     vocab: int  # vocabulary size; at least that of the tokenizer
     embed: int  # hidden size
@@ -127,47 +146,47 @@ class Config:
     def rotary_dim(self) -> int:
         return int(self.head_dim * self.rotary_share)
 
-    def init(self, key: PRNGKeyArray) -> Decoder:
-        def delta(key, layer):
-            return DeltaBlock(self, key=key)
-
-        def attention(key, layer):
-            return attention_block(self, key)
-
-        return Decoder(
-            self.sizes,
-            [*[delta] * (self.attention_every - 1), attention],
-            self.layers,
-            norm=self.norm("embed"),
-            tied=self.tied,
-            key=key,
-        )
-
     def norm(self, over: str) -> OffsetRMSNorm:
         return OffsetRMSNorm(over, self.sizes, eps=self.eps)
 
+
+@section
+class Config(Hybrid):
+    """A Qwen3.5 text model from scratch."""
+
+    def init(self, key: PRNGKeyArray) -> Decoder:
+        return decoder(self, mlp=lambda key: Gated(self.sizes, key=key), key=key)
+
     @classmethod
     def tiny(cls) -> "Config":
-        return cls(
-            **llama.SIZES,
-            key_heads=2,
-            value_heads=4,
-            key_dim=6,
-            value_dim=5,
-            theta=500.0,
-            scaling=llama.YARN,
-            rotary_share=0.4,
-            attention_every=2,
-            taps=3,
-            eps=0.1,
-            tied=True,
-            attention_bias=True,
-        )
+        return cls(**TINY)
 
 
-def attention_block(config: Config, key: PRNGKeyArray) -> Block:
+def decoder(
+    config: Hybrid, *, mlp: Callable[[PRNGKeyArray], FeedForward], key: PRNGKeyArray
+) -> Decoder:
+    """Blocks like Qwen3.5's, each with a feed-forward layer that `mlp` makes."""
+
+    def delta(key, layer):
+        own, fed = jax.random.split(key)
+        return DeltaBlock(config, mlp(fed), key=own)
+
+    def attention(key, layer):
+        own, fed = jax.random.split(key)
+        return attention_block(config, mlp(fed), key=own)
+
+    return Decoder(
+        config.sizes,
+        [*[delta] * (config.attention_every - 1), attention],
+        config.layers,
+        norm=config.norm("embed"),
+        tied=config.tied,
+        key=key,
+    )
+
+
+def attention_block(config: Hybrid, mlp: FeedForward, *, key: PRNGKeyArray) -> Block:
     """A block of gated attention, whose RoPE rotates a part of each head."""
-    attention, mlp = jax.random.split(key)
     return Block(
         attention_norm=config.norm("embed"),
         attention=GatedAttention(
@@ -176,10 +195,10 @@ def attention_block(config: Config, key: PRNGKeyArray) -> Block:
             bias=config.attention_bias,
             output_bias=config.attention_bias,
             norm=config.norm,
-            key=attention,
+            key=key,
         ),
         mlp_norm=config.norm("embed"),
-        mlp=Gated(config.sizes, key=mlp),
+        mlp=mlp,
     )
 
 
@@ -189,12 +208,11 @@ class DeltaBlock(eqx.Module):
     attention_norm: OffsetRMSNorm
     delta: GatedDeltaNet
     mlp_norm: OffsetRMSNorm
-    mlp: Gated
+    mlp: FeedForward
     attention_residual: Connection
     mlp_residual: Connection
 
-    def __init__(self, config: Config, *, key: PRNGKeyArray):
-        delta, mlp = jax.random.split(key)
+    def __init__(self, config: Hybrid, mlp: FeedForward, *, key: PRNGKeyArray):
         self.attention_norm, self.mlp_norm = config.norm("embed"), config.norm("embed")
         self.delta = GatedDeltaNet(
             config.embed,
@@ -204,9 +222,9 @@ class DeltaBlock(eqx.Module):
             value_dim=config.value_dim,
             taps=config.taps,
             eps=config.eps,
-            key=delta,
+            key=key,
         )
-        self.mlp = Gated(config.sizes, key=mlp)
+        self.mlp = mlp
         self.attention_residual = self.mlp_residual = Plain()
 
     def __call__(self, x: PyTree, context) -> PyTree:

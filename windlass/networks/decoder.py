@@ -65,7 +65,9 @@ class Decoder(eqx.Module):
 
     @property
     def head(self) -> Head:
-        return Head(self.embedding.weight) if self.output is None else self.output
+        if self.output is None:
+            return Head(self.embedding.matrix)
+        return self.output if self.output.tuned is None else self.output.merged()
 
     def __call__(
         self, batch: dict[str, Array], cache: KVCache | None = None

@@ -16,6 +16,7 @@ from windlass.config.start import FrozenBase
 from windlass.devices.axes import annotate, cast, is_cast, placements
 from windlass.layers.linear import LinearMap
 from windlass.layers.stack import arrange
+from windlass.layers.token_rows import TokenTable
 from windlass.program import trainable
 from windlass.program.abstract import abstract_model, is_shape
 from windlass.program.described import Described
@@ -75,7 +76,8 @@ class Built:
             arrays,
             placements(arrays, self.mesh),
         )
-        return jax.tree.map(_as_at_the_end, placed, self.abstract, is_leaf=_is_map)
+        is_apart = lambda x: isinstance(x, LinearMap | TokenTable)  # noqa: E731
+        return jax.tree.map(_as_at_the_end, placed, self.abstract, is_leaf=is_apart)
 
     def init(
         self, key: PRNGKeyArray, initial: InitialArrays | None = None, adapters: int | None = None
@@ -171,6 +173,8 @@ def _summary(member: Any) -> str:
 
 def _as_at_the_end(node: Any, last: Any) -> Any:
     """A map of an abstract model as the last one has it, or as it is where that has it no more."""
+    if isinstance(node, TokenTable):
+        return last if node.tuned is not None else last.without_rows()
     if not _is_map(node):
         return last
     structure = jax.tree.structure(node)

@@ -1,19 +1,21 @@
 """The trainable part of a model: chosen once, by patterns, before the run; and its optimizer."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterable
 from typing import NamedTuple
 
 import jax
 import optax
 from jaxtyping import PyTree
 
-from windlass.adapters import Peft, is_adapted, trained
+from windlass.adapters import BaseAdapter, Peft, is_adapted, trained
 from windlass.devices.axes import annotate, is_trainable
 from windlass.errors import UserError
+from windlass.hub.names import EMBEDDING
 from windlass.hub.peft import whole_arrays
 from windlass.layers.head import ScoreHead
 from windlass.layers.names import first_match, named, refuse_idle
 from windlass.layers.residual import Connection
+from windlass.models import HEAD
 from windlass.run import Run
 
 
@@ -31,6 +33,7 @@ def of_run(arrays: PyTree, run: Run) -> TrainableMask:
     if run.objective.has_gradient:
         table = run.architecture.names
         beside = [whole_arrays(arrays, x.whole, table) for x in run.adapter if isinstance(x, Peft)]
+        _refuse_rows({one for each in beside for one in each}, run.adapter)
         return choose(arrays, run.train.trainable, {one for each in beside for one in each})
     whole = choose(arrays, None)
     return whole._replace(mask=jax.tree.map(lambda _: False, whole.mask), trained=0)
@@ -69,6 +72,17 @@ def choose(
         )
     mask = jax.tree.unflatten(jax.tree.structure(arrays), chosen)
     return TrainableMask(mask, _sum(sizes, chosen), sum(sizes), sum(sizes) - _sum(sizes, allowed))
+
+
+def _refuse_rows(whole: Collection[str], adapters: Iterable[BaseAdapter]) -> None:
+    """Refuse a table of tokens that is trained whole, and in some rows as well."""
+    for key, table in (("tokens", EMBEDDING), ("head_tokens", HEAD)):
+        ids = [x for one in adapters for x in getattr(one, key, ())]
+        if ids and table in whole:
+            raise UserError(
+                f"adapter.{key} is {ids}, and adapter.whole trains all rows of {table}; leave one "
+                "of them out"
+            )
 
 
 def _added(arrays: PyTree) -> list[bool]:

@@ -353,6 +353,8 @@ def _no_lora(source: FinishedRun) -> str | None:
         return f"llama.cpp has no adapters like {_kind(adapter)}"
     if adapter.dora:
         return "llama.cpp has no DoRA (adapter.dora)"
+    if adapter.tokens or adapter.head_tokens:
+        return "llama.cpp has no trained rows of tokens (adapter.tokens and head_tokens)"
     several = "llama.cpp has one rank and alpha for all (adapter.groups, layers and exclude)"
     return None if adapter.is_even else several
 

@@ -15,6 +15,7 @@ from windlass.hub.names import Array, arrays
 from windlass.hub.shards import ShardTensor
 from windlass.hub.weights import in_order
 from windlass.layers.linear import Linear, LinearMap
+from windlass.layers.token_rows import TokenTable
 
 
 def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
@@ -71,5 +72,7 @@ def _layer(node: LinearMap, number: jax.Array) -> LinearMap:
 
 
 def _is_made(node: Any) -> bool:
-    """Return True if the matrix of a map is computed from arrays that are none."""
+    """Return True if the matrix of a map or a table is computed from arrays that are none."""
+    if isinstance(node, TokenTable):
+        return node.tuned is not None
     return isinstance(node, LinearMap) and not isinstance(node, Linear)

@@ -15,6 +15,7 @@ from windlass.errors import UserError
 from windlass.evaluation.finished_run import FinishedRun
 from windlass.hub import config as configs
 from windlass.hub import multimodal
+from windlass.hub.fused_experts import is_fused, joined
 from windlass.hub.shards import WORDS, ShardTensor
 from windlass.hub.weights import files, in_order
 from windlass.starting import hugging_face
@@ -27,8 +28,10 @@ def put_back(source: FinishedRun, tensors: Iterable[ShardTensor]) -> list[ShardT
     if about is None or not about.beside:
         return list(tensors)
     own = [one._replace(name=multimodal.name_there(one.name, like)) for one in tensors]
-    beside = _beside(_folder(source), tuple(about.beside))
-    return sorted([*own, *beside], key=lambda one: in_order(one.name))
+    folder, prefixes = _folder(source), tuple(about.beside)
+    if is_fused(name for name in _names(folder) if not name.startswith(prefixes)):
+        own = joined(own)
+    return sorted([*own, *_beside(folder, prefixes)], key=lambda one: in_order(one.name))
 
 
 def _folder(source: FinishedRun) -> Path:
@@ -42,6 +45,14 @@ def _folder(source: FinishedRun) -> Path:
             f"from: {error}; put it back there to export the whole, or export with --as adapter "
             "where an adapter was trained"
         ) from None
+
+
+def _names(folder: Path) -> Iterator[str]:
+    from safetensors import safe_open
+
+    for file in files(folder):
+        with safe_open(file, framework="numpy") as opened:
+            yield from opened.keys()
 
 
 def _beside(folder: Path, prefixes: tuple[str, ...]) -> Iterator[ShardTensor]:
