@@ -23,11 +23,11 @@ from windlass.starting import hugging_face
 def put_back(source: FinishedRun, tensors: Iterable[ShardTensor]) -> list[ShardTensor]:
     """Tensors of a run's model under the names that they came with, and those beside them."""
     like = source.came_with(configs.FILE) or {}
-    about = configs.table_of(like)
-    if about is None or not about.beside:
+    aside = multimodal.beside(like)
+    if not aside:
         return list(tensors)
     own = [one._replace(name=multimodal.name_there(one.name, like)) for one in tensors]
-    beside = _beside(_folder(source), tuple(about.beside))
+    beside = _beside(_folder(source), tuple(aside))
     return sorted([*own, *beside], key=lambda one: in_order(one.name))
 
 
