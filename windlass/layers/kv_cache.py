@@ -20,7 +20,6 @@ from windlass.layers.auxiliary import Report
 from windlass.layers.cells import EMPTY, Cells, slots_of
 from windlass.layers.kernels import attend
 
-
 KV = tuple[Array, Array]  # keys and values of a layer, normed and rotated
 SharedKV = Mapping[int | None, KV]  # by the window of the layers that share them; None: all
 

@@ -161,9 +161,7 @@ def by_layer(tree: PyTree, split: Callable[[Any], Sequence[Any]]) -> PyTree:
     return jax.tree.map(change, tree, is_leaf=lambda node: isinstance(node, Stack))
 
 
-def stacked(
-    pattern: Sequence[Maker], layers: int, *, first: int = 0, key: PRNGKeyArray
-) -> Stack:
+def stacked(pattern: Sequence[Maker], layers: int, *, first: int = 0, key: PRNGKeyArray) -> Stack:
     """A stack of `layers` layers, made by the functions of `pattern` in turn.
 
     `first` is the number of layers before them, in a model of several stacks.

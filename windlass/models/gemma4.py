@@ -79,8 +79,10 @@ def _read(config: Mapping[str, Any]) -> tuple[dict[str, Any], list[tuple[str, st
         sizes = [dict(one) for one in by_layer.values() if isinstance(one, Mapping)]
         own, *others = sizes or [{}]
         known = {"head_dim": "global_head_dim", "num_key_value_heads": KV_HEADS}
-        if {*map(str, by_layer)} == of_global and all(one == own for one in others) and (
-            own.keys() <= known.keys()
+        if (
+            {*map(str, by_layer)} == of_global
+            and all(one == own for one in others)
+            and (own.keys() <= known.keys())
         ):
             found["global_head_dim"] = own.get("head_dim", found.get("head_dim"))
             found[KV_HEADS] = own.get("num_key_value_heads")
@@ -277,11 +279,11 @@ class Config:
             global_every=2,
             global_kv_heads=1,
             rotary_share=0.6,
-            per_layer=6,
+            per_layer=16,
             kv_shared_layers=5,
             double_wide_mlp=True,
             logit_cap=3.0,
-            eps=1e-3,
+            eps=0.1,
         )
 
 

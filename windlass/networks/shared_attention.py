@@ -1,4 +1,4 @@
-"""Attention with normed values, which may be the keys, and attention to another layer's (KV sharing).
+"""Attention with normed values, which may be the keys, and attention to a layer's before (KV sharing).
 
 Both have normed queries and keys, as `windlass.layers.attention` has them.
 """

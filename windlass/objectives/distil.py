@@ -145,9 +145,7 @@ class Objective(BaseObjective):
         if self.teacher is None:
             divergence, best = self._cached(logits, columns)
         else:
-            divergence, best = self._live(
-                logits, _logits(columns["teacher"], constants["head"])
-            )
+            divergence, best = self._live(logits, _logits(columns["teacher"], constants["head"]))
         z, best_logit = log_z(logits), pick(logits, best)
         terms = {
             "divergence": divergence,
