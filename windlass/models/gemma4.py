@@ -271,7 +271,7 @@ class Config:
     @classmethod
     def tiny(cls) -> "Config":
         return cls(
-            **llama.SIZES | dict(layers=12),
+            **llama.SIZES | dict(layers=8),
             global_head_dim=12,
             theta=500.0,
             local_theta=50.0,
@@ -280,7 +280,7 @@ class Config:
             global_kv_heads=1,
             rotary_share=0.6,
             per_layer=16,
-            kv_shared_layers=5,
+            kv_shared_layers=3,
             double_wide_mlp=True,
             logit_cap=3.0,
             eps=0.1,
@@ -353,18 +353,21 @@ class ScaledBlock(eqx.Module):
 def _attention(
     config: Config, *, is_global: bool, shares: bool, key: PRNGKeyArray
 ) -> NormedValueAttention | SharedKVAttention:
-    sizes, how = config.sizes, dict(norm=None, scale=1.0, key=key)
-    keys_are_values = False
+    sizes, rotary, window = config.sizes, Rotary(config.local_theta), config.window
     if is_global:
-        keys_are_values = config.global_kv_heads is not None
         kv_heads = config.global_kv_heads or config.kv_heads
         sizes |= {"head_dim": config.global_head_dim, "kv_heads": kv_heads}
-        how |= dict(rotary=Rotary(config.theta, proportion=config.rotary_share), window=None)
-    else:
-        how |= dict(rotary=Rotary(config.local_theta), window=config.window)
-    how["norm"] = lambda over: RMSNorm(over, sizes, eps=config.eps)
+        rotary, window = Rotary(config.theta, proportion=config.rotary_share), None
+    how: dict[str, Any] = dict(
+        rotary=rotary,
+        norm=lambda over: RMSNorm(over, sizes, eps=config.eps),
+        window=window,
+        scale=1.0,  # norms of queries and keys are all that sizes their scores
+        key=key,
+    )
     if shares:
         return SharedKVAttention(sizes, **how)
+    keys_are_values = is_global and config.global_kv_heads is not None
     return NormedValueAttention(sizes, keys_are_values=keys_are_values, eps=config.eps, **how)
 
 

@@ -1,4 +1,4 @@
-"""Attention with normed values, which may be the keys, and attention to a layer's before (KV sharing).
+"""Attention whose values are normed and may be its keys, and one without keys (KV sharing).
 
 Both have normed queries and keys, as `windlass.layers.attention` has them.
 """
