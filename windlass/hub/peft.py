@@ -346,25 +346,26 @@ def _places(about: Mapping[str, Any], tensors: Sequence[str], part: str) -> dict
 
 def _excluded(model: Any, adapter: Peft, table: Mapping[str, str]) -> list[str]:
     """Full names of maps that are left out in some layers, though not all of a layer is."""
-    layers = getattr(adapter, "layers", ())
-    return [
-        site.called[-1]
-        for site in _sites(model, table)
-        if adapter.rank_of(site.called) == 0 and (not layers or site.layer in layers)
-    ]
+    layers, adapted = getattr(adapter, "layers", ()), [*_adapted(model)]
+    found = [site for site in _sites(model, table) if adapter.rank_of(site.called) == 0]
+    # Maps of other stacks, which have one name with these elsewhere.
+    alike = {table[one] for one in adapted}
+    others = [one for one in table if table[one] in alike and one not in adapted]
+    found += [site for each in adapters.sites(model, others, table).values() for site in each]
+    return [site.called[-1] for site in found if not layers or site.layer in layers]
 
 
 def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
     """target_modules: the shortest names that choose the adapted maps, and no other."""
-    adapted = list(_adapted(model))
-    others = {table[one] for one in table if one not in adapted}
+    adapted = {table[one] for one in _adapted(model)}
+    others = {*table.values()} - adapted
 
     def short(full: str) -> str:
         words = full.rpartition("{layer}.")[2].split(".")
         tails = (".".join(words[-n:]) for n in range(1, len(words) + 1))
         return next(t for t in tails if not any(other.endswith(f".{t}") for other in others))
 
-    return sorted({short(table[one]) for one in adapted})
+    return sorted(map(short, adapted))
 
 
 def _target(tensor: str, part: str) -> str:
