@@ -16,7 +16,8 @@ from tests.models import reference
 RECORD = Path(__file__).parents[1] / "fixtures" / "configs.json"
 CASES = (
     *("llama", "llama, untied", "mistral", "qwen2", "qwen3", "qwen3_5", "qwen3_5_moe"),
-    *("gemma", "gpt_oss", "granite", "mixtral", "olmo2", "olmo3", "phi3", "qwen3_moe", "smollm3"),
+    *("gemma", "gemma4", "gpt_oss", "granite", "mixtral", "olmo2", "olmo3", "phi3"),
+    *("qwen3_moe", "smollm3"),
 )
 
 

@@ -1,4 +1,4 @@
-"""Tiny multimodal models as transformers writes them: a vision tower, and a Qwen3.5 of a case."""
+"""Tiny multimodal models as transformers writes them: towers, and the language model of a case."""
 
 import json
 from pathlib import Path
@@ -22,6 +22,47 @@ VISION = dict(
     spatial_merge_size=2,
     num_position_embeddings=16,
 )
+
+
+GEMMA_VISION = dict(
+    hidden_size=16,
+    intermediate_size=24,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    num_key_value_heads=2,
+    head_dim=8,
+    patch_size=2,
+    position_embedding_size=16,
+)
+GEMMA_AUDIO = dict(
+    hidden_size=16,
+    num_hidden_layers=1,
+    num_attention_heads=2,
+    output_proj_dims=16,
+    subsampling_conv_channels=[4, 2],
+)
+
+
+def write_gemma4(folder: Path) -> Path:
+    """The folder of a Gemma 4, with tensors for keys that its last layer shares, as published."""
+    model = gemma4()
+    keys = {f"model.language_model.layers.7.self_attn.{one}_proj.weight" for one in "kv"}
+    state = model.state_dict() | {name: model.lm_head.weight[:3].clone() for name in keys}
+    model.save_pretrained(folder, state_dict=state, max_shard_size=40_000)
+    return folder
+
+
+def gemma4() -> Any:
+    import torch
+    import transformers
+
+    config = transformers.Gemma4Config(
+        text_config=reference.module("gemma4").config.to_dict(),
+        vision_config=GEMMA_VISION,
+        audio_config=GEMMA_AUDIO,
+    )
+    torch.manual_seed(0)
+    return _filled(transformers.Gemma4ForConditionalGeneration(config), "gemma4", "gemma4")
 
 
 def write(folder: Path, case: str = "qwen3_5", **changes: Any) -> Path:
@@ -66,10 +107,15 @@ def module(case: str, **changes: Any) -> Any:
     )
     torch.manual_seed(0)
     model = getattr(transformers, f"{stem}ForConditionalGeneration")(config)
-    if not changes:
-        like = {"model_type": kind, "text_config": {}}
-        weights = reference.fused(reference.tensors(reference.config(case)))
-        state = {name_there(name, like): torch.from_numpy(x) for name, x in weights.items()}
-        _, unknown = model.load_state_dict(state, strict=False)
-        assert not unknown
+    return model if changes else _filled(model, case, kind)
+
+
+def _filled(model: Any, case: str, kind: str) -> Any:
+    import torch
+
+    like = {"model_type": kind, "text_config": {}}
+    weights = reference.fused(reference.tensors(reference.config(case)))
+    state = {name_there(name, like): torch.from_numpy(x) for name, x in weights.items()}
+    _, unknown = model.load_state_dict(state, strict=False)
+    assert not unknown
     return model

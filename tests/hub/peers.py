@@ -25,11 +25,13 @@ RECORD = Path(__file__).parents[1] / "fixtures" / "peft.npz"
 HAS_PEFT = reference.HAS_TORCH and importlib.util.find_spec("peft") is not None
 # Of a family with two kinds of blocks, of one with norms in a head, and of one with biases; pairs
 # are interleaved here, and half-split there. Of DeltaNet, whose heads stand in another order there.
+# Of layers in several stacks, some of which have no keys and values.
 CASES: dict[str, tuple[str, Adapter]] = {
     "plain": ("gemma", Adapter(rank=3, alpha=5.0, targets=("q_proj", "blocks.mlp.*"))),
     "rslora": ("qwen3", Adapter(rank=4, alpha=2.5, scaling="rslora", init="normal")),
     "dora": ("qwen2", Adapter(rank=2, dora=True)),
     "deltanet": ("qwen3_5", Adapter(rank=3, alpha=4.0, dora=True)),
+    "shared keys": ("gemma4", Adapter(rank=3, alpha=4.0)),
 }
 
 

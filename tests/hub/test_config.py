@@ -359,7 +359,9 @@ def test_what_cannot_be_computed_is_refused_by_name_and_value(text, changes, pro
 
 
 KNOWN = (
-    "Gemma3ForCausalLM with gemma3_text (gemma), GptOssForCausalLM with gpt_oss (gpt_oss), "
+    "Gemma3ForCausalLM with gemma3_text (gemma), Gemma4ForCausalLM with gemma4_text (gemma4), "
+    "Gemma4ForConditionalGeneration with gemma4 (gemma4), "
+    "GptOssForCausalLM with gpt_oss (gpt_oss), "
     "GraniteForCausalLM with granite (granite), "
     "LlamaForCausalLM with llama (llama), MistralForCausalLM with mistral (mistral), "
     "MixtralForCausalLM with mixtral (mixtral), Olmo2ForCausalLM with olmo2 (olmo2), "
@@ -416,13 +418,74 @@ def test_layers_of_olmo_and_smollm_that_cannot_be_are_refused_by_name():
     )
 
 
-@pytest.mark.parametrize("number", [2, 4])
-def test_other_gemmas_are_refused_with_what_there_is(number):
-    name, kind = f"Gemma{number}ForCausalLM", f"gemma{number}"
+def test_other_gemmas_are_refused_with_what_there_is():
+    name, kind = "Gemma2ForCausalLM", "gemma2"
     assert refusal(GEMMA_3_1B_IT, architectures=[name], model_type=kind) == (
         f'config.json has architectures {name} with model_type "{kind}", which is not known here; '
         f"there are {KNOWN}"
     )
+
+
+BOTH = {"rope_type": "proportional", "rope_theta": 1e6, "partial_rotary_factor": 0.25}
+
+
+@pytest.mark.parametrize(
+    ("changes", "problem"),
+    [
+        ({"enable_moe_block": True}, "enable_moe_block  is true; only false"),
+        ({"attention_bias": True}, "attention_bias  is true; only false"),
+        (
+            {"use_bidirectional_attention": "all"},
+            'use_bidirectional_attention  is "all"; only null or "vision"',
+        ),
+        (
+            {"vocab_size_per_layer_input": 90},
+            "vocab_size_per_layer_input  is 90; it must be vocab_size (96)",
+        ),
+        (
+            {"rope_parameters": {"full_attention": BOTH | {"rope_type": "yarn"}}},
+            'rope_parameters.full_attention.rope_type  is "yarn"; there are default and '
+            "proportional",
+        ),
+        (
+            {"rope_parameters": {"full_attention": BOTH | {"factor": 8.0}}},
+            "rope_parameters.full_attention.factor  is 8.0; only 1 is computed here",
+        ),
+        (
+            {"per_layer_config": {"1": {"head_dim": 12}}},
+            "per_layer_config  is not head_dim and num_key_value_heads, the same for every global "
+            "layer, which are all that differs by layer here",
+        ),
+    ],
+)
+def test_what_gemma_4_has_and_is_not_computed_is_refused_by_name(changes, problem):
+    recorded = folders.recorded()["gemma4"]
+    near = {"sliding_attention": {"rope_theta": 1e4}}
+    if "rope_parameters" in changes:
+        changes = {"rope_parameters": changes["rope_parameters"] | near}
+    problem = problem.replace("only false", "Gemma4ForCausalLM is computed here with false")
+    problem = problem.replace("only null", "Gemma4ForCausalLM is computed here with null")
+    assert refusal(json.dumps(recorded), **changes) == f"1 problem in config.json:\n  {problem}"
+
+
+def test_sizes_of_global_layers_of_gemma_4_are_read_in_both_spellings():
+    recorded = folders.recorded()["gemma4"]
+    assert "per_layer_config" in recorded
+    own = {"global_head_dim": 12, "num_global_key_value_heads": 1}
+    published = {key: x for key, x in recorded.items() if key != "per_layer_config"} | own
+    found = configs.read(published, "config.json")
+    assert found == configs.read(recorded, "config.json")
+    assert (found["global_head_dim"], found["global_kv_heads"]) == (12, 1)
+    without = published | {"attention_k_eq_v": False, "hidden_size_per_layer_input": 0}
+    found = configs.read(without | {"vocab_size_per_layer_input": 90}, "config.json")
+    assert (found["global_kv_heads"], found["per_layer"]) == (None, None)
+
+
+def test_a_value_that_is_computed_stays_as_it_came():
+    came = folders.recorded()["gemma4"] | {"use_bidirectional_attention": "vision"}
+    out = configs.written(tiny.config("gemma4"), length=8, dtype="float32", like=came)
+    assert out["use_bidirectional_attention"] == "vision"
+    assert "per_layer_config" not in out and "partial_rotary_factor" not in out
 
 
 def test_a_base_that_the_recipe_gives_need_not_be_in_the_file():

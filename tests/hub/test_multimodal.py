@@ -35,6 +35,32 @@ def test_logits_are_those_of_transformers_for_the_language_model_of_a_multimodal
     assert gap < 1e-5
 
 
+def test_gemma_4_is_read_and_its_towers_and_unused_keys_are_left_alone(tmp_path):
+    folder, config = multimodal.write_gemma4(tmp_path / "came"), reference.config("gemma4")
+    here = built(folder, MESHES["2x2x2"])
+    assert here.run.model == config
+    with here.described.scope():
+        gap = np.abs(logits(taken(here), config) - reference.recorded("gemma4").logits).max()
+        facts = dict(origin.take(here, "", print).facts)
+    assert gap < 1e-5
+    names = list(multimodal.gemma4().state_dict())
+    vision, audio = (
+        sum(name.startswith(f"model.{what}_tower.") for name in names)
+        for what in ("vision", "audio")
+    )
+    assert facts["left alone"] == (
+        f"tensors: {vision} of the vision tower (model.vision_tower.*), "
+        "1 of the projection of images (model.embed_vision.*), "
+        f"{audio} of the audio tower (model.audio_tower.*), "
+        "1 of the projection of audio (model.embed_audio.*) and "
+        "2 of layers that share keys and values "
+        "(model.language_model.layers.7.self_attn.k_*, ...)"
+    )
+    out = configs.written(config, length=14, dtype="float32", like=configs.load(folder))
+    assert out["architectures"] == ["Gemma4ForConditionalGeneration"]
+    assert configs.read(out, "out") == configs.read(configs.load(folder), "came")
+
+
 def test_what_is_left_alone_is_named_when_a_run_starts(case, folder):
     here = built(folder, MESHES["alone"])
     with here.described.scope():

@@ -38,6 +38,23 @@ def test_a_model_that_cannot_be_is_refused_by_key(name, field, value, what):
         ("gemma", "local_theta", 0.5, "is 0.5; it must be above 1"),
         ("gemma", "global_every", 0, "is 0; it must be 1 or more"),
         ("gemma", "query_width", 0, "is 0; it must be 1 or more"),
+        ("gemma4", "window", 0, "is 0; it must be 1 or more, a query's own position"),
+        ("gemma4", "local_theta", 0.5, "is 0.5; it must be above 1"),
+        ("gemma4", "global_every", 0, "is 0; it must be 1 or more"),
+        ("gemma4", "global_head_dim", 7, "is 7; rotary positions need an even one"),
+        ("gemma4", "global_kv_heads", 3, "is 3; it must divide heads (4)"),
+        ("gemma4", "per_layer", 0, "is 0; it must be 1 or more"),
+        ("gemma4", "logit_cap", 0.0, "is 0.0; it must be above 0"),
+        ("gemma4", "rotary_share", 1.5, "is 1.5; it must be a share, above 0 and up to 1"),
+        (
+            *("gemma4", "layers", 9),
+            "is 9; it must be a multiple of global_every (2): the last layer has global attention",
+        ),
+        (
+            *("gemma4", "kv_shared_layers", 7),
+            "is 7; it must be 0 to 6: the first 2 layers have the keys and values that others "
+            "share",
+        ),
         ("mixtral", "experts_per_token", 9, "is 9; it must be 1 to experts (8)"),
         ("mixtral", "balance", -0.1, "is -0.1; it must be 0 or more"),
         ("qwen3_5", "attention_every", 0, "is 0; it must be 1 or more"),
@@ -85,6 +102,7 @@ def test_no_number_that_identifies_a_model_has_a_default(name):
     delta = {"key_heads", "value_heads", "key_dim", "value_dim"}
     own = {
         "gemma": {"local_theta", "window"},
+        "gemma4": {"global_head_dim", "local_theta", "window"},
         "gpt_oss": sparse | {"window"},
         "granite": {"attention_multiplier"},
         "mixtral": sparse,

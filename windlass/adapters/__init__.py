@@ -240,8 +240,7 @@ def _stack(model: PyTree, path: tuple) -> tuple[str, range | None]:
     node = model
     for place, step in enumerate(path):
         if isinstance(node, Stack):
-            layers = range(path[place + 1].idx, node.layers, len(node.kinds))
-            return name(path[:place]), layers
+            return name(path[:place]), node.numbers(path[place + 1].idx)
         match step:
             case jax.tree_util.GetAttrKey(name=field):
                 node = getattr(node, field)

@@ -16,6 +16,7 @@ from windlass.devices.axes import ROWS
 
 AXES: tuple[str, ...] = ("data", "fsdp", "tensor")
 ALL: tuple[str, ...] = ("data", "fsdp", "expert", "tensor")  # expert where it divides something
+KV_HEADS = ("kv_heads", "global_kv_heads")  # sizes of a model
 Size = int | Literal["auto"]
 
 
@@ -137,10 +138,10 @@ def fewer(
 
 def divides(tensor: int, sizes: Mapping[str, int]) -> bool:
     """True where tensor parallelism of `tensor` ways divides a model of these sizes."""
-    kv_heads = sizes.get("kv_heads", tensor)
     whole = all(sizes[name] % tensor == 0 for name in ("heads", "mlp") if name in sizes)
     # Fewer key and value heads than pieces are repeated, which must come out even.
-    return whole and (kv_heads % tensor == 0 or tensor % kv_heads == 0)
+    kv_heads = [sizes[name] for name in KV_HEADS if name in sizes]
+    return whole and all(heads % tensor == 0 or tensor % heads == 0 for heads in kv_heads)
 
 
 def divisors(number: int) -> list[int]:
@@ -240,8 +241,9 @@ def _tensor(tensor: int, devices: int, sizes: Mapping[str, int]) -> list[Problem
     if divides(tensor, sizes):
         return []
     multiples = [f"model.{name} ({sizes[name]})" for name in ("heads", "mlp") if name in sizes]
-    if "kv_heads" in sizes:
-        multiples.append(f"model.kv_heads ({sizes['kv_heads']}) or be a multiple of it")
+    for name in KV_HEADS:
+        if name in sizes:
+            multiples.append(f"model.{name} ({sizes[name]}) or be a multiple of it")
     works = listing(size for size in divisors(devices) if divides(size, sizes))
     return [("mesh.tensor", f"is {tensor}; it must divide {listing(multiples, 'and')}: {works}")]
 

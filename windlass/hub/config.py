@@ -127,8 +127,11 @@ def read(config: Mapping[str, Any], origin: str, skip: Collection[str] = ()) -> 
     section = importlib.import_module(f"{models.__name__}.{name}").Config
     own = {field.name for field in fields(section)}
     config = {table.also.get(key, key): value for key, value in config.items()}
+    spelled: list[Problem] = []
+    if table.spelling is not None:
+        config, spelled = table.spelling.read(config)
     config |= {key: x for key, x in rope.kept(config, table.rope).items() if key in table.absent}
-    problems = _fixed(config, table)
+    problems = [*spelled, *_fixed(config, table)]
     if quantized.KEY not in table.fixed:
         problems += quantized.read(config)[1]
     values: dict[str, Any] = {}
@@ -194,7 +197,11 @@ def written(
     if like is not None and TEXT in like:
         return _put_back(like, written(config, length=length, dtype=dtype, like=language(like)))
     ours: dict[str, Any] = {"architectures": [table.architecture], "model_type": table.model_type}
-    ours |= {key: values[0] for key, values in table.fixed.items()}
+    came = like or {}
+    ours |= {
+        key: came[key] if key in came and came[key] in values else values[0]
+        for key, values in table.fixed.items()
+    }
     ours |= {key: getattr(config, field) for field, key in table.fields.items()}
     if getattr(config, "query_width", 0) is None:
         ours[table.fields["query_width"]] = config.head_dim
@@ -203,12 +210,13 @@ def written(
         local = config.theta
     scaling = getattr(config, "scaling", None)
     ours |= rope.written(config.theta, scaling, local)
-    if (share := getattr(config, "rotary_share", None)) is not None:
+    share = getattr(config, "rotary_share", None)
+    if share is not None and not table.by_layer:
         ours["rope_parameters"][rope.SHARE] = share
     for period in PERIODS:
         if (every := getattr(config, period.field, None)) is not None:
             ours |= {period.interval: every, period.types: period.listed(config.layers, every)}
-    own = rope.kept(like or {}, table.rope)
+    own = rope.kept(came, table.rope)
     own |= {key: ours[key] for key in table.rope if key in ours}
     for at in ("rope_scaling", "rope_parameters"):
         ours[at] = ours[at] and ours[at] | own
@@ -217,7 +225,11 @@ def written(
         ours |= {"architectures": [table.classifier], **_labels(scores)}
     ours.pop(quantized.KEY, None)
     dropped = (*DROPPED, *table.also)
-    theirs = {key: x for key, x in (like or {}).items() if key not in dropped}
+    if table.spelling is not None:
+        ours |= table.spelling.written(config)
+        dropped += table.spelling.former
+        ours = {key: x for key, x in ours.items() if key not in table.spelling.former}
+    theirs = {key: x for key, x in came.items() if key not in dropped}
     if scaling is not None and scaling.original_length is not None:
         # Some releases take the factor from these two lengths.
         length = round(scaling.factor * scaling.original_length)

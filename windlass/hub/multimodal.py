@@ -28,21 +28,38 @@ def of_language(stored: Mapping[str, Tensor], folder: Path) -> dict[str, Tensor]
     if about is None:
         return dict(stored)
     prefix = "" if about.multimodal is None else about.multimodal.prefix
-    beside = tuple(about.beside)
+    aside = tuple(beside(configs.load(folder)))
     return {
         OWN + name.removeprefix(prefix) if prefix and name.startswith(prefix) else name: one
         for name, one in stored.items()
-        if not name.startswith(beside)
+        if not name.startswith(aside)
     }
 
 
 def left_alone(names: Iterable[str], folder: Path) -> str | None:
     """The tensors of a folder that nothing is computed with, in words; None: there are none."""
-    about = table(folder)
-    beside: Mapping[str, str] = {} if about is None else about.beside
-    counts = Counter(prefix for name in names for prefix in beside if name.startswith(prefix))
-    said = [f"{counts[one]:,} of {what} ({one}*)" for one, what in beside.items() if counts[one]]
+    aside = {} if table(folder) is None else beside(configs.load(folder))
+    counts, first = Counter(), {}
+    for name in names:
+        if (prefix := next((one for one in aside if name.startswith(one)), None)) is not None:
+            counts[aside[prefix]] += 1
+            first.setdefault(aside[prefix], f"{prefix}*")
+    alone = Counter(aside.values())
+    said = [
+        f"{counts[what]:,} of {what} ({first[what]}{', ...' * (alone[what] > 1)})"
+        for what in alone
+        if counts[what]
+    ]
     return f"tensors: {listing(said, 'and')}" if said else None
+
+
+def beside(config: Mapping[str, Any]) -> dict[str, str]:
+    """Prefixes of tensors that nothing is computed with, and what they are of, by a config.json."""
+    about = configs.table_of(config)
+    if about is None:
+        return {}
+    unused = {} if about.unused is None else about.unused(configs.language(config))
+    return {**about.beside, **{name_there(one, config): what for one, what in unused.items()}}
 
 
 def name_there(name: str, config: Mapping[str, Any]) -> str:

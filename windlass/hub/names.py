@@ -40,6 +40,7 @@ Index = tuple[slice, ...]
 
 TURNED = ("query", "key", "query_norm", "key_norm")  # parts of attention that rotary pairs order
 EMBEDDING = "embedding.weight"
+TABLES = (EMBEDDING, f"per_layer.{EMBEDDING}")  # with a row for each token
 
 _layer = jax.jit(partial(jax.lax.dynamic_index_in_dim, keepdims=False))
 
@@ -260,7 +261,7 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
         for step in steps:
             if isinstance(node, Stack):  # the step is to `kinds`, the next one to one of them
                 kind = next(steps).idx
-                layers = range(kind, node.layers, len(node.kinds))
+                layers = node.numbers(kind)
                 words.append("{layer}")
                 node = node.kinds[kind]
             else:
@@ -296,10 +297,18 @@ def arrays(model: Any, names: Mapping[str, str]) -> Iterator[Array]:
             experts=experts,
             layout=layout,
             is_added=is_added,
-            is_fixed=isinstance(owner, Placed) and field in (*owner.fixed, *owner.rounded),
+            is_fixed=isinstance(owner, Placed) and field in _kept(owner, table_name),
             bits=owner.code_bits.get(field) if isinstance(owner, Adapted) else None,
             is_quantized=isinstance(owner, Adapted) and owner.base is None,
         )
+
+
+def _kept(owner: Placed, name: str | None) -> tuple[str, ...]:
+    """Fields of a module that no file has in another type than the model.
+
+    What is fixed and has a name elsewhere is in the files of others as all else.
+    """
+    return owner.rounded if name else (*owner.fixed, *owner.rounded)
 
 
 def _table_name(path: list[str], names: Mapping[str, str]) -> str | None:

@@ -360,17 +360,18 @@ def _places(about: Mapping[str, Any], tensors: Sequence[str], part: str) -> dict
 
 def _excluded(model: Any, adapter: Peft, table: Mapping[str, str]) -> list[str]:
     """Full names of maps that are left out in some layers, though not all of a layer is."""
-    layers = getattr(adapter, "layers", ())
-    return [
-        site.called[-1]
-        for site in _sites(model, table)
-        if adapter.rank_of(site.called) == 0 and (not layers or site.layer in layers)
-    ]
+    layers, adapted = getattr(adapter, "layers", ()), [*_adapted(model)]
+    found = [site for site in _sites(model, table) if adapter.rank_of(site.called) == 0]
+    # Maps of other stacks, which have one name with these elsewhere.
+    alike = {table[one] for one in adapted}
+    others = [one for one in table if table[one] in alike and one not in adapted]
+    found += [site for each in adapters.sites(model, others, table).values() for site in each]
+    return [site.called[-1] for site in found if not layers or site.layer in layers]
 
 
 def _targets(modules: Sequence[str], adapted: Sequence[str], table: Mapping[str, str]) -> list[str]:
     """target_modules: the shortest names that choose these maps, and none that is not adapted."""
-    others = {table[one] for one in table if one not in adapted}
+    others = {*table.values()} - {table[one] for one in adapted}
 
     def short(full: str) -> str:
         words = full.rpartition("{layer}.")[2].split(".")

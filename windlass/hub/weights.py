@@ -14,7 +14,7 @@ from windlass.config.reading import report, show
 from windlass.errors import UserError
 from windlass.hub import fused, fused_experts, multimodal, mxfp4, packed, quantized
 from windlass.hub.config import mapping
-from windlass.hub.names import EMBEDDING, Fill, arrays, placed
+from windlass.hub.names import EMBEDDING, TABLES, Fill, arrays, placed
 from windlass.hub.shards import FLOATS, INDEX, SINGLE, WORDS, ShardTensor
 from windlass.models import HEAD
 from windlass.residuals import SCORE
@@ -67,7 +67,7 @@ def load(
         if names.get(HEAD) == SCORE:  # which takes the place of the other
             matching.pop(LM_HEAD, None)
         for array in described:
-            if array.path in (EMBEDDING, HEAD) and array.name in matching:
+            if array.path in (*TABLES, HEAD) and array.name in matching:
                 matching[array.name] = grown(matching[array.name], array.shape)
         for name in stored.keys() - matching.keys():
             if name == names.get(HEAD):

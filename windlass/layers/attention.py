@@ -106,7 +106,12 @@ class Attention(eqx.Module):
         """
         if norm is None:
             return checkpoint_name(x if self.rotary is None else self.rotary(x, position), name)
-        x = checkpoint_name(x, name)
+        return self.normed(checkpoint_name(x, name), norm, position)
+
+    def normed(
+        self, x: Float[Array, "batch seq heads dim"], norm: Norm, position: Array
+    ) -> Float[Array, "batch seq heads dim"]:
+        """Queries or keys, normed and rotated."""
         heads, dim = x.shape[2:]
         if not _has_kernel(x, dim, self.rotary):
             x = norm(x)

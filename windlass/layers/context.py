@@ -4,6 +4,8 @@ A block never holds keys, values or states itself: it calls its context, so that
 decode and packing are written once for every family. A context has
 
 - `attend(q, k, v, causal, window, stride, scale)`, attention over the own document;
+- `leaving_kv()`, the context of layers whose keys and values others are to share, `sharing(kv)`,
+  that of those others, and `attend_shared(q, ...)`, attention to what is shared;
 - `cells(x, stride)`, inputs at the ends of cells, for keys and values of attention with a stride;
 - `recur(cell, start, x, remat)`, a recurrence of any form, a step after another;
 - `chunked(function, start, x)`, one that a function computes for many positions at once;
@@ -26,7 +28,7 @@ from windlass.layers import recurrence
 from windlass.layers.auxiliary import Report, added, inside
 from windlass.layers.cells import Cells
 from windlass.layers.kernels import attend
-from windlass.layers.kv_cache import DecodeContext, KVCache
+from windlass.layers.kv_cache import KV, DecodeContext, KVCache, SharedKV
 
 
 class Packed:
@@ -35,14 +37,33 @@ class Packed:
     def __init__(self, batch: dict[str, Array]):
         self.position, self.document = batch["position"], batch["document"]
         self.reported: Report = {}
+        self.left: list[KV] | None = None  # keys and values of a layer; None: they stay in it
+        self.shared: SharedKV = {}
 
     def layer(self, cache: None) -> "Packed":
         view = copy.copy(self)
         view.reported = {}
+        view.left = None if self.left is None else []
         return view
 
-    def leave(self) -> None:
-        return None
+    def leave(self) -> tuple[KV, ...] | None:
+        return None if self.left is None else tuple(self.left)
+
+    def leaving_kv(self) -> "Packed":
+        """The context of layers that leave their keys and values, one pair for each `attend`."""
+        view = copy.copy(self)
+        view.left = []
+        return view
+
+    def sharing(self, kv: SharedKV) -> "Packed":
+        """The context of layers that attend to keys and values of earlier ones."""
+        view = copy.copy(self)
+        view.shared = kv
+        return view
+
+    def attend_shared(self, q: Array, **how: Any) -> Array:
+        """Attention to the shared keys and values of layers with the same window."""
+        return self.attend(q, *self.shared[how["window"]], **how)
 
     def finish(self, layers: PyTree) -> None:
         return None
@@ -53,6 +74,8 @@ class Packed:
         With a stride, keys and values are those of `cells`.
         """
         where = dict(document=self.document, first=0, stride=stride)
+        if self.left is not None:
+            self.left.append((k, v))
         if stride == 1:
             return attend(q, k, v, slots=self.document, **where, **how)
         cells = Cells(self.position, self.document, stride)

@@ -10,6 +10,7 @@ gradients. With logits z = W h and a loss ℓ(z) per token, a tile adds
 from collections.abc import Callable
 from typing import Any, ClassVar, NamedTuple
 
+import equinox as eqx
 import jax
 import jax.numpy as jnp
 from jax.sharding import PartitionSpec
@@ -46,10 +47,16 @@ class Candidates(NamedTuple):
 class Head(TokenTable):
     weight: Float[Array, "vocab embed"]
     tuned: TokenRows | None
+    cap: float | None = eqx.field(static=True)
     matrices: ClassVar[tuple[str, ...]] = ("weight",)
 
-    def __init__(self, weight: Float[Array, "vocab embed"]):
-        self.weight, self.tuned = weight, None
+    def __init__(
+        self,
+        weight: Float[Array, "vocab embed"],
+        *,
+        cap: float | None = None,  # soft cap of logits; None: there is none
+    ):
+        self.weight, self.tuned, self.cap = weight, None, cap
 
     @staticmethod
     def init(
@@ -66,7 +73,8 @@ class Head(TokenTable):
         """All logits, in float32: for generation, a few positions at a time."""
         weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         out = layout("batch seq vocab", (*hidden.shape[:2], weight.shape[0]))
-        return jnp.einsum("bse,ve->bsv", hidden, weight, out_sharding=out).astype(jnp.float32)
+        logits = jnp.einsum("bse,ve->bsv", hidden, weight, out_sharding=out)
+        return capped(logits.astype(jnp.float32), self.cap)
 
     @jax.named_scope("head")
     def reduce(
@@ -92,12 +100,12 @@ class Head(TokenTable):
         """
         weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
         tiles = _Tiles(hidden.shape, tile_tokens)
-        dtype = hidden.dtype
+        dtype, cap = hidden.dtype, self.cap
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns, constants):
-            of_tile = _with(loss, constants, statistics_of, dtype)
+            of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(sums, tile):
                 values = of_tile(tile_logits(tile[0], weight), tile[1])
@@ -108,7 +116,7 @@ class Head(TokenTable):
             return _over_shards(sums)
 
         def value_and_gradient(hidden, weight, columns, constants):
-            of_tile = _with(loss, constants, statistics_of, dtype)
+            of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(carry, tile):
                 sums, d_weight = carry
@@ -173,7 +181,8 @@ class Head(TokenTable):
             tiles = _Tiles(hidden.shape, tile_tokens)
 
             def one(_, tile):
-                return None, _log_probability(tile_logits(tile[0], weight), tile[1])
+                logits = tile_logits(tile[0], weight, self.cap)
+                return None, _log_probability(logits, tile[1])
 
             cut = tiles.cut(hidden), tiles.cut(targets)
             return tiles.join(jax.lax.scan(one, None, cut)[1])
@@ -183,7 +192,8 @@ class Head(TokenTable):
             columns = {"targets": targets, "weight": cotangent}
 
             def weighted(hidden, weight):
-                return Head(weight).reduce(_weighted, hidden, columns, tile_tokens=tile_tokens)[0]
+                head = Head(weight, cap=self.cap)
+                return head.reduce(_weighted, hidden, columns, tile_tokens=tile_tokens)[0]
 
             return *jax.grad(weighted, (0, 1))(hidden, weight), None
 
@@ -208,7 +218,7 @@ class Head(TokenTable):
         tiles = _Tiles(hidden.shape, tile_tokens)
 
         def one(_, tile):
-            logits, own = tile_logits(tile[0], weight), tile[1]
+            logits, own = tile_logits(tile[0], weight, self.cap), tile[1]
             ids, values = top_k(logits, k)
             if own.shape[-1]:
                 others = outside(ids, own)
@@ -360,13 +370,21 @@ def outside(ids: Int[Array, "... k"], ranks: Int[Array, "... n"]) -> Int[Array, 
     return ranks + jnp.sum(before, axis=-1, dtype=ranks.dtype)
 
 
+def capped(logits: Float[Array, "..."], cap: float | None) -> Float[Array, "..."]:
+    """Soft-capped logits, cap · tanh(z / cap); of no cap they are what they were."""
+    return logits if cap is None else cap * jnp.tanh(logits / cap)
+
+
 def tile_logits(
-    h: Float[Array, "shards rows seq embed"], weight: Float[Array, "vocab embed"]
+    h: Float[Array, "shards rows seq embed"],
+    weight: Float[Array, "vocab embed"],
+    cap: float | None = None,
 ) -> Float[Array, "shards rows seq vocab"]:
     """Float32 logits of a tile, of the model's own hidden states or of a frozen one's."""
     shape = (*h.shape[:3], weight.shape[0])
     out = layout(("batch", "", "", "vocab"), shape)
-    return jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out).astype(jnp.float32)
+    logits = jnp.einsum("gbse,ve->gbsv", h, weight, out_sharding=out)
+    return capped(logits.astype(jnp.float32), cap)
 
 
 def _log_probability(logits, targets):
@@ -377,8 +395,15 @@ def _weighted(logits, columns):
     return columns["weight"] * _log_probability(logits, columns["targets"]), {}
 
 
-def _with(loss: Callable, constants: PyTree, statistics_of: str | None, dtype: Any) -> TileLoss:
+def _with(
+    loss: Callable,
+    constants: PyTree,
+    statistics_of: str | None,
+    dtype: Any,
+    cap: float | None,
+) -> TileLoss:
     def of_tile(logits, columns):
+        logits = capped(logits, cap)
         given = [] if statistics_of is None else [statistics(logits, columns[statistics_of], dtype)]
         given += [] if constants is None else [constants]
         return loss(logits, columns, *given)

@@ -6,7 +6,7 @@ of several lengths are padded on the left: padding is of document -1, and leaves
 """
 
 import copy
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import equinox as eqx
@@ -19,6 +19,9 @@ from windlass.layers import recurrence
 from windlass.layers.auxiliary import Report
 from windlass.layers.cells import EMPTY, Cells, slots_of
 from windlass.layers.kernels import attend
+
+KV = tuple[Array, Array]  # keys and values of a layer, normed and rotated
+SharedKV = Mapping[int | None, KV]  # by the window of the layers that share them; None: all
 
 
 class KVCache(eqx.Module):
@@ -41,6 +44,17 @@ class DecodeContext:
         self.position, self.document = batch["position"], batch["document"]
         self.used = cache.used
         self.slots = _insert(cache.slots, self.document, self.used)
+        self.shared: SharedKV = {}
+
+    def leaving_kv(self) -> "DecodeContext":
+        """The context itself: layers leave the keys and values of all tokens so far anyway."""
+        return self
+
+    def sharing(self, kv: SharedKV) -> "DecodeContext":
+        """The context of layers that attend to what earlier ones have cached."""
+        view = copy.copy(self)
+        view.shared = kv
+        return view
 
     def layer(self, cache: tuple | None) -> "CachedLayer":
         return CachedLayer(self, cache)
@@ -72,6 +86,12 @@ class CachedLayer:
         cells = self._cells(stride)
         keys, values, slots = self._merged(k, v, cells)
         return attend(q, keys, values, slots=slots, phase=cells.phase, **where, **how)
+
+    def attend_shared(self, q: Array, **how: Any) -> Array:
+        """Attention to keys and values that another layer has cached; this one has no cache."""
+        keys, values = self.context.shared[how["window"]]
+        where = dict(document=self.document, first=self.context.used)
+        return attend(q, keys, values, slots=self.context.slots, **where, **how)
 
     def cells(self, x: Array, stride: int) -> Array:
         """Cells as in training; of a call that ends no cell there is one slot, of zeros."""

@@ -85,6 +85,9 @@ class Rotary:
     pairing: Pairing = "half"
     scaling: Scaling | None = None
     share: float = 1.0  # of a head's entries, the first, that are rotated
+    # proportional RoPE: the share of a head's pairs, the first, that are rotated, by the
+    # frequencies that they have among all pairs
+    proportion: float = 1.0
 
     def __call__(
         self, x: Float[Array, "batch seq heads dim"], position: Int[Array, "batch seq"]
@@ -126,6 +129,7 @@ class Rotary:
     def frequencies(self, dim: int) -> np.ndarray:
         """The inverse frequencies of RoPE: radians per position, of each pair."""
         plain = self.theta ** (-np.arange(0, dim, 2) / dim)
+        plain[int(self.proportion * dim // 2) :] = 0
         if self.scaling is None:
             return plain
         slowed = _slowed(plain, self.theta, self.scaling)

@@ -46,9 +46,15 @@ class Stack(eqx.Module):
     remat: str = eqx.field(static=True, default="saved")  # none, saved or full
     unroll: int = eqx.field(static=True, default=1)  # rounds of the pattern per loop iteration
     streams: Streams = eqx.field(static=True, default=ONE_STREAM)
+    first: int = eqx.field(static=True, default=0)  # layers of the model before these
 
-    def __call__(self, x: Hidden, context, cache: PyTree = None) -> tuple[Hidden, PyTree, Report]:
-        """The hidden states after all blocks, the cache of each block, and the sum of reports."""
+    def __call__(
+        self, x: Hidden, context, cache: PyTree = None, inputs: PyTree = None
+    ) -> tuple[Hidden, PyTree, Report]:
+        """The hidden states after all blocks, the cache of each block, and the sum of reports.
+
+        `inputs`, where there are any, have a leading axis of layers, and each block gets its own.
+        """
         weights, rest = eqx.partition(self.kinds, eqx.is_array)
         rounds, odd = divmod(self.layers, len(self.kinds))
         cache_rounds, cache_odd = (None, [None] * odd) if cache is None else cache
@@ -56,29 +62,32 @@ class Stack(eqx.Module):
         loops, x = self.is_loop, self.streams.widen(x)
 
         def one(kind, in_loop):
-            def apply(x, weights, cache):
+            def apply(x, weights, cache, inputs):
                 if self._takes_turns(in_loop):
                     x, weights = _in_turn(x, weights)
                 view = context.layer(cache)
                 with inside(view):
-                    y = eqx.combine(weights, rest[kind])(x, view)
+                    own = () if inputs is None else (inputs,)
+                    y = eqx.combine(weights, rest[kind])(x, view, *own)
                 return y, (view.leave(), view.reported)
 
             return _rematerialised(apply, self.remat, in_loop=in_loop)
 
         def around(x, now):
             out = []
-            for kind, (own, old) in enumerate(zip(*now, strict=True)):
-                x, new = one(kind, loops)(x, own, old)
+            for kind, own in enumerate(zip(*now, strict=True)):
+                x, new = one(kind, loops)(x, *own)
                 out.append(new)
             return x, tuple(out)
 
-        nothing = (None,) * len(self.kinds)
-        scanned = (_take(weights, slice(rounds)), nothing if cache is None else cache_rounds)
+        kinds = len(self.kinds)
+        nothing, whole = (None,) * kinds, rounds * kinds
+        each = tuple(_take(inputs, slice(kind, whole, kinds)) for kind in range(kinds))
+        scanned = (_take(weights, slice(rounds)), nothing if cache is None else cache_rounds, each)
         if loops:
             x, out_rounds = jax.lax.scan(around, x, scanned, unroll=self.unroll)
         else:
-            per_round = [((None, {}),) * len(self.kinds)] if rounds == 0 else []
+            per_round = [((None, {}),) * kinds] if rounds == 0 else []
             for each in _unstacked(scanned, rounds):
                 x, out = around(x, each)
                 per_round.append(out)
@@ -86,7 +95,8 @@ class Stack(eqx.Module):
 
         out_odd = []
         for kind in range(odd):
-            x, out = one(kind, False)(x, _take(weights[kind], rounds), cache_odd[kind])
+            own = _take(weights[kind], rounds), cache_odd[kind], _take(inputs, whole + kind)
+            x, out = one(kind, False)(x, *own)
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         reported = added(self._reported(out_rounds, out_odd), self.streams.report(x, context))
@@ -97,6 +107,10 @@ class Stack(eqx.Module):
         """Return True if layers are computed in a loop, False if each is part of the program."""
         return self.unroll < self.layers // len(self.kinds)
 
+    def numbers(self, kind: int) -> range:
+        """Numbers of the layers of a kind, in the model."""
+        return range(self.first + kind, self.first + self.layers, len(self.kinds))
+
     def _takes_turns(self, in_loop: bool) -> bool:
         """Return True if a layer's gradients are to be complete before the layer below begins."""
         several_streams = len(self.kinds) > 1 and self.streams.are_several
@@ -104,13 +118,14 @@ class Stack(eqx.Module):
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """Reports of all layers: those of the rounds by kind, and those after the last round."""
-        kinds, whole = len(self.kinds), self.layers - len(out_odd)
         rounds = [
-            over_layers(report, range(kind, whole, kinds))
+            over_layers(report, self.numbers(kind)[: self.layers // len(self.kinds)])
             for kind, (_, report) in enumerate(out_rounds)
         ]
         odd = [
-            over_layers(jax.tree.map(lambda x: jnp.expand_dims(x, 0), report), [whole + kind])
+            over_layers(
+                jax.tree.map(lambda x: jnp.expand_dims(x, 0), report), self.numbers(kind)[-1:]
+            )
             for kind, (_, report) in enumerate(out_odd)
         ]
         return added(*rounds, *odd)
@@ -146,14 +161,17 @@ def by_layer(tree: PyTree, split: Callable[[Any], Sequence[Any]]) -> PyTree:
     return jax.tree.map(change, tree, is_leaf=lambda node: isinstance(node, Stack))
 
 
-def stacked(pattern: Sequence[Maker], layers: int, *, key: PRNGKeyArray) -> Stack:
-    """A stack of `layers` layers, made by the functions of `pattern` in turn."""
+def stacked(pattern: Sequence[Maker], layers: int, *, first: int = 0, key: PRNGKeyArray) -> Stack:
+    """A stack of `layers` layers, made by the functions of `pattern` in turn.
+
+    `first` is the number of layers before them, in a model of several stacks.
+    """
     keys, pattern = jax.random.split(key, layers), pattern[:layers]
-    numbers, kinds = jnp.arange(layers), len(pattern)
+    numbers, kinds = jnp.arange(first, first + layers), len(pattern)
     stacks = [
         eqx.filter_vmap(make)(keys[i::kinds], numbers[i::kinds]) for i, make in enumerate(pattern)
     ]
-    return Stack(tuple(stacks), layers)
+    return Stack(tuple(stacks), layers, first=first)
 
 
 def arrange(model: PyTree, *, remat: str, unroll: int) -> PyTree:

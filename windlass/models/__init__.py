@@ -21,7 +21,7 @@ without data is `Diagnosed`, and `windlass evaluate --diagnose` shows what was m
 """
 
 import dataclasses
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
@@ -95,6 +95,15 @@ class Multimodal(NamedTuple):
     prefix: str  # of the names of the language model's tensors, in place of `model.`
 
 
+class Spelling(NamedTuple):
+    """Keys of a family's config.json that are not the plain values of fields."""
+
+    # a config.json with a key for each field, and what is wrong with it, by key
+    read: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[tuple[str, str]]]]
+    written: Callable[[Any], dict[str, Any]]  # keys, beside those of fields, of a section
+    former: tuple[str, ...] = ()  # keys that are read, and not written
+
+
 class HuggingFace(NamedTuple):
     """A family's config.json, key by key, but for its RoPE settings.
 
@@ -111,9 +120,12 @@ class HuggingFace(NamedTuple):
     also: Mapping[str, str] = {}  # from another spelling of a key to the one that is written
     by_layer: bool = False  # RoPE settings of layers that see a window are apart
     rope: tuple[str, ...] = ()  # more keys of RoPE parameters, kept as they are
+    spelling: Spelling | None = None
     multimodal: Multimodal | None = None
     # prefixes of tensors in its checkpoints that are none of the model's, and what they are of
     beside: Mapping[str, str] = {}
+    # the same by the config.json of the language model, of tensors that are under its own prefix
+    unused: Callable[[Mapping[str, Any]], Mapping[str, str]] | None = None
     scored: str | None = None  # the architecture with a head of scores, where it has another stem
 
     @property

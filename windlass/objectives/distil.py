@@ -17,7 +17,7 @@ from windlass.config.start import Start
 from windlass.devices.axes import gathered, replicated
 from windlass.errors import UserError
 from windlass.layers.auxiliary import Report
-from windlass.layers.head import TILE_TOKENS, pick_several, tile_logits
+from windlass.layers.head import TILE_TOKENS, Head, pick_several, tile_logits
 from windlass.layers.softmax import log_z, pick
 from windlass.objectives import BaseObjective, Carry, Tally
 
@@ -145,9 +145,7 @@ class Objective(BaseObjective):
         if self.teacher is None:
             divergence, best = self._cached(logits, columns)
         else:
-            divergence, best = self._live(
-                logits, tile_logits(columns["teacher"], constants["head"])
-            )
+            divergence, best = self._live(logits, _logits(columns["teacher"], constants["head"]))
         z, best_logit = log_z(logits), pick(logits, best)
         terms = {
             "divergence": divergence,
@@ -237,16 +235,20 @@ class Objective(BaseObjective):
         return total, jnp.sum(columns["weight"]), after
 
 
-def _frozen(model: Any, batch: dict[str, Array]) -> tuple[Array, Array]:
-    """Hidden states of a model that is not trained, and the matrix of its head."""
-    hidden = model(batch)[0]
-    weight = gathered(model.head.weight.astype(hidden.dtype), model.head.axes["weight"])
-    return jax.lax.stop_gradient((hidden, weight))
+def _frozen(model: Any, batch: dict[str, Array]) -> tuple[Array, Head]:
+    """Hidden states of a model that is not trained, and its head, gathered."""
+    hidden, head = model(batch)[0], model.head
+    weight = gathered(head.weight.astype(hidden.dtype), head.axes["weight"])
+    return jax.lax.stop_gradient((hidden, Head(weight, cap=head.cap)))
+
+
+def _logits(hidden: Array, head: Head) -> Array:
+    return tile_logits(hidden, head.weight, head.cap)
 
 
 def _soft_cross_entropy(logits, columns, head) -> tuple[Array, dict[str, Array]]:
     """Cross-entropy of logits with the distribution of a frozen model, of each token of a tile."""
-    p = jax.nn.softmax(tile_logits(columns["base"], head), axis=-1)
+    p = jax.nn.softmax(_logits(columns["base"], head), axis=-1)
     return (log_z(logits) - jnp.sum(p * logits, axis=-1)) * columns["weight"], {}
 
 

@@ -24,11 +24,11 @@ from windlass.starting import hugging_face
 def put_back(source: FinishedRun, tensors: Iterable[ShardTensor]) -> list[ShardTensor]:
     """Tensors of a run's model under the names that they came with, and those beside them."""
     like = source.came_with(configs.FILE) or {}
-    about = configs.table_of(like)
-    if about is None or not about.beside:
+    aside = multimodal.beside(like)
+    if not aside:
         return list(tensors)
     own = [one._replace(name=multimodal.name_there(one.name, like)) for one in tensors]
-    folder, prefixes = _folder(source), tuple(about.beside)
+    folder, prefixes = _folder(source), tuple(aside)
     if is_fused(name for name in _names(folder) if not name.startswith(prefixes)):
         own = joined(own)
     return sorted([*own, *_beside(folder, prefixes)], key=lambda one: in_order(one.name))

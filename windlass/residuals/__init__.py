@@ -72,7 +72,7 @@ class BaseResidual(Streams):
         def visit(path, node):
             if not _is_plain(node):
                 return node
-            layers = jnp.arange(path[0].idx, stack.layers, len(stack.kinds))
+            layers = jnp.asarray(stack.numbers(path[0].idx))
             keys = jax.random.split(jax.random.fold_in(key, number(path)), len(layers))
             branch = path[-1].name.removesuffix("_residual")
             make = partial(self.connection, branch, sizes=sizes)
