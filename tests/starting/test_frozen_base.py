@@ -5,6 +5,7 @@ import math
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -54,7 +55,7 @@ def names(config) -> dict[str, str]:
     return sys.modules[type(config).__module__].NAMES
 
 
-def write(folder: Path, kind: str | None = None, config=CONFIG) -> dict[str, np.ndarray]:
+def write(folder: Path, kind: str | None = None, config: Any = CONFIG) -> dict[str, np.ndarray]:
     """A small model as it would be downloaded, in numbers or in 4 bits; gives its matrices."""
     folder.mkdir(parents=True)
     stored, held = {}, {}
@@ -98,7 +99,7 @@ def refused(*keys: str, **model) -> str:
     return str(refusal.value)
 
 
-def loaded(folder: Path, base: FrozenBase, mesh=None, config=CONFIG):
+def loaded(folder: Path, base: FrozenBase, mesh=None, config: Any = CONFIG):
     """The model of a folder in 4 bits, and what was said of it."""
     made = eqx.filter_eval_shape(lambda: frozen(config.init(jax.random.key(0)), base))
     shapes, static = eqx.partition(made, lambda x: isinstance(x, jax.ShapeDtypeStruct))
