@@ -22,11 +22,11 @@ from windlass.config import Problem
 from windlass.devices.axes import Stacked, stack_of
 from windlass.errors import UserError
 from windlass.layers.dropout import number
+from windlass.layers.embedding import TokenRows, TokenTable
 from windlass.layers.linear import Linear, LinearMap
 from windlass.layers.names import first_match, name, refuse_idle
 from windlass.layers.residual import Connection
 from windlass.layers.stack import Stack
-from windlass.layers.token_rows import TokenRows, TokenTable
 
 Model = TypeVar("Model")
 

@@ -21,10 +21,10 @@ from windlass.config.reading import show
 from windlass.devices.axes import gathered
 from windlass.errors import UserError
 from windlass.layers.dropout import Dropout
+from windlass.layers.embedding import TokenTable
 from windlass.layers.initializers import small, uniform, zeros
 from windlass.layers.linear import Linear, LinearMap, LowRank
 from windlass.layers.names import first_match
-from windlass.layers.token_rows import TokenTable
 
 Model = TypeVar("Model")
 INITIALIZERS = {"peft": uniform, "normal": small}  # of the first matrix, by `init`

@@ -27,13 +27,13 @@ from windlass.devices.axes import Placed, Stacked
 from windlass.errors import UserError
 from windlass.hub import fused
 from windlass.layers.attention import Attention
+from windlass.layers.embedding import TokenRows
 from windlass.layers.head import ScoreHead
 from windlass.layers.linear import Linear
 from windlass.layers.norm import RMSNorm
 from windlass.layers.residual import Connection
 from windlass.layers.rotary import halves, interleaved
 from windlass.layers.stack import Stack
-from windlass.layers.token_rows import TokenRows
 from windlass.networks.deltanet import GatedDeltaNet
 
 Index = tuple[slice, ...]

@@ -21,8 +21,8 @@ from windlass.hub import fused, peft_experts, weights
 from windlass.hub.config import mapping
 from windlass.hub.names import EMBEDDING, arrays, placed
 from windlass.hub.shards import ShardTensor
+from windlass.layers.embedding import TokenRows
 from windlass.layers.names import first_match, name, refuse_idle
-from windlass.layers.token_rows import TokenRows
 from windlass.models import HEAD
 from windlass.residuals import SCORE
 

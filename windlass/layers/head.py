@@ -24,9 +24,9 @@ from windlass.devices.axes import (
     shard,
     split_over,
 )
+from windlass.layers.embedding import TokenRows, TokenTable
 from windlass.layers.initializers import Initializer, small
 from windlass.layers.softmax import log_z, pick, statistics
-from windlass.layers.token_rows import TokenRows, TokenTable
 
 TILE_TOKENS = 4096  # per device: full speed, and 1.2 GB of bfloat16 at a vocabulary of 152k
 GROUP = 64  # ids whose maximum is looked at first, for the highest of all

@@ -14,9 +14,9 @@ from windlass.checkpoint.fingerprint import named
 from windlass.config import tree
 from windlass.config.start import FrozenBase
 from windlass.devices.axes import annotate, cast, is_cast, placements
+from windlass.layers.embedding import TokenTable
 from windlass.layers.linear import LinearMap
 from windlass.layers.stack import arrange
-from windlass.layers.token_rows import TokenTable
 from windlass.program import trainable
 from windlass.program.abstract import abstract_model, is_shape
 from windlass.program.described import Described

@@ -14,8 +14,8 @@ from windlass.hub import fused
 from windlass.hub.names import Array, arrays
 from windlass.hub.shards import ShardTensor
 from windlass.hub.weights import in_order
+from windlass.layers.embedding import TokenTable
 from windlass.layers.linear import Linear, LinearMap
-from windlass.layers.token_rows import TokenTable
 
 
 def tensors(model: Any, names: Mapping[str, str]) -> list[ShardTensor]:
