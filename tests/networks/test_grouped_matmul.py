@@ -35,8 +35,8 @@ def both(sizes: jax.Array, x: jax.Array, weight: jax.Array, d: jax.Array) -> lis
         return gpu.grouped_matmul(x, weight, sizes, True)
 
     def plain(x, weight):
-        exact = (one.astype(jnp.float32) for one in (x, weight))
-        return jax.lax.ragged_dot(*exact, sizes).astype(jnp.bfloat16)
+        x, weight = x.astype(jnp.float32), weight.astype(jnp.float32)
+        return jax.lax.ragged_dot(x, weight, sizes).astype(jnp.bfloat16)
 
     def found(of):
         y, pullback = jax.vjp(of, x, weight)

@@ -345,8 +345,9 @@ class ScaledBlock(eqx.Module):
         x = self.attention_residual(x, NormedBranch(self.attention_norm, attended), context)
         x = self.mlp_residual(x, NormedBranch(self.mlp_norm, fed), context)
         if self.per_layer is not None and self.per_layer_residual is not None:
-            gate = self.per_layer
-            x = self.per_layer_residual(x, lambda x: gate(x, own), context)
+            gate, given = self.per_layer, own
+            assert given is not None
+            x = self.per_layer_residual(x, lambda x: gate(x, given), context)
         return self.scalar(x)
 
 
