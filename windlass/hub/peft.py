@@ -365,7 +365,7 @@ def _targets(model: Any, table: Mapping[str, str]) -> list[str]:
         tails = (".".join(words[-n:]) for n in range(1, len(words) + 1))
         return next(t for t in tails if not any(other.endswith(f".{t}") for other in others))
 
-    return sorted(map(short, adapted))
+    return sorted({short(one) for one in adapted})
 
 
 def _target(tensor: str, part: str) -> str:
