@@ -289,7 +289,7 @@ class Config:
             kv_shared_layers=1,
             double_wide_mlp=True,
             logit_cap=3.0,
-            eps=0.1,
+            eps=0.5,
         )
 
 
