@@ -46,7 +46,7 @@ GEMMA_AUDIO = dict(
 def write_gemma4(folder: Path) -> Path:
     """The folder of a Gemma 4, with tensors for keys that its last layer shares, as published."""
     model = gemma4()
-    keys = {f"model.language_model.layers.7.self_attn.{one}_proj.weight" for one in "kv"}
+    keys = {f"model.language_model.layers.3.self_attn.{one}_proj.weight" for one in "kv"}
     state = model.state_dict() | {name: model.lm_head.weight[:3].clone() for name in keys}
     model.save_pretrained(folder, state_dict=state, max_shard_size=40_000)
     return folder

@@ -54,7 +54,7 @@ def test_gemma_4_is_read_and_its_towers_and_unused_keys_are_left_alone(tmp_path)
         f"{audio} of the audio tower (model.audio_tower.*), "
         "1 of the projection of audio (model.embed_audio.*) and "
         "2 of layers that share keys and values "
-        "(model.language_model.layers.7.self_attn.k_*, ...)"
+        "(model.language_model.layers.3.self_attn.k_*, ...)"
     )
     out = configs.written(config, length=14, dtype="float32", like=configs.load(folder))
     assert out["architectures"] == ["Gemma4ForConditionalGeneration"]

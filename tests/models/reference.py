@@ -170,11 +170,6 @@ def tensors(config) -> dict[str, np.ndarray]:
     blank = to_tensors(eqx.filter_jit(config.init)(jax.random.key(0)), family.NAMES)
     # Slow decay: of heads that forget all at once hardly anything has a gradient.
     blank |= {name: 0 * x - 1 for name, x in blank.items() if name.endswith("A_log")}
-    if hasattr(config, "global_head_dim"):
-        # Scores that nothing divides are large where heads are of size 1, and branches that are
-        # normed are as large as the stream: eight such layers make 1e-7 of rounding 1e-4.
-        small = re.compile(r".+([qk]_norm|layers\..+\.post_\w+)\.weight")
-        blank |= {name: 0 * x + 0.2 for name, x in blank.items() if small.fullmatch(name)}
     rng = np.random.default_rng(1)
 
     def draw(start: np.ndarray) -> np.ndarray:

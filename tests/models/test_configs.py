@@ -52,7 +52,7 @@ def test_a_model_that_cannot_be_is_refused_by_key(name, field, value, what):
         ),
         (
             *("gemma4", "kv_shared_layers", 7),
-            "is 7; it must be 0 to 6: the first 2 layers have the keys and values that others "
+            "is 7; it must be 0 to 2: the first 2 layers have the keys and values that others "
             "share",
         ),
         ("mixtral", "experts_per_token", 9, "is 9; it must be 1 to experts (8)"),

@@ -21,12 +21,13 @@ def test_layers_in_loops_compute_what_they_compute_one_by_one():
     run = eqx.filter_jit(eqx.filter_value_and_grad(tiny.loss))
     (one, first), (other, second) = run(loop, batch), run(apart, batch)
     np.testing.assert_allclose(one, other, rtol=1e-5)
-    assert tiny.apart(first, second) < 1e-4  # rounding, over twelve layers
+    gradients = [dict(enumerate(jax.tree.leaves(each))) for each in (first, second)]
+    assert tiny.apart(*gradients) < 1e-3  # rounding, over twelve layers
 
 
 @pytest.mark.parametrize(("shared", "stacks"), [(0, (8, 0, 0)), (3, (3, 2, 3)), (6, (0, 2, 6))])
 def test_every_layer_is_in_one_of_the_stacks(shared, stacks):
-    config = dataclasses.replace(tiny.config("gemma4"), kv_shared_layers=shared)
+    config = dataclasses.replace(tiny.config("gemma4"), layers=8, kv_shared_layers=shared)
     model = tiny.abstract(config)
     held = [model.blocks, model.kv_source_blocks, model.kv_shared_blocks]
     assert tuple(0 if one is None else one.layers for one in held) == stacks

@@ -268,22 +268,28 @@ class Config:
     def norm(self, over: str) -> RMSNorm:
         return RMSNorm(over, self.sizes, eps=self.eps)
 
+    def other(self, field: str) -> Any:
+        value = getattr(self, field)
+        if field == "global_every":
+            return 1
+        return not value if isinstance(value, bool) else 2 * value
+
     @classmethod
     def tiny(cls) -> "Config":
         return cls(
-            **llama.SIZES | dict(layers=8),
+            **llama.SIZES | dict(layers=4),
             global_head_dim=12,
             theta=500.0,
             local_theta=50.0,
             window=4,
             global_every=2,
             global_kv_heads=1,
-            rotary_share=0.6,
+            rotary_share=0.4,
             per_layer=16,
-            kv_shared_layers=3,
+            kv_shared_layers=1,
             double_wide_mlp=True,
             logit_cap=3.0,
-            eps=0.1,
+            eps=0.5,
         )
 
 
