@@ -312,7 +312,7 @@ class LayerScalar(Placed):
         return jax.tree.map(lambda one: one * factor.astype(one.dtype), x)
 
 
-class ScaledBlock(eqx.Module):
+class PerLayerInputBlock(eqx.Module):
     """Attention, an MLP and what the layer's own input adds, then a scale of all of it."""
 
     attention_norm: RMSNorm
@@ -407,7 +407,7 @@ class Gemma4(eqx.Module):
         def stack(first: int, last: int, key: PRNGKeyArray, shares: bool = False) -> Stack | None:
             def maker(window: int | None):
                 how = dict(is_global=window is None, shares=shares)
-                return lambda key, layer: ScaledBlock(c, **how, key=key)
+                return lambda key, layer: PerLayerInputBlock(c, **how, key=key)
 
             pattern = [maker(window) for window in self._windows(first)]
             return stacked(pattern, last - first, first=first, key=key) if last > first else None

@@ -65,7 +65,7 @@ def _backward(interpret: bool, kept: tuple[Array, Array, Array], d: Array):
 grouped_matmul.defvjp(_forward, _backward)
 
 
-class Blocks(NamedTuple):
+class RowBlocks(NamedTuple):
     """Blocks of rows of one expert each; rows beyond those of all experts are one more's."""
 
     expert: Int[Array, " blocks"]
@@ -73,7 +73,7 @@ class Blocks(NamedTuple):
     end: Int[Array, " blocks"]  # of the expert's rows; blocks that there are none for begin there
 
 
-def blocks(sizes: Int[Array, " experts"], rows: int) -> Blocks:
+def blocks(sizes: Int[Array, " experts"], rows: int) -> RowBlocks:
     sizes = jnp.append(sizes, rows - jnp.sum(sizes))
     counts, ends = -(-sizes // ROWS), jnp.cumsum(sizes)
     after = jnp.cumsum(counts)
@@ -81,7 +81,7 @@ def blocks(sizes: Int[Array, " experts"], rows: int) -> Blocks:
     found = jnp.searchsorted(after, number, side="right", method="compare_all")
     expert = jnp.minimum(found, len(sizes) - 1).astype(sizes.dtype)
     begin = (ends - sizes)[expert] + ROWS * (number - (after - counts)[expert])
-    return Blocks(expert, jnp.minimum(begin, ends[expert]), ends[expert])
+    return RowBlocks(expert, jnp.minimum(begin, ends[expert]), ends[expert])
 
 
 def _product(
