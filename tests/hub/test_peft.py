@@ -159,7 +159,11 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
     )
     about = json.loads((tmp_path / peft.CONFIG).read_text())
     about |= {"rank_pattern": {"q_proj": "8"}, "bias": "all", "init_lora_weights": "pissa"}
-    about |= {"trainable_token_indices": [3], "alpha_pattern": ["q_proj"], "layer_replication": [0]}
+    about |= {
+        "trainable_token_indices": ["3"],
+        "alpha_pattern": ["q_proj"],
+        "layer_replication": [0],
+    }
     about |= {"target_parameters": ["experts"], "lora_bias": True}
     (tmp_path / peft.CONFIG).write_text(json.dumps(about))
     assert refused(tmp_path) == (
@@ -168,8 +172,9 @@ def test_what_an_adapter_says_and_cannot_be_had_is_refused_by_name(tmp_path):
         "not here\n"
         "  rank_pattern             is a mapping; it must be a mapping of names to numbers\n"
         '  alpha_pattern            is ["q_proj"]; it must be a mapping of names to numbers\n'
+        '  trainable_token_indices  is ["3"]; it must be a list of token ids, or such lists of '
+        "embed_tokens and lm_head\n"
         '  bias                     is "all"; an adapter with it cannot be read\n'
-        "  trainable_token_indices  is [3]; an adapter with it cannot be read\n"
         "  layer_replication        is [0]; an adapter with it cannot be read\n"
         '  target_parameters        is ["experts"]; an adapter with it cannot be read\n'
         "  lora_bias                is true; an adapter with it cannot be read"

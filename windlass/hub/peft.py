@@ -255,8 +255,8 @@ def described(
 
 def read(folder: Path) -> StoredAdapter:
     """Read the settings of the adapter in a folder, or refuse what cannot be had here."""
-    tensors = _tensors(folder)
-    about = peft_experts.read(_config(folder), tensors)
+    about, tensors = _config(folder), _tensors(folder)
+    about = peft_experts.read(about, tensors)
     known = {section.peft_type: (kind, section) for kind, section in kinds().items()}
     if (peft_type := about.get("peft_type")) not in known:
         problem = ("peft_type", f"is {show(peft_type)}; only {listing(known)} can be read")
