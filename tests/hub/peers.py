@@ -31,7 +31,7 @@ CASES: dict[str, tuple[str, Adapter]] = {
     "rslora": ("qwen3", Adapter(rank=4, alpha=2.5, scaling="rslora", init="normal")),
     "dora": ("qwen2", Adapter(rank=2, dora=True)),
     "deltanet": ("qwen3_5", Adapter(rank=3, alpha=4.0, dora=True)),
-    "shared keys": ("gemma4", Adapter(rank=3, alpha=4.0)),
+    "shared keys": ("gemma4", Adapter(rank=3, alpha=1.5)),
 }
 
 

@@ -111,7 +111,7 @@ def test_an_adapter_that_peft_made_is_read_with_all_it_is(case, tmp_path):
             weight.data += 0.1 * torch.randn_like(weight)
     made.save_pretrained(tmp_path)
     stored = peft.read(tmp_path)
-    alpha = {"plain": 5.0, "rslora": 2.5, "dora": 4.0, "deltanet": 4.0}[case]
+    alpha = {"plain": 5.0, "rslora": 2.5, "dora": 4.0, "deltanet": 4.0, "shared keys": 1.5}[case]
     assert stored.settings == {
         "rank": adapter.rank,
         "alpha": alpha,

@@ -101,7 +101,7 @@ class Spelling(NamedTuple):
     # a config.json with a key for each field, and what is wrong with it, by key
     read: Callable[[Mapping[str, Any]], tuple[dict[str, Any], list[tuple[str, str]]]]
     written: Callable[[Any], dict[str, Any]]  # keys, beside those of fields, of a section
-    former: tuple[str, ...] = ()  # keys that are read, and not written
+    former: tuple[str, ...] = ()  # keys that are not written
 
 
 class HuggingFace(NamedTuple):

@@ -65,6 +65,8 @@ NAMES = {
 SHARED_LAYERS = "num_kv_shared_layers"
 FULL, SLIDING = "full_attention", "sliding_attention"
 ROPE, SHARE, BY_LAYER = "rope_parameters", "partial_rotary_factor", "per_layer_config"
+# Keys that are read, and those of RoPE in a spelling that is older than the family.
+FORMER = (BY_LAYER, SHARE, "rope_theta", "rope_local_base_freq", "rope_scaling")
 PER_LAYER, KV_HEADS = "hidden_size_per_layer_input", "num_global_key_value_heads"
 
 
@@ -176,7 +178,7 @@ HUGGING_FACE = HuggingFace(
         "use_bidirectional_attention": (None, "vision"),
     },
     by_layer=True,
-    spelling=Spelling(read=_read, written=_written, former=(BY_LAYER, SHARE)),
+    spelling=Spelling(read=_read, written=_written, former=FORMER),
     multimodal=Multimodal(
         architecture="Gemma4ForConditionalGeneration",
         model_type="gemma4",
