@@ -48,6 +48,9 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         # Of the older spelling it reads one base, and would give the other layers its own default.
         assert near.pop("rope_theta") in (far["rope_theta"], 500000.0)
         near = {"rope_theta": None}
+    near_layer, far_layer = one, None
+    if config["model_type"] == "gemma4_text":
+        near_layer, far_layer = (one.per_layer_config[number] for number in (0, -1))
     kinds = getattr(one, "layer_types", None) or []
     window = getattr(one, "sliding_window", None)
     found = {
@@ -56,8 +59,9 @@ def theirs(config: dict[str, Any]) -> dict[str, Any]:
         "mlp": getattr(one, "moe_intermediate_size", None) or one.intermediate_size,
         "layers": one.num_hidden_layers,
         "heads": one.num_attention_heads,
-        "kv_heads": one.num_key_value_heads,
-        "head_dim": getattr(one, "head_dim", one.hidden_size // one.num_attention_heads),
+        "kv_heads": near_layer.num_key_value_heads,
+        "head_dim": getattr(near_layer, "head_dim", one.hidden_size // one.num_attention_heads),
+        "global": far_layer and (far_layer.num_key_value_heads, far_layer.head_dim),
         "eps": one.rms_norm_eps,
         "tied": one.tie_word_embeddings,
         "theta": far["rope_theta"],
@@ -86,6 +90,9 @@ def ours(config) -> dict[str, Any]:
         for name in "vocab embed mlp layers heads kv_heads head_dim eps theta".split()
     } | {
         "tied": getattr(config, "tied", True),
+        "global": hasattr(config, "global_head_dim")
+        and (config.global_kv_heads or config.kv_heads, config.global_head_dim)
+        or None,
         "local_theta": getattr(config, "local_theta", None),
         "windows": [
             None if every and (layer + 1) % every == 0 else window for layer in range(config.layers)

@@ -110,7 +110,8 @@ def mutations() -> Iterator[tuple[str, str, Any]]:
     yield "gemma", "local_theta", 1.01 * tiny.config("gemma").local_theta
     yield "gemma", "query_width", tiny.config("gemma").query_width + 1
     yield "gemma", "global_every", 3
-    for field in ("local_theta", "rotary_share", "logit_cap"):
+    yield "gemma4", "rotary_share", 0.5
+    for field in ("local_theta", "logit_cap"):
         yield "gemma4", field, 1.05 * getattr(tiny.config("gemma4"), field)
     yield "olmo3", "global_every", 3
     yield "phi3", "rotary_share", 0.8
