@@ -5,6 +5,7 @@ layers, layers have inputs of their own (per-layer embeddings), the last of them
 values of earlier ones, each is scaled as a whole, and logits are soft-capped.
 """
 
+import functools
 import math
 from collections.abc import Mapping
 from typing import Any, ClassVar
@@ -353,9 +354,9 @@ class PerLayerInputBlock(eqx.Module):
         x = self.attention_residual(x, NormedBranch(self.attention_norm, attended), context)
         x = self.mlp_residual(x, NormedBranch(self.mlp_norm, fed), context)
         if self.per_layer is not None and self.per_layer_residual is not None:
-            gate, given = self.per_layer, own
-            assert given is not None
-            x = self.per_layer_residual(x, lambda x: gate(x, given), context)
+            assert own is not None  # a model with such layers has their inputs
+            branch = functools.partial(self.per_layer, own=own)
+            x = self.per_layer_residual(x, branch, context)
         return self.scalar(x)
 
 

@@ -215,13 +215,18 @@ class _Kinds:
 
     def __init__(self, traced: Traced):
         sizes = traced.described.run.model.sizes
-        self.vocab, self.table = sizes["vocab"], (sizes["vocab"], sizes.get("embed"))
+        self.vocab = sizes["vocab"]
+        arrays = jax.tree.leaves((traced.state.weights, traced.frozen.model))
+        shapes = {tuple(getattr(x, "shape", ())) for x in arrays}
+        # That of tokens, and of further inputs that layers have of them.
+        self.tables = {shape for shape in shapes if len(shape) == 2 and shape[0] == self.vocab}
+        self.tables |= {(self.vocab, sizes.get("embed"))}
         self.depth = int(traced.batches.accumulation > 1)  # of what is whole in a microbatch
         self.weights = {_shard_shape(x) for x in jax.tree.leaves(traced.state.weights)}
 
     def part(self, buffer: Buffer) -> str:
         # Accumulated gradients have a leading axis, of the data-parallel shards.
-        if buffer.whole[-2:] == self.table and math.prod(buffer.shape[:-2]) == 1:
+        if buffer.whole[-2:] in self.tables and math.prod(buffer.shape[:-2]) == 1:
             return "vocabulary"
         if has_vocab_axis(buffer.whole, self.vocab):
             return "logits"
