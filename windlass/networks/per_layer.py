@@ -43,7 +43,7 @@ class PerLayerInputs(eqx.Module):
 
 
 class PerLayerGate(eqx.Module):
-    """What a layer makes of its input p: RMSNorm(project(gelu(gate(x)) · p))."""
+    """Addition of a layer to the stream, of its input p: RMSNorm(project(gelu(gate(x)) · p))."""
 
     gate: Linear
     projection: Linear
