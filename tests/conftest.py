@@ -1,13 +1,16 @@
 """Eight simulated devices, checked shapes, strict types: what every test runs under."""
 
+import ctypes
 import gc
 import importlib.util
 import os
 import pkgutil
 import re
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 
+import psutil
 import pytest
 
 from tests.flags import quick
@@ -95,6 +98,17 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("cache")
     os.environ["WINDLASS_CACHE"] = str(path)
     return path
+
+
+@pytest.fixture(scope="module", autouse=True)
+def bounded() -> Iterator[None]:
+    """Programs that earlier modules compiled are dropped before the workers fill the machine."""
+    yield
+    if psutil.Process().memory_info().rss > 2 * 2**30:
+        jax.clear_caches()
+        gc.collect()
+        if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what is freed
+            trim(0)
 
 
 @pytest.fixture
