@@ -36,6 +36,7 @@ REDUCED: dict[str, dict[str, Any]] = {
         **{"model.passes": 2, "model.h_cycles": 1, "data.source.count": 400},
     },
 }
+QUICK = ("quickstart", "legal-cot-sft")  # the others run among the long tests
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
 
 
@@ -78,7 +79,14 @@ def outputs(notebook: nbformat.NotebookNode, call: str) -> list[dict[str, Any]]:
     return [one.data for one in cell.outputs if "data" in one]
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+@pytest.mark.parametrize(
+    "path",
+    [
+        pytest.param(path, marks=[pytest.mark.long] if path.stem not in QUICK else [])
+        for path in NOTEBOOKS
+    ],
+    ids=lambda path: path.stem,
+)
 def test_a_notebook_runs_from_top_to_bottom(path, hub, tmp_path, monkeypatch):
     for name, value in trained.environment().items():
         monkeypatch.setenv(name, value)

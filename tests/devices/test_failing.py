@@ -118,6 +118,7 @@ def test_training_stops_at_a_busy_tpu_with_jaxs_reason(tmp_path, monkeypatch):
     assert alone.endswith("; no other device is present\n")
 
 
+@pytest.mark.long
 def test_training_stops_at_a_libtpu_that_is_damaged(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     library = tmp_path / "libtpu.so"
@@ -127,7 +128,9 @@ def test_training_stops_at_a_libtpu_that_is_damaged(tmp_path, monkeypatch):
     assert "libtpu.so: file too short" in text and "libtpu may be damaged" in text
 
 
-@pytest.mark.parametrize("how", ["failing_cuda", "refusing_cuda"])
+@pytest.mark.parametrize(
+    "how", ["failing_cuda", pytest.param("refusing_cuda", marks=pytest.mark.long)]
+)
 def test_training_stops_at_a_cuda_plugin_that_does_not_start(how, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     text = said(how, "train", "quickstart")
@@ -137,6 +140,7 @@ def test_training_stops_at_a_cuda_plugin_that_does_not_start(how, tmp_path, monk
     assert len(text.splitlines()) == 1
 
 
+@pytest.mark.long
 def test_with_fallback_training_goes_on_and_says_why(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     keys = [*trained.SMALL, "device.fallback=true", "train.sample=null"]

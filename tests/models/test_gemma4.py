@@ -14,6 +14,7 @@ from windlass.layers.stack import arrange
 LOOPED = dataclasses.replace(tiny.config("gemma4"), layers=12, kv_shared_layers=5)
 
 
+@pytest.mark.long
 def test_layers_in_loops_compute_what_they_compute_one_by_one():
     model, batch = tiny.made(LOOPED), tiny.rows(96)
     loop, apart = (arrange(model, remat="saved", unroll=unroll) for unroll in (1, 12))

@@ -72,6 +72,7 @@ def test_a_slow_source_is_named(monkeypatch):
     assert cause(alarms(UNREACHABLE)) == "waiting for data"
 
 
+@pytest.mark.long
 def test_slow_checkpoints_are_named():
     assert cause(alarms(UNREACHABLE, "checkpoint.every=1")) == "saving checkpoints"
 
@@ -91,6 +92,7 @@ class SlowTerminal(StringIO):
         return super().write(text)
 
 
+@pytest.mark.long
 def test_slow_logging_is_named():
     console = Console(record=True, width=1000, file=SlowTerminal())
     assert cause(alarms(UNREACHABLE, console=console)) == "logging"
