@@ -211,6 +211,19 @@ def test_a_scattered_sum_is_copied_before_devices_slice_it():
     assert on_four(scattered, P(), lanes=SIDE) == alone + ONE  # to another layout
 
 
+def test_what_enters_a_loop_of_one_round_is_resharded_as_elsewhere():
+    def looked_up(w):
+        rows = jax.sharding.reshard(w, P()).at[jnp.arange(SIDE) // 2].get(out_sharding=P())
+        return rows @ rows
+
+    def in_loop(w):
+        return jax.lax.scan(lambda _, one: (None, looked_up(one)), None, w[None])[1]
+
+    for spec in (P("fsdp"), P(None, "fsdp")):  # a TPU looks up the rows of each, or gathers all
+        once, looped = (on_four(one, spec, lanes=SIDE) for one in (looked_up, in_loop))
+        assert looped == once + ONE // 4  # what it is cut of
+
+
 def test_gathered_weights_are_live_in_the_last_matmul_before_a_loop():
     def loop(x):
         return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=3)[0]

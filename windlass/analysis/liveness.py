@@ -376,8 +376,15 @@ class _Liveness:
         return not self.changed_axes(operation.reads[0], value)
 
     def changed_axes(self, before: int, after: int) -> list[int]:
-        pairs = zip(self.shape(before), self.shape(after), strict=True)
-        return [axis for axis, (old, new) in enumerate(pairs) if old != new]
+        """Axes of `after` of which a device has another share than of those of `before`.
+
+        In front, what enters a loop of one round or leaves it has the axis of rounds as well.
+        """
+        old, new = self.shape(before), self.shape(after)
+        own = min(len(old), len(new))
+        first = len(new) - own
+        pairs = zip(old[len(old) - own :], new[first:], strict=True)
+        return [first + axis for axis, (one, other) in enumerate(pairs) if one != other]
 
     def is_summed(self, i: int) -> bool:
         """Return True if a slice is only read by a sum with another slice.
