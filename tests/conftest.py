@@ -104,7 +104,7 @@ def cache(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def bounded() -> Iterator[None]:
     """Programs that earlier modules compiled are dropped before the workers fill the machine."""
     yield
-    if psutil.Process().memory_info().rss > 2 * 2**30:
+    if psutil.Process().memory_info().rss > 4 * 2**30:
         jax.clear_caches()
         gc.collect()
         if trim := getattr(ctypes.CDLL(None), "malloc_trim", None):  # glibc keeps what is freed

@@ -70,4 +70,5 @@ def test_on_a_cpu_it_is_the_memory_of_the_process_and_the_peak_outlives_it():
     after = memory(jax.devices("cpu"))
     assert after["memory_bytes"] < during["memory_bytes"] - 100 * 2**20
     # Linux counts pages in each thread, and adds them up every now and then.
-    assert after["peak_memory_bytes"] == pytest.approx(during["memory_bytes"], rel=0.01)
+    peak = max(before["peak_memory_bytes"], during["memory_bytes"])
+    assert after["peak_memory_bytes"] == pytest.approx(peak, rel=0.01)
