@@ -97,23 +97,28 @@ def logits(model) -> np.ndarray:
 @live
 @pytest.mark.parametrize("case", SETTINGS)
 def test_an_adapter_with_it_gives_the_same_logits_here_and_back_there(case, tmp_path):
+    _goes_both_ways(made(**SETTINGS[case]), CASE, tmp_path)
+
+
+def _goes_both_ways(model, case: str, folder: Path) -> Adapter:
+    """Hold an adapter of PEFT's to its logits: read here, merged here, and read there again."""
     import peft as theirs
 
-    model = made(**SETTINGS[case])
-    model.save_pretrained(tmp_path / "theirs")
+    model.save_pretrained(folder / "theirs")
     expected = seen(model)
-    adapter, ours = loaded(tmp_path / "theirs")
+    adapter, ours = loaded(folder / "theirs", case)
     there = np.abs(logits(ours) - expected).max()
     merged = np.abs(logits(eqx.filter_jit(adapters.merged)(ours)) - expected).max()
 
-    published.save_adapter(tmp_path / "ours", ours, adapter, table(), None)
-    again = theirs.PeftModel.from_pretrained(reference.module(CASE), tmp_path / "ours")
+    published.save_adapter(folder / "ours", ours, adapter, table(), None)
+    again = theirs.PeftModel.from_pretrained(reference.module(case), folder / "ours")
     back = np.abs(seen(again) - expected).max()
-    print(f"{case}: logits differ by {there:.1e} here, {merged:.1e} merged, {back:.1e} back there")
+    print(f"logits differ by {there:.1e} here, {merged:.1e} merged, {back:.1e} back there")
     assert max(there, merged, back) < 1e-5
-    assert np.abs(seen(made()) - expected).max() > 1e-3
-    shapes = [_shapes(tmp_path / name) for name in ("theirs", "ours")]
+    assert np.abs(seen(made(case)) - expected).max() > 1e-3
+    shapes = [_shapes(folder / name) for name in ("theirs", "ours")]
     assert shapes[0] == shapes[1]
+    return adapter
 
 
 def seen(model) -> np.ndarray:
@@ -258,24 +263,9 @@ TOKENS: dict[str, tuple[str, Any, dict[str, tuple[int, ...]]]] = {
 @live
 @pytest.mark.parametrize("name", TOKENS)
 def test_trained_rows_of_tokens_give_the_same_logits_here_merged_and_back_there(name, tmp_path):
-    import peft as theirs
-
     case, indices, fields = TOKENS[name]
-    model = made(case, trainable_token_indices=indices)
-    model.save_pretrained(tmp_path / "theirs")
-    expected = seen(model)
-    adapter, ours = loaded(tmp_path / "theirs", case)
+    adapter = _goes_both_ways(made(case, trainable_token_indices=indices), case, tmp_path)
     assert {key: getattr(adapter, key) for key in fields} == fields
-    there = np.abs(logits(ours) - expected).max()
-    whole = np.abs(logits(eqx.filter_jit(adapters.merged)(ours)) - expected).max()
-    published.save_adapter(tmp_path / "ours", ours, adapter, table(), None)
-    again = theirs.PeftModel.from_pretrained(reference.module(case), tmp_path / "ours")
-    back = np.abs(seen(again) - expected).max()
-    print(f"{name}: logits differ by {there:.1e} here, {whole:.1e} merged, {back:.1e} back there")
-    assert max(there, whole, back) < 1e-5
-    assert np.abs(seen(made(case)) - expected).max() > 1e-3
-    shapes = [_shapes(tmp_path / folder) for folder in ("theirs", "ours")]
-    assert shapes[0] == shapes[1]
 
 
 def test_only_the_named_rows_are_trained():

@@ -16,7 +16,7 @@ from windlass.config.start import FrozenBase
 from windlass.hub import config as configs
 from windlass.hub.names import to_tensors
 from windlass.models import qwen3
-from windlass.quantization.frozen_base import frozen
+from windlass.quantization.four_bit_linear import frozen
 from windlass.release.check import logits
 
 CONFIG = replace(qwen3.Config.tiny(), embed=64, mlp=128, head_dim=16, scaling=None)

@@ -26,7 +26,7 @@ from windlass.layers.initializers import small
 from windlass.layers.residual import Connection, Plain, Streams
 from windlass.layers.stack import Stack
 from windlass.models import HEAD, Config, names
-from windlass.quantization.frozen_base import frozen
+from windlass.quantization.four_bit_linear import frozen
 
 Model = TypeVar("Model")
 

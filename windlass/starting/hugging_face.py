@@ -27,7 +27,7 @@ from windlass.program.abstract import abstract_model, is_shape
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter
-from windlass.starting.frozen_base import BaseWeights
+from windlass.starting.four_bit_weights import BaseWeights
 
 FULL_HASH = 40  # letters of a commit
 TOKENIZER = "tokenizer.json"

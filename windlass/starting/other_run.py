@@ -29,7 +29,7 @@ from windlass.run.batches import without_batch
 from windlass.run_folder import folder as folders
 from windlass.run_folder import runs
 from windlass.starting import adapter, hugging_face
-from windlass.starting.frozen_base import BaseWeights
+from windlass.starting.four_bit_weights import BaseWeights
 
 T = TypeVar("T")
 SHOWN = 8  # arrays in a refusal

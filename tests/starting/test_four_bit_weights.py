@@ -31,10 +31,10 @@ from windlass.hub.names import to_tensors
 from windlass.models import llama, mixtral
 from windlass.networks.experts.routing import Router
 from windlass.program.built import Built
-from windlass.quantization.frozen_base import FourBitLinear, frozen
+from windlass.quantization.four_bit_linear import FourBitLinear, frozen
 from windlass.starting import frozen_models
 from windlass.starting.describe import describe
-from windlass.starting.frozen_base import BaseWeights
+from windlass.starting.four_bit_weights import BaseWeights
 
 SIZES = dict(vocab=300, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 CONFIG = replace(llama.Config.tiny(), **SIZES, scaling=None)

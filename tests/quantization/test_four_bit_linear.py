@@ -15,7 +15,7 @@ from windlass.config.start import FrozenBase
 from windlass.errors import UserError
 from windlass.layers.linear import Linear
 from windlass.layers.stack import arrange
-from windlass.quantization.frozen_base import FourBitLinear, frozen
+from windlass.quantization.four_bit_linear import FourBitLinear, frozen
 
 NF4, INT4 = FrozenBase(kind="nf4", group=16), FrozenBase(kind="int4", group=16)
 key = jax.random.key

@@ -20,7 +20,7 @@ from windlass.hub.names import Array, Sliceable
 from windlass.hub.quantized import FourBitTensor
 from windlass.layers.linear import Linear
 from windlass.quantization.four_bit import FourBitArrays, packed
-from windlass.quantization.frozen_base import FourBitLinear
+from windlass.quantization.four_bit_linear import FourBitLinear
 from windlass.quantization.scales import relative_errors
 
 
