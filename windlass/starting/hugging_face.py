@@ -126,14 +126,16 @@ def take(
     """The weights of an abstract model, by path, and facts of them for people to read."""
     folder, base = weights(start, key), BaseWeights(model)
     arrays = files.load(folder, base.plain, names, base.fill)
-    new = [x.size for path, x in named(model).items() if path not in arrays]
-    size = sum(x.size for x in jax.tree.leaves(base.plain)) - sum(new)
+    new = {path: x.size for path, x in named(model).items() if path not in arrays}
+    size = sum(x.size for x in jax.tree.leaves(base.plain)) - sum(new.values())
     where = start.path if start.hub is None else f"{start.hub} at {(start.revision or '')[:12]}"
     facts = [("start", str(where)), ("loaded", f"all {size:,} parameters"), *base.facts()]
     if (beside := files.left_alone(folder)) is not None:
         facts.append(("left alone", beside))
-    what = f"{sum(new):,} parameters of the residual or of scores"
-    return arrays, [*facts, ("new", what)] if new else facts
+    of_residual = sum(size for path, size in new.items() if "_residual." in path)
+    parts = {"the residual": of_residual, "scores": sum(new.values()) - of_residual}
+    facts += [("new", f"{size:,} parameters of {what}") for what, size in parts.items() if size]
+    return arrays, facts
 
 
 def take_for(start: Start, built: Any) -> tuple[dict[int, dict[str, Array]], list[tuple[str, str]]]:
