@@ -6,14 +6,18 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import yaml
 
 from tests import tiny
 from tests.flags import quick
+from windlass.errors import UserError
 from windlass.sources import stories as stories_source
+from windlass.starting.describe import describe
 
 CORPUS, DOCUMENTS = "stories.jsonl", 40
 RECIPE = {
@@ -41,6 +45,20 @@ def recipe(**sections: dict) -> dict:
     for name, keys in sections.items():
         changed[name] = {**changed.get(name, {}), **keys}
     return changed
+
+
+def on_weights(**model: Any) -> dict:
+    """The recipe on weights that are there, which bring their tokenizer."""
+    changed = recipe() | {"model": model}
+    del changed["tokenizer"]
+    return changed
+
+
+def refusal(recipe: dict, keys: Sequence[str]) -> str:
+    """The words with which a recipe is refused before anything is computed."""
+    with pytest.raises(UserError) as refused:
+        describe(recipe, keys)
+    return str(refused.value)
 
 
 def workplace(factory: pytest.TempPathFactory) -> Path:

@@ -88,15 +88,11 @@ def _parts(kind: str, name: str, x: np.ndarray) -> tuple[dict[str, np.ndarray], 
 
 def recipe(**model) -> dict:
     model = {key: x for key, x in ({"path": "source"} | model).items() if x is not None}
-    whole = trained.recipe() | {"model": model, "adapter": LORA}
-    del whole["tokenizer"]
-    return whole
+    return trained.on_weights(**model) | {"adapter": LORA}
 
 
 def refused(*keys: str, **model) -> str:
-    with pytest.raises(UserError) as refusal:
-        describe(recipe(**model), keys)
-    return str(refusal.value)
+    return trained.refusal(recipe(**model), keys)
 
 
 def loaded(folder: Path, base: FrozenBase, mesh=None, config: Any = CONFIG):

@@ -12,6 +12,7 @@ import pytest
 import windlass
 from tests import published, tiny, trained
 from tests.hub import folders as models
+from tests.trained import on_weights as recipe
 from tests.training.test_loop import Told
 from windlass.checkpoint import archive
 from windlass.checkpoint.fingerprint import measure
@@ -45,16 +46,8 @@ def publish(folder: Path, seed: int = 0) -> dict[str, np.ndarray]:
     return models.contents(folder)
 
 
-def recipe(**model) -> dict:
-    whole = trained.recipe() | {"model": model}
-    del whole["tokenizer"]
-    return whole
-
-
 def refused(*keys: str, **model) -> str:
-    with pytest.raises(UserError) as refusal:
-        describe(recipe(**model), keys)
-    return str(refusal.value)
+    return trained.refusal(recipe(**model), keys)
 
 
 @pytest.fixture
