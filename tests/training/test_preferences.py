@@ -86,7 +86,9 @@ def test_losses_are_the_same_on_a_mesh_of_all_three_axes_in_microbatches(name, w
     assert len(alone) == len(split) == 4
     for one, other in zip(alone, split, strict=True):
         assert other["token_hash"] == one["token_hash"]
-        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        # IPO's is the square of what its margin, of log-probs of 50 nats, still lacks.
+        for value in {"loss", "margin"} & one.keys():
+            assert other[value] == pytest.approx(one[value], rel=1e-5, abs=1e-6)
         assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
     assert measured(tmp_path) == pytest.approx(measured(whole), rel=1e-4)
 
