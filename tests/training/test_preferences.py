@@ -18,7 +18,8 @@ WORDS = "ash bay cedar dune elm fern gale heath iris jade".split()
 MESH = ["device.count=8", "mesh={data: 2, fsdp: 2, tensor: 2}", "train.accumulation=2"]
 KEYS = ["train.steps=4", "train.evaluate_every=2", "checkpoint.every=1"]
 OBJECTIVES = {
-    "ipo": {"kind": "ipo", "beta": 0.5},
+    # A square that four steps do not bring near zero, where it is nothing but rounding.
+    "ipo": {"kind": "ipo", "beta": 0.25},
     "kto": {"kind": "kto", "beta": 0.5},
     "simpo": {"kind": "simpo"},
     "orpo": {"kind": "orpo"},
@@ -86,9 +87,9 @@ def test_losses_are_the_same_on_a_mesh_of_all_three_axes_in_microbatches(name, w
     assert len(alone) == len(split) == 4
     for one, other in zip(alone, split, strict=True):
         assert other["token_hash"] == one["token_hash"]
-        # IPO's is the square of what its margin, of log-probs of 50 nats, still lacks.
-        for value in {"loss", "margin"} & one.keys():
-            assert other[value] == pytest.approx(one[value], rel=1e-5, abs=1e-6)
+        assert other["loss"] == pytest.approx(one["loss"], rel=1e-5)
+        if name != "kto":  # which has no pairs
+            assert other["margin"] == pytest.approx(one["margin"], rel=1e-5, abs=1e-6)
         assert other["gradient_norm"] == pytest.approx(one["gradient_norm"], rel=1e-4)
     assert measured(tmp_path) == pytest.approx(measured(whole), rel=1e-4)
 
@@ -103,7 +104,7 @@ def test_a_run_that_was_stopped_goes_on_and_ends_with_the_same_bits(name, whole,
 def test_what_is_not_compared_with_the_first_weights_makes_no_column_of_them(name, whole):
     assert (whole / "reference").exists() == (name in ("ipo", "kto"))
     first = records(whole)[0]
-    expected = {"ipo": (0 - 1 / (2 * 0.5)) ** 2, "kto": 0.5}
+    expected = {"ipo": (0 - 1 / (2 * 0.25)) ** 2, "kto": 0.5}
     if name in expected:  # nothing has moved yet
         assert first["loss"] == pytest.approx(expected[name], abs=1e-6)
     assert all(math.isfinite(one["loss"]) for one in records(whole))
