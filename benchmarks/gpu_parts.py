@@ -70,7 +70,7 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
     ids = np.sort(random.integers(0, documents, (rows, length)), axis=1).astype(np.int32)
     ids[:, length - padding :] = -1
     document = jnp.asarray(ids)
-    per_row = DocumentsPerRow(most := documents + (padding > 0), float(most))
+    per_row = DocumentsPerRow(documents, float(documents))
 
     def mixed(known: DocumentsPerRow | None) -> Callable:
         def both(q, k, v, d):

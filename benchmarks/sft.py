@@ -80,8 +80,10 @@ def flat(rows: list[Documents]) -> Documents:
 
 
 def counted(given: list[list[Documents]]) -> DocumentsPerRow:
-    counts = [len(each) + 1 for rows in given for each in rows]  # with padding
-    return DocumentsPerRow(max(counts), statistics.mean(counts))
+    """What a run knows of the rows of its steps before it begins."""
+    counts = np.array([[len(each) for each in rows] for rows in given])
+    most = counts.sum(axis=1).max()
+    return DocumentsPerRow(int(counts.max()), float(counts.mean()), (counts.shape[1], int(most)))
 
 
 def running(case: gpu.Case, per_row: DocumentsPerRow, settings: Sequence[str] = ()) -> gpu.Running:

@@ -19,11 +19,19 @@ OPEN = 96  # files of a reader: each takes a descriptor, of which a process may 
 class DocumentsPerRow(NamedTuple):
     """Number of documents in rows: at most, and on average.
 
-    Padding at the end of a row counts as one, unless no row has more than one beside it.
+    `drawn` says more of so many rows, those that a device has at once: how many documents they
+    have together, at most, in any step of a run.
     """
 
     most: int
     mean: float
+    drawn: tuple[int, int] | None = None
+
+    def at_most(self, rows: int) -> int:
+        """Documents of some rows of a batch, at most."""
+        if self.drawn is not None and self.drawn[0] == rows:
+            return self.drawn[1]
+        return rows * self.most
 
 
 @dataclass(frozen=True)

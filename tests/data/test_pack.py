@@ -9,7 +9,7 @@ from rich.console import Console
 
 from tests.prepared import tokenized
 from windlass.data import Data, Tokenized
-from windlass.data.mix import Mixture, documents_per_row
+from windlass.data.mix import Mixture
 from windlass.data.pack import COLUMNS, Sequences, best_fit
 from windlass.data.tokenizer import Tokenizer
 from windlass.sources import stories
@@ -91,20 +91,6 @@ def test_a_long_document_is_cut_without_losing_a_target(documents: Documents):
         [100, 101, 102],
         [103, 256, 256],
     ]
-
-
-@pytest.mark.parametrize("length", [4, 8, 16, 65])
-@pytest.mark.parametrize("packing", ["documents", "none"])
-def test_documents_of_a_row_are_counted_with_its_padding(
-    documents: Documents, length: int, packing: str
-):
-    rows = documents(TEXTS, length=length, packing=packing).split("train")
-    assert isinstance(rows, Sequences)
-    counted = [len(np.unique(rows[number]["document"])) for number in range(len(rows))]
-    beside = [len(np.unique(x[x >= 0])) for x in (rows[i]["document"] for i in range(len(rows)))]
-    expected = beside if max(beside) == 1 else counted
-    assert rows.documents_per_row == (max(expected), pytest.approx(np.mean(expected)))
-    assert documents_per_row(Mixture([rows, rows], [1, 1])) == rows.documents_per_row
 
 
 def test_documents_without_text_are_in_no_row(documents: Documents):

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 
 from windlass.chance import mix
-from windlass.columns import Column, DocumentsPerRow
-from windlass.data.pack import Piece, Sequences
+from windlass.columns import Column
+from windlass.data.pack import Piece
 from windlass.data.shuffle import permuted
-from windlass.data.split import Arrays, Drawn, Numbers, Split
+from windlass.data.split import Arrays, Drawn, Numbers
 
 CYCLE = 10_000  # rows after which the order of the parts repeats: shares are multiples of 1/CYCLE
 
@@ -141,12 +141,3 @@ def _schedule(shares: Sequence[float]) -> tuple[np.ndarray, np.ndarray]:
     when = np.concatenate([(np.arange(count) + 0.5) / count for count in counts])
     order = np.lexsort((part, when))
     return part[order], rank[order]
-
-
-def documents_per_row(rows: Split) -> DocumentsPerRow | None:
-    """Documents of a row, if that is known before all rows are read; of a mixture the most."""
-    parts = rows.parts if isinstance(rows, Mixture) else (rows,)
-    each = [part.documents_per_row for part in parts if isinstance(part, Sequences)]
-    if len(each) < len(parts):
-        return None
-    return DocumentsPerRow(*map(max, zip(*each, strict=True)))

@@ -15,7 +15,6 @@ from windlass.columns import (
     LENGTH,
     Column,
     ColumnReader,
-    DocumentsPerRow,
     StoredColumn,
     sized,
 )
@@ -141,12 +140,9 @@ class Sequences:
     def documents(self) -> int:
         return len(np.unique(self.index.document))
 
-    @cached_property
-    def documents_per_row(self) -> DocumentsPerRow:
-        first = self.index.first
-        pieces, filled = np.diff(first), np.add.reduceat(self.index.size, first[:-1], dtype=int)
-        counted = pieces if pieces.max() == 1 else pieces + (filled < self.length)
-        return DocumentsPerRow(int(counted.max()), float(counted.mean()))
+    @property
+    def pieces_per_row(self) -> np.ndarray:
+        return np.diff(self.index.first)
 
     @cached_property
     def longer(self) -> int:

@@ -25,9 +25,12 @@ LONGEST_WITHOUT_FLASH = 8192
 
 MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization policies
 
-# Documents a row up to which cuDNN takes their lengths. It starts as many blocks for each as for
-# one of the length of the row, so that beyond this a mask is faster.
-MOST_SEGMENTS = 16
+# What cuDNN's kernels take to be told of documents, in positions of their places, filled or empty,
+# for each position of the rows: blocks are started for all of them.
+MOST_SEGMENTS = 16  # beyond this a mask is faster
+MERGED = 2  # outputs of two calls put together
+AWAITED = 3  # a loop, whose number of rounds the host waits for, and its second round now and then
+SHORTEST = 256  # places
 SPREAD = 1.5  # of the documents of a row about their mean, in parts of it
 
 _DOCUMENTS: ContextVar[DocumentsPerRow | None] = ContextVar("_DOCUMENTS", default=None)
@@ -220,8 +223,8 @@ def cudnn(
     """
     is_plain = pattern.causal and pattern.window is None and q.shape[-1] <= 128
     if is_plain and documents is not None and documents.most > 1 and _takes_lengths(q):
-        calls = Calls.of(documents, len(q), scale)
-        if calls.places <= MOST_SEGMENTS * len(q):
+        calls = Calls.of(documents, *q.shape[:2], scale)
+        if calls is not None:
             return _by_lengths(calls, q, k, v, document)
     is_single = pattern.causal and documents is not None and documents.most == 1
     same = document[:, None, :, None] == slots[:, None, None, :]
@@ -242,34 +245,104 @@ def _takes_lengths(q: Array) -> bool:
     return chip is not None and chip.has_segments and q.size < 2**31  # offsets have 32 bits
 
 
-class Calls(NamedTuple):
-    """Calls of cuDNN's kernel by which attention is computed within documents."""
+class Places(NamedTuple):
+    """Places for documents in a call of cuDNN's kernel, each of as many positions."""
 
-    places: int  # for documents in one call, a multiple of the rows
-    most: int  # calls, of a batch that has most documents
+    count: int
+    span: int
+
+    @property
+    def size(self) -> int:
+        return self.count * self.span
+
+
+class Calls(NamedTuple):
+    """Calls of cuDNN's kernel by which attention is computed within documents.
+
+    The longest documents have places as long as a row. Of n positions, the document behind the p
+    longest has less than n / p: none is too long for shorter places behind those, whatever the
+    data. A batch with more documents than places takes further rounds of the last call.
+    """
+
+    places: tuple[Places, ...]
+    rounds: int  # of a batch that has most documents
     scale: float
 
+    @property
+    def documents(self) -> int:
+        return self.before + self.places[-1].count * self.rounds
+
+    @property
+    def before(self) -> int:
+        """Documents that have a place before those of the last call."""
+        return sum(each.count for each in self.places[:-1])
+
     @staticmethod
-    def of(documents: DocumentsPerRow, rows: int, scale: float) -> "Calls":
-        """One call for all documents of nearly all batches: a place that is empty takes time."""
-        likely = math.ceil(documents.mean * (1 + SPREAD / math.sqrt(rows)))
-        places = rows * max(2, min(documents.most, likely))
-        return Calls(places, -(-rows * documents.most // places), scale)
+    def of(documents: DocumentsPerRow, rows: int, length: int, scale: float) -> "Calls | None":
+        """The calls that take least time; None where a mask takes less."""
+        most = documents.at_most(rows)
+        likely = rows * math.ceil(documents.mean * (1 + SPREAD / math.sqrt(rows)))
+        found = [
+            calls
+            for count in dict.fromkeys((most, min(likely, most)))
+            for span in _spans(length)
+            if (calls := _with_places(count, most, rows, length, span, scale))
+        ]
+        best = min(found, key=lambda calls: calls.cost(rows * length))
+        return best if best.cost(rows * length) <= MOST_SEGMENTS else None
+
+    def cost(self, positions: int) -> float:
+        merged, awaited = len(self.places) > 1, self.rounds > 1
+        cells = sum(each.size for each in self.places)
+        return cells / positions + MERGED * merged + AWAITED * awaited
+
+
+def _spans(length: int) -> Iterator[int]:
+    """Lengths of places: that of a row, halved as often as it can be."""
+    yield length
+    while length % 2 == 0 and length >= 2 * SHORTEST:
+        length //= 2
+        yield length
+
+
+def _with_places(
+    count: int, most: int, rows: int, length: int, span: int, scale: float
+) -> Calls | None:
+    """Calls with places for so many documents, most of them of this span; None: there are none."""
+    each = rows * length // span  # cuDNN takes them by rows of this span, two of each at least
+    first = () if span == length else (Places(each, length),)
+    count, most = (one - sum(places.count for places in first) for one in (count, most))
+    if count <= 0:
+        return None
+    last = Places(each * max(2, -(-count // each)), span)
+    return Calls((*first, last), max(1, -(-most // last.count)), scale)
 
 
 class Segments(NamedTuple):
-    """Documents of all rows, which are laid end to end; padding is a document of its own."""
+    """Documents of all rows, which are laid end to end, in the order of their places."""
 
-    begin: Int[Array, " documents"]  # position of the first token; after the last, that of the end
+    begin: Int[Array, " documents"]  # position of the first token; of an empty place, the end
+    size: Int[Array, " documents"]
     number: Int[Array, "batch seq"]  # of the document of each position
 
 
-def segmented(document: Int[Array, "batch seq"], most: int) -> Segments:
-    """At most so many documents, and where the next would begin."""
+def segmented(document: Int[Array, "batch seq"], calls: Calls) -> Segments:
+    """Documents by their places: the longest first, those of a call in the order of the rows.
+
+    Padding is computed with the document before it, which does not see it.
+    """
     is_first = jnp.diff(document, axis=1, prepend=document[:, :1] - 1) != 0
-    begin = jnp.nonzero(is_first.ravel(), size=most + 1, fill_value=is_first.size)[0]
-    number = jnp.cumsum(is_first.ravel()).reshape(is_first.shape) - 1
-    return Segments(begin.astype(jnp.int32), number.astype(jnp.int32))
+    is_first &= (document >= 0) | (jnp.arange(document.shape[1]) == 0)
+    most, end = calls.documents, is_first.size
+    begin = jnp.nonzero(is_first.ravel(), size=most + 1, fill_value=end)[0].astype(jnp.int32)
+    size = jnp.diff(begin)
+    number = (jnp.cumsum(is_first.ravel()) - 1).reshape(is_first.shape).astype(jnp.int32)
+    if not calls.before:
+        return Segments(begin[:-1], size, number)
+    rank = jnp.argsort(jnp.argsort(-size))
+    order = jnp.argsort(rank >= calls.before)  # which is stable
+    place = jnp.argsort(order).astype(jnp.int32)
+    return Segments(begin[order], size[order], place[number])
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
@@ -282,15 +355,23 @@ def _by_lengths(calls: Calls, q: Array, k: Array, v: Array, document: Array) -> 
 
 
 def _by_lengths_forward(calls: Calls, q: Array, k: Array, v: Array, document: Array):
-    segments = segmented(document, calls.places * calls.most)
-    mixed, sums = flash(q, k, v, _begin(calls, segments, 0), calls.scale)
+    segments = segmented(document, calls)
 
-    def more(number, mixed):
-        own, _ = flash(q, k, v, _begin(calls, segments, number), calls.scale)
-        return jnp.where(_is_in(calls, segments, number), own, mixed)
+    def computed(held: "Held") -> tuple[Array, Array]:
+        return flash(q, k, v, held, calls.scale)
 
-    if calls.most > 1:
-        mixed = jax.lax.fori_loop(1, _needed(calls, segments), more, mixed)
+    mixed, *sums = computed(first := _held(calls, segments, 0))
+    for number in range(1, len(calls.places)):
+        own, more = computed(held := _held(calls, segments, number))
+        mixed = jnp.where(held.holds(segments.number), own, mixed)
+        sums.append(more)
+
+    def further(number, mixed):
+        held = _held(calls, segments, number)
+        return jnp.where(held.holds(segments.number), computed(held)[0], mixed)
+
+    if calls.rounds > 1:
+        mixed = jax.lax.fori_loop(len(calls.places), _needed(calls, segments), further, mixed)
     mixed, sums, segments = jax.tree.map(
         lambda x: checkpoint_name(x, MIXED), (mixed, sums, segments)
     )
@@ -299,54 +380,93 @@ def _by_lengths_forward(calls: Calls, q: Array, k: Array, v: Array, document: Ar
 
 def _by_lengths_backward(calls: Calls, kept, d: Array):
     q, k, v, mixed, sums, segments = kept
-    first = _begin(calls, segments, 0)
-    gradients = flash_gradient(q, k, v, first, calls.scale, mixed=mixed, sums=sums, d=d)
 
-    def more(number, gradients):
-        begin = _begin(calls, segments, number)
-        _, sums = flash(q, k, v, begin, calls.scale)  # which are only kept of the first call
-        own = flash_gradient(q, k, v, begin, calls.scale, mixed=mixed, sums=sums, d=d)
-        is_own = _is_in(calls, segments, number)
+    def joined(number: int | Array, sums: Array | None, gradients: Any) -> Any:
+        held = _held(calls, segments, number)
+        if sums is None:  # which are kept of the first rounds
+            _, sums = flash(q, k, v, held, calls.scale)
+        own = flash_gradient(q, k, v, held, calls.scale, mixed=mixed, sums=sums, d=d)
+        if gradients is None:
+            return own
+        is_own = held.holds(segments.number)
         return tuple(jnp.where(is_own, *pair) for pair in zip(own, gradients, strict=True))
 
-    if calls.most > 1:
-        gradients = jax.lax.fori_loop(1, _needed(calls, segments), more, gradients)
+    gradients = None
+    for number, one in enumerate(sums):
+        gradients = joined(number, one, gradients)
+    if calls.rounds > 1:
+        gradients = jax.lax.fori_loop(
+            len(calls.places),
+            _needed(calls, segments),
+            lambda number, gradients: joined(number, None, gradients),
+            gradients,
+        )
+    assert gradients is not None
     return *gradients, None
 
 
 _by_lengths.defvjp(_by_lengths_forward, _by_lengths_backward)
 
 
-def _begin(calls: Calls, segments: Segments, number: int | Array) -> Array:
-    """Positions of the first tokens of a call's documents, and of the one after them."""
-    return jax.lax.dynamic_slice(segments.begin, [number * calls.places], [calls.places + 1])
+class Held(NamedTuple):
+    """Documents of a call."""
+
+    begin: Int[Array, " places"]  # position of the first token
+    size: Int[Array, " places"]
+    span: int  # that none is longer than
+    first: int | Int[Array, ""]  # number of the first of them
+
+    def holds(self, number: Int[Array, "batch seq"]) -> Bool[Array, "batch seq 1 1"]:
+        """Mask of the positions of these documents, from the numbers of theirs."""
+        after = self.first + len(self.begin)
+        return ((number >= self.first) & (number < after))[..., None, None]
 
 
-def _is_in(calls: Calls, segments: Segments, number: int | Array) -> Bool[Array, "batch seq 1 1"]:
-    return (segments.number // calls.places == number)[..., None, None]
+def _held(calls: Calls, segments: Segments, number: int | Array) -> Held:
+    """Documents of a call by its number; behind the last of `places` are its further rounds."""
+    if isinstance(number, int) and number < len(calls.places) - 1:
+        places, first = calls.places[number], sum(each.count for each in calls.places[:number])
+    else:
+        places = calls.places[-1]
+        first = calls.before + (number - len(calls.places) + 1) * places.count
+    begin, size = (
+        jax.lax.dynamic_slice(x, [first], [places.count]) for x in (segments.begin, segments.size)
+    )
+    return Held(begin, size, places.span, first)
 
 
 def _needed(calls: Calls, segments: Segments) -> Int[Array, ""]:
-    return segments.number[-1, -1] // calls.places + 1
+    """Number of calls that a batch needs."""
+    behind = jnp.max(segments.number) - calls.before
+    return len(calls.places) + jnp.maximum(behind, 0) // calls.places[-1].count
 
 
-def flash(q, k, v, begin, scale: float) -> tuple[Array, Array]:
+def flash(q, k, v, held: Held, scale: float) -> tuple[Array, Array]:
     """cuDNN's attention within documents, and the logarithms of its sums."""
-    lowest, packed, how = _packed(q, k, v, begin, scale)
-    mixed, sums = lowest._dot_product_attention_fwd_p.bind(
-        q, k, v, *packed, **how, is_training=True
-    )
-    return mixed, sums
+    lowest, packed, how = _packed(q, k, v, held, scale)
+    rows = (_cut(x, held.span) for x in (q, k, v))
+    mixed, sums = lowest._dot_product_attention_fwd_p.bind(*rows, *packed, **how, is_training=True)
+    return mixed.reshape(q.shape), sums
 
 
 def flash_gradient(
-    q, k, v, begin, scale: float, *, mixed: Array, sums: Array, d: Array
+    q, k, v, held: Held, scale: float, *, mixed: Array, sums: Array, d: Array
 ) -> tuple[Array, ...]:
-    lowest, packed, how = _packed(q, k, v, begin, scale)
-    return tuple(lowest._dot_product_attention_bwd_p.bind(q, k, v, *packed, sums, mixed, d, **how))
+    lowest, packed, how = _packed(q, k, v, held, scale)
+    (q, k, v, mixed, d), shapes = (
+        [_cut(x, held.span) for x in (q, k, v, mixed, d)],
+        [x.shape for x in (q, k, v)],
+    )
+    found = lowest._dot_product_attention_bwd_p.bind(q, k, v, *packed, sums, mixed, d, **how)
+    return tuple(x.reshape(shape) for x, shape in zip(found, shapes, strict=True))
 
 
-def _packed(q, k, v, begin, scale: float) -> tuple[Any, Sequence[Array], dict[str, Any]]:
+def _cut(x: Array, span: int) -> Array:
+    """Rows as long as a place, which cuDNN starts blocks for; a document may begin in any."""
+    return x.reshape(-1, span, *x.shape[2:])
+
+
+def _packed(q, k, v, held: Held, scale: float) -> tuple[Any, Sequence[Array], dict[str, Any]]:
     """JAX's module, and what its operations of cuDNN take of packed rows.
 
     JAX shows them nowhere else; its own function before 0.11.1 takes keys of fewer heads than
@@ -357,11 +477,12 @@ def _packed(q, k, v, begin, scale: float) -> tuple[Any, Sequence[Array], dict[st
     layout = lowest.AttentionLayout.BTNH.value
     version = lowest.check_cudnn_version()
     lowest.check_is_flash_attention(q, k, v, layout, version, False, True, True)
-    rows = len(q)
-    lengths = jnp.diff(begin).reshape(rows, -1)
+    positions = q.shape[0] * q.shape[1]
+    rows = positions // held.span
     # As many offsets as JAX has for each row; what follows the last is the end.
-    after = jnp.full(rows - 1, rows * q.shape[1], begin.dtype)
-    offsets = jnp.concatenate([begin, after]).reshape(rows, -1)
+    after = jnp.full(rows, positions, held.begin.dtype)
+    offsets = jnp.concatenate([held.begin, after]).reshape(rows, -1)
+    lengths = held.size.reshape(rows, -1)
     none = jnp.zeros(0, q.dtype)
     packed = [
         *(none, lengths, lengths),

@@ -12,7 +12,6 @@ from rich.console import Console
 
 from windlass.data import Prepared, cache_of, prepare, reference, taught
 from windlass.data.load import evaluation_batches
-from windlass.data.mix import documents_per_row
 from windlass.data.split import Split
 from windlass.data.streams.prepared import StreamedData
 from windlass.errors import UserError
@@ -29,6 +28,7 @@ from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.starting import frozen_models
 from windlass.telemetry.compiles import Program
+from windlass.training.documents import Drawing, documents_per_row
 
 NO_TEXT = "the data has blocks without a vocabulary, so that there is no text"
 # What decides, of given documents, which rows a step has.
@@ -66,7 +66,8 @@ class Session:
         self.built, self.run, self.prepared = built, run, prepared
         self.batches = built.described.batches
         self.length = Length.of(run.train, len(prepared.split("train")) // self.batches.rows)
-        documents = documents_per_row(prepared.split("train"))
+        drawing = Drawing(self.batches, self.length.steps, run.train.seed, run.data.shuffle)
+        documents = documents_per_row(prepared.split("train"), drawing)
         self.programs = Programs(built, self.length.steps, documents)
 
     def evaluation(self) -> Callable[..., Tally]:
