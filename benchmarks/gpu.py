@@ -256,10 +256,12 @@ def note(text: str) -> None:
     print(f"{time.perf_counter() - BEGAN:6.0f} s  {text}", file=sys.stderr, flush=True)
 
 
-def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
+def agreement(
+    sides: dict[str, Side], rows: Iterator[Any], steps: int = AGREE
+) -> dict[str, list[float]]:
     """Losses of the first steps, which compile too; they must be the same."""
     losses: dict[str, list[float]] = {name: [] for name in sides}
-    for number in range(AGREE):
+    for number in range(steps):
         tokens = next(rows)
         for name, side in sides.items():
             losses[name].append(float(side.step(tokens)))
@@ -272,11 +274,13 @@ def agreement(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, l
     return losses
 
 
-def seconds(sides: dict[str, Side], rows: Iterator[np.ndarray]) -> dict[str, list[float]]:
+def seconds(
+    sides: dict[str, Side], rows: Iterator[Any], steps: int = STEPS
+) -> dict[str, list[float]]:
     """Seconds of a step in each turn of each side."""
     note("the turns begin")
     taken: dict[str, list[float]] = {name: [] for name in sides}
-    given = [next(rows) for _ in range(STEPS)]
+    given = [next(rows) for _ in range(steps)]
     for turn in range(-1, TURNS):
         for name, side in sides.items():
             tokens = given[:WARM] if turn < 0 else given

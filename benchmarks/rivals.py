@@ -39,7 +39,11 @@ def side(begin: Begin, *, is_tuned: bool) -> tuple[Callable, Callable, Callable]
 
 
 def of_documents(begin: Begin, rows: int | None) -> tuple[Callable, Callable, Callable]:
-    """The same of documents: so many at a time, padded to the longest, or all without padding."""
+    """The same of documents: so many at a time, padded to the longest, or all without padding.
+
+    Padded batches have a length each, and a model that is compiled as one for any of them takes
+    minutes; its layers do not, which are compiled once for all.
+    """
     device = "cuda" if torch.cuda.is_available() else "cpu"
     model = _model(begin, device, "sdpa" if rows else "documents")
 
@@ -47,7 +51,9 @@ def of_documents(begin: Begin, rows: int | None) -> tuple[Callable, Callable, Ca
         logits = model(input_ids=tokens, **how).logits
         return cross_entropy(logits.float().flatten(0, 1), targets.flatten(), reduction="sum")
 
-    compiled = torch.compile(loss_of, dynamic=True)
+    compiled = (
+        _by_layers(model, loss_of, dynamic=True) if rows else torch.compile(loss_of, dynamic=True)
+    )
 
     def parts(documents: Sequence[np.ndarray]) -> Iterator[torch.Tensor]:
         count = sum(len(one) - 1 for one in documents)
@@ -94,10 +100,13 @@ def _trained(
 
 
 def _padded(documents: Sequence[np.ndarray], rows: int) -> Iterator[tuple[Any, Any, dict]]:
-    """Batches of some documents each, in the order they come, padded to the longest."""
+    """Batches of some documents each, in the order they come, padded to the longest.
+
+    To a multiple of 8, as is advised for matrix units.
+    """
     for first in range(0, len(documents), rows):
         some = documents[first : first + rows]
-        longest = max(map(len, some)) - 1
+        longest = -(-(max(map(len, some)) - 1) // 8) * 8
         tokens = np.zeros((len(some), longest), np.int64)
         targets, mask = np.full_like(tokens, IGNORED), np.zeros_like(tokens)
         for row, one in enumerate(some):
@@ -172,11 +181,16 @@ def _compiled(model: Any) -> Any:
     """
     if "linear_attention" not in (getattr(model.config, "layer_types", None) or ()):
         return torch.compile(model)
+    return _by_layers(model, model)
+
+
+def _by_layers(model: torch.nn.Module, function: Any, **how: Any) -> Any:
+    """A function of the model, whose layers are compiled."""
     from transformers.modeling_layers import GradientCheckpointingLayer
 
     for layer in (one for one in model.modules() if isinstance(one, GradientCheckpointingLayer)):
-        layer.compile()
-    return model
+        layer.compile(**how)
+    return function
 
 
 def _tuned_loss(model: torch.nn.Module, rank: int | None) -> Callable[[torch.Tensor], torch.Tensor]:
