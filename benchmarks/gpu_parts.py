@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from windlass.columns import DocumentsPerRow  # noqa: E402
 from windlass.devices import mesh  # noqa: E402
 from windlass.layers import kernels, softmax  # noqa: E402
+from windlass.layers.pattern import CAUSAL  # noqa: E402
 
 ROUNDS, CALLS = 3, 10
 VOCAB, TILE = 151_936, (1, 32, 128)
@@ -141,8 +142,7 @@ def packed() -> None:
         return forward, both
 
     def masked(q, k, v):
-        how = dict(pattern=kernels.CAUSAL, scale=scale)
-        return kernels.cudnn(q, k, v, document, document, 0, **how)
+        return kernels.cudnn(q, k, v, document, document, 0, pattern=CAUSAL, scale=scale)
 
     def by_lengths(places: list[tuple[int, int]], rounds: int) -> Callable:
         calls = kernels.Calls(tuple(kernels.Places(*one) for one in places), rounds, scale)

@@ -58,8 +58,8 @@ def train(
     # 0: it was finished before
     if process.wait() not in (0, 128 + signal.SIGTERM) and (saves or process.poll() != -9):
         raise Failed(f"{' '.join(words)}\n{log.read_text()}")
-    found = (_since(began, folder / name) for name in ("metrics.jsonl", "compile.jsonl"))
-    return Records(began, *found, _phases(began, folder / "phases.jsonl"))
+    compiled = _since(began, folder / "compile.jsonl")
+    return Records(began, _since(began, metrics), compiled, _phases(began, folder / "phases.jsonl"))
 
 
 def surroundings(more: dict[str, str]) -> dict[str, str]:

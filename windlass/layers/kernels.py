@@ -223,7 +223,7 @@ def cudnn(
     """
     is_plain = pattern.causal and pattern.window is None and q.shape[-1] <= 128
     if is_plain and documents is not None and documents.most > 1 and _takes_lengths(q):
-        calls = Calls.of(documents, *q.shape[:2], scale)
+        calls = Calls.of(documents, q.shape[0], q.shape[1], scale)
         if calls is not None:
             return _by_lengths(calls, q, k, v, document)
     is_single = pattern.causal and documents is not None and documents.most == 1
