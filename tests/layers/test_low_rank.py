@@ -29,6 +29,10 @@ def _normal(*shape: int, seed: int = 0, scale: float = 1.0, dtype=jnp.float32):
     return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
 
 
+def _rms_norm(over: str) -> RMSNorm:
+    return RMSNorm(over, SIZES, eps=1e-6)
+
+
 def _both(plain, kernel, arguments, d):
     """Distance of a kernel's values and gradients from those of the formula."""
     (want, back), (got, kernel_back) = jax.vjp(plain, *arguments), jax.vjp(kernel, *arguments)
@@ -96,8 +100,10 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
 
     def kernel(x, factors, bias):
         eps = tuple(1e-6 if one else None for one in is_normed)
-        split = attention.HeadSplit(counts, dim, eps, has_bias)
-        return attention.split_heads(split, x, cos, sin, factors, bias, True)
+        joint = attention.Joint(x, bias=bias if has_bias else None)
+        return attention.split_heads(
+            attention.HeadSplit(counts, dim, eps), joint, cos, sin, factors, True
+        )
 
     d = tuple(_normal(ROWS, 64, count, dim, seed=3 + i) for i, count in enumerate(counts))
     if has_bias:
@@ -105,6 +111,34 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
     else:
         plain, kernel = (functools.partial(one, bias=bias) for one in (plain, kernel))
         assert _both(plain, kernel, (x, factors), d) < 1e-5
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("rank", [16])
+def test_heads_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
+    counts, dim, rotary = (3, 2, 2), 32, Rotary(1e4)
+    x, factors = _normal(ROWS, 64, 224), 1 + _normal(3, dim, seed=2, scale=0.1)
+    position = jnp.broadcast_to(jnp.arange(64), (ROWS, 64))
+    cos, sin = rotary.turns(position, dim, jnp.float32)
+    low = _normal(ROWS, 64, rank, seed=3), _normal(rank, 224, seed=4)
+
+    def plain(x, factors, inner, up):
+        heads = (x + inner @ up).reshape(ROWS, 64, -1, dim)
+        parts = jnp.split(heads, [3, 5], axis=2)
+        for number in range(2):
+            own = parts[number]
+            parts[number] = rotary(
+                _normed(RMSNorm, own, factors[number]) if has_norm else own, position
+            )
+        return tuple(parts)
+
+    def kernel(x, factors, inner, up):
+        joint = attention.Joint(x, inner=inner, up=up)
+        split = attention.HeadSplit(counts, dim, (*[1e-6 if has_norm else None] * 2, None))
+        return attention.split_heads(split, joint, cos, sin, factors, True)
+
+    d = tuple(_normal(ROWS, 64, count, dim, seed=5 + i) for i, count in enumerate(counts))
+    assert _both(plain, kernel, (x, factors, *low), d) < 1e-5
 
 
 def _normed(make, x, factor):
@@ -189,10 +223,6 @@ def test_attention_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
     _is_as_close(_adapted(_attention()), _context(), one_gpu, kernels)
 
 
-def _rms_norm(over: str) -> RMSNorm:
-    return RMSNorm(over, SIZES, eps=1e-6)
-
-
 def _attention() -> Attention:
     return Attention(SIZES, rotary=Rotary(1e4), norm=_rms_norm, key=jax.random.key(0))
 
@@ -231,6 +261,22 @@ def test_the_gradient_of_a_norm_and_of_what_goes_past_it_equals_the_formula(size
 
     d = tuple(_normal(*x.shape, seed=2 + i) for i in range(1 + maps))
     assert _both(plain, kernel, (x, factor), d) < 1e-5
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_fork_that_is_read_with_low_rank_equals_the_formula(copies):
+    x, factor = _normal(ROWS, 64, 128, scale=3), 1 + _normal(128, seed=1, scale=0.1)
+    down = _normal(128, 16, seed=2)
+
+    def plain(x, factor, down):
+        n = norm.normed(x, 1e-6) * factor
+        return x, *[n] * copies, n @ down
+
+    def kernel(x, factor, down):
+        return low_rank._read_fork(1e-6, copies, x, factor, down, True)
+
+    d = *(_normal(*x.shape, seed=3 + i) for i in range(1 + copies)), _normal(ROWS, 64, 16, seed=9)
+    assert _both(plain, kernel, (x, factor, down), d) < 1e-5
 
 
 @pytest.mark.parametrize("settings", [{"dora": True}, {"rank": 128}])

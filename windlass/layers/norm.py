@@ -150,15 +150,35 @@ def _forked_forward(eps: float, maps: int, x: Array, factor: Array, interpret: b
 
 
 def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[Array]):
+    x, factor = kept
+    d_x, d_factor, _ = stream_gradient(eps, x, factor, d, interpret=interpret)
+    return d_x, d_factor
+
+
+_forked.defvjp(_forked_forward, _forked_backward)
+
+
+def stream_gradient(
+    eps: float,
+    x: Float[Array, "batch seq size"],
+    factor: Float[Array, " size"],
+    d: Sequence[Float[Array, "batch seq size"]],
+    *,
+    interpret: bool = False,
+) -> tuple[Array, Array, Array]:
+    """Gradient of a stream x and of the factor of a norm that reads it, and the norm's scale.
+
+    `d` are the gradients of what goes past the norm, and of what it gives to each map. One pass
+    over memory.
+    """
     from jax.experimental import pallas as pl
 
-    x, factor = kept
     size = x.shape[-1]
     width = 2 ** math.ceil(math.log2(size))  # of other arrays a kernel has none
     rows = max(TOGETHER // width, 1)
 
     def norm_gradient(*given):
-        x, past, *read, factor, d_x, d_factor = given
+        x, past, *read, factor, d_x, d_factor, scales = given
         own_factor = _load(factor, jax.ds(0, 1), width)
 
         def some(i, sums):
@@ -170,6 +190,7 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
             along = jnp.sum(scaled * normed, axis=1) / size
             total = _load(past, here, width) + scale * (scaled - normed * along[:, None])
             _store(d_x.at[here, jax.ds(0, width)], total, size)
+            _store(scales.at[here], scale[:, 0], rows)
             return sums + of_read * normed
 
         # Rows are added up at the end: before, no thread has to wait for those of another row.
@@ -177,23 +198,27 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
         _store(d_factor.at[jax.ds(0, width)], jnp.sum(sums, axis=0), size)
 
     flat = [one.reshape(-1, size) for one in (x, *d)]
-    programs = len(flat[0]) // TOKENS
+    tokens = len(flat[0])
+    programs = tokens // TOKENS
     block = pl.BlockSpec((TOKENS, size), lambda i: (i, 0))
-    d_x, parts = called(
+    d_x, parts, scale = called(
         norm_gradient,
         grid=(programs,),
         in_specs=[*[block] * len(flat), pl.BlockSpec((1, size), lambda i: (0, 0))],
-        out_specs=[block, pl.BlockSpec((None, size), lambda i: (i, 0))],
+        out_specs=[
+            block,
+            pl.BlockSpec((None, size), lambda i: (i, 0)),
+            pl.BlockSpec((TOKENS,), lambda i: (i,)),
+        ],
         out_shape=[
             jax.ShapeDtypeStruct(flat[0].shape, x.dtype),
             jax.ShapeDtypeStruct((programs, size), jnp.float32),
+            jax.ShapeDtypeStruct((tokens,), jnp.float32),
         ],
         interpret=interpret,
     )(*flat, factor[None])
-    return d_x.reshape(x.shape), parts.sum(axis=0).astype(factor.dtype)
-
-
-_forked.defvjp(_forked_forward, _forked_backward)
+    total = parts.sum(axis=0).astype(factor.dtype)
+    return d_x.reshape(x.shape), total, scale.reshape(*x.shape[:-1], 1)
 
 
 def _load(ref: Any, rows: Any, width: int) -> Float[Array, "rows width"]:
