@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,6 +20,7 @@ from windlass.layers.context import enter
 from windlass.layers.mlp import Gated, NormGated
 from windlass.layers.norm import OffsetRMSNorm, RMSNorm
 from windlass.layers.rotary import Rotary
+from windlass.layers.stack import Stack, arrange, stacked
 from windlass.networks.decoder import Block
 
 SIZES = {"embed": 128, "mlp": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -114,16 +116,17 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
 
 
 @pytest.mark.parametrize("has_norm", [True, False])
-@pytest.mark.parametrize("rank", [16])
-def test_heads_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
+@pytest.mark.parametrize("rank", [None, 16])
+def test_heads_behind_a_norm_or_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
     counts, dim, rotary = (3, 2, 2), 32, Rotary(1e4)
     x, factors = _normal(ROWS, 64, 224), 1 + _normal(3, dim, seed=2, scale=0.1)
     position = jnp.broadcast_to(jnp.arange(64), (ROWS, 64))
     cos, sin = rotary.turns(position, dim, jnp.float32)
-    low = _normal(ROWS, 64, rank, seed=3), _normal(rank, 224, seed=4)
+    scale = None if rank else jnp.abs(_normal(ROWS, 64, 1, seed=1)) + 0.1
+    low = (_normal(ROWS, 64, rank, seed=3), _normal(rank, 224, seed=4)) if rank else (None, None)
 
     def plain(x, factors, inner, up):
-        heads = (x + inner @ up).reshape(ROWS, 64, -1, dim)
+        heads = (x * scale if rank is None else x + inner @ up).reshape(ROWS, 64, -1, dim)
         parts = jnp.split(heads, [3, 5], axis=2)
         for number in range(2):
             own = parts[number]
@@ -133,7 +136,7 @@ def test_heads_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
         return tuple(parts)
 
     def kernel(x, factors, inner, up):
-        joint = attention.Joint(x, inner=inner, up=up)
+        joint = attention.Joint(x, scale=scale, inner=inner, up=up)
         split = attention.HeadSplit(counts, dim, (*[1e-6 if has_norm else None] * 2, None))
         return attention.split_heads(split, joint, cos, sin, factors, True)
 
@@ -263,6 +266,26 @@ def test_the_gradient_of_a_norm_and_of_what_goes_past_it_equals_the_formula(size
     assert _both(plain, kernel, (x, factor), d) < 1e-5
 
 
+@pytest.mark.parametrize("size", [128, 896])
+def test_matrices_with_a_norms_factor_have_the_gradients_of_the_formula(size):
+    x = _normal(ROWS, 64, size, scale=3)
+    factor = (1 + _normal(size, seed=1, scale=0.1)).at[5].set(0)  # of which the gradient is not
+    matrices = [_normal(size, 32, seed=2 + i, scale=0.1) for i in range(2)]
+
+    def plain(x, factor, *matrices):
+        return x, *[norm.normed(x, 1e-6) * factor @ one for one in matrices]
+
+    def kernel(x, factor, *matrices):
+        found: Any = norm._unscaled(1e-6, 2, x, factor, True)
+        past, scale, *read = found
+        scale, own = jax.lax.stop_gradient((scale, norm.divisor(factor)))
+        folded = [own[:, None] * one for one in matrices]
+        return past, *[scale * (one @ w) for one, w in zip(read, folded, strict=True)]
+
+    d = _normal(*x.shape, seed=4), *(_normal(ROWS, 64, 32, seed=5 + i) for i in range(2))
+    assert _both(plain, kernel, (x, factor, *matrices), d) < 1e-5
+
+
 @pytest.mark.parametrize("copies", [1, 2])
 def test_a_fork_that_is_read_with_low_rank_equals_the_formula(copies):
     x, factor = _normal(ROWS, 64, 128, scale=3), 1 + _normal(128, seed=1, scale=0.1)
@@ -277,6 +300,34 @@ def test_a_fork_that_is_read_with_low_rank_equals_the_formula(copies):
 
     d = *(_normal(*x.shape, seed=3 + i) for i in range(1 + copies)), _normal(ROWS, 64, 16, seed=9)
     assert _both(plain, kernel, (x, factor, down), d) < 1e-5
+
+
+class _Unrolled(eqx.Module):
+    """Two blocks of a stack whose layers are part of the program."""
+
+    stack: Stack
+
+    def __init__(self, **settings):
+        def make(key, layer):
+            block = Block(
+                attention_norm=_rms_norm("embed"),
+                attention=Attention(SIZES, rotary=Rotary(1e4), key=key, **settings),
+                mlp_norm=_rms_norm("embed"),
+                mlp=Gated(SIZES, key=key),
+            )
+            return jax.tree.map(lambda x: x + 0.1 * _normal(*x.shape, seed=7), block)
+
+        stack = stacked([make], 2, key=jax.random.key(0))
+        self.stack = arrange(stack, remat="saved", unroll=2)
+
+    def __call__(self, x, context):
+        return self.stack(x, context)[0]
+
+
+@pytest.mark.parametrize("settings", [{"norm": _rms_norm}, {"bias": True}])
+def test_matrices_of_a_stack_that_have_their_norms_factors_compute_the_same(settings, one_gpu):
+    kernels = {"split_heads", "split_heads_gradient", "norm_gradient"}
+    _is_as_close(_Unrolled(**settings), _context(), one_gpu, kernels)
 
 
 @pytest.mark.parametrize("settings", [{"dora": True}, {"rank": 128}])

@@ -16,7 +16,7 @@ from windlass.devices.axes import by_rows, replicated
 from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called, dot
 from windlass.layers.kernels import spread
-from windlass.layers.linear import Linear
+from windlass.layers.linear import Folded, Linear, can_fold
 from windlass.layers.low_rank import in_kernels, joint_up, last_output, outputs, read_jointly
 from windlass.layers.norm import Fork, Norm, reads
 from windlass.layers.rotary import Rotary
@@ -156,6 +156,15 @@ class Attention(eqx.Module):
         like = x.stream if isinstance(x, Fork) else x
         return _has_kernel(like, maps[0].weight.shape[-1], self.rotary)
 
+    def folded(self, factor: Float[Array, "*layers embed"], x: Float[Array, "..."]) -> Any:
+        """The same, of forks of a stream whose norm has this factor; itself where it cannot be."""
+        maps = self.query, self.key, self.value
+        if not can_fold(maps) or not self._has_kernel(maps, x):
+            return self
+        counts = tuple(one.weight.shape[-2] for one in maps)
+        rest = eqx.tree_at(lambda one: (one.query, one.key, one.value), self, (None,) * 3)
+        return JointAttention(Folded.of(maps, factor), rest, counts)
+
     def cut(
         self, joint: "Joint", counts: tuple[int, ...], position: Array
     ) -> Sequence[Float[Array, "batch seq heads dim"]]:
@@ -192,6 +201,20 @@ class Attention(eqx.Module):
         return by_rows(function, [*turns, *tokens.values()], [*whole.values(), factor])
 
 
+class JointAttention(eqx.Module):
+    """Attention of a fork, whose queries, keys and values are one matrix behind its norm."""
+
+    joint: Folded
+    rest: Attention
+    counts: tuple[int, ...] = eqx.field(static=True)
+
+    @jax.named_scope("attention")
+    def __call__(self, x: Fork, context):
+        (own,), scale = x.unscaled(1)
+        joint = Joint(self.joint.product(own), bias=self.joint.bias, scale=scale)
+        return self.rest.finished(self.rest.cut(joint, self.counts, context.position), x, context)
+
+
 def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
     """Return True if a kernel cuts, norms and rotates such heads here, in one pass over memory.
 
@@ -203,17 +226,18 @@ def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
 
 
 class Joint(NamedTuple):
-    """Queries, keys and values side by side, as a kernel computes them: p + u B + b."""
+    """Queries, keys and values side by side, as a kernel computes them: s p + u B + b."""
 
     product: Any  # [batch, seq, features]; None where no gradient needs it
     bias: Float[Array, " features"] | None = None
-    inner: Float[Array, "batch seq rank"] | None = None  # u
+    scale: Float[Array, "batch seq 1"] | None = None  # of an RMSNorm before the product
+    inner: Float[Array, "batch seq rank"] | None = None  # u; there is no scale beside it
     up: Float[Array, "rank features"] | None = None  # B
 
     @property
     def tokens(self) -> dict[str, Array]:
         """Arrays with a row a token."""
-        return self._there("product", "inner")
+        return self._there("product", "scale", "inner")
 
     @property
     def whole(self) -> dict[str, Array]:
@@ -228,6 +252,8 @@ class Joint(NamedTuple):
 
     def _at(self, at: Any) -> Array:
         values = self.product[:, at].astype(jnp.float32)
+        if self.scale is not None:
+            values *= self.scale[...]
         if self.inner is not None and self.up is not None:
             # Rounded as a matmul of its own would be: threads exchange it in half the time.
             more = dot(self.inner[...], self.up[:, at]).astype(self.inner.dtype)
@@ -343,6 +369,7 @@ def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
             for at, one in zip(kind.places, of_kind, strict=True):
                 if has_bias:
                     d_bias[at] = jnp.sum(one, axis=0)
+                one = one if own.scale is None else one * own.scale[...]
                 d_product[:, at] = one.astype(d_product.dtype)
 
         split.visit(run)
