@@ -2,6 +2,7 @@
 
 import functools
 import itertools
+from typing import Any
 
 import equinox as eqx
 import jax
@@ -19,6 +20,7 @@ from windlass.layers.context import enter
 from windlass.layers.mlp import Gated, NormGated
 from windlass.layers.norm import OffsetRMSNorm, RMSNorm
 from windlass.layers.rotary import Rotary
+from windlass.layers.stack import Stack, arrange, stacked
 from windlass.networks.decoder import Block
 
 SIZES = {"embed": 128, "mlp": 256, "heads": 4, "kv_heads": 2, "head_dim": 64}
@@ -27,6 +29,10 @@ ROWS, LENGTH = 2, 96
 
 def _normal(*shape: int, seed: int = 0, scale: float = 1.0, dtype=jnp.float32):
     return (scale * jax.random.normal(jax.random.key(seed), shape)).astype(dtype)
+
+
+def _rms_norm(over: str) -> RMSNorm:
+    return RMSNorm(over, SIZES, eps=1e-6)
 
 
 def _both(plain, kernel, arguments, d):
@@ -96,8 +102,10 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
 
     def kernel(x, factors, bias):
         eps = tuple(1e-6 if one else None for one in is_normed)
-        split = attention.HeadSplit(counts, dim, eps, has_bias)
-        return attention.split_heads(split, x, cos, sin, factors, bias, True)
+        joint = attention.Joint(x, bias=bias if has_bias else None)
+        return attention.split_heads(
+            attention.HeadSplit(counts, dim, eps), joint, cos, sin, factors, True
+        )
 
     d = tuple(_normal(ROWS, 64, count, dim, seed=3 + i) for i, count in enumerate(counts))
     if has_bias:
@@ -105,6 +113,35 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
     else:
         plain, kernel = (functools.partial(one, bias=bias) for one in (plain, kernel))
         assert _both(plain, kernel, (x, factors), d) < 1e-5
+
+
+@pytest.mark.parametrize("has_norm", [True, False])
+@pytest.mark.parametrize("rank", [None, 16])
+def test_heads_behind_a_norm_or_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
+    counts, dim, rotary = (3, 2, 2), 32, Rotary(1e4)
+    x, factors = _normal(ROWS, 64, 224), 1 + _normal(3, dim, seed=2, scale=0.1)
+    position = jnp.broadcast_to(jnp.arange(64), (ROWS, 64))
+    cos, sin = rotary.turns(position, dim, jnp.float32)
+    scale = None if rank else jnp.abs(_normal(ROWS, 64, 1, seed=1)) + 0.1
+    low = (_normal(ROWS, 64, rank, seed=3), _normal(rank, 224, seed=4)) if rank else (None, None)
+
+    def plain(x, factors, inner, up):
+        heads = (x * scale if rank is None else x + inner @ up).reshape(ROWS, 64, -1, dim)
+        parts = jnp.split(heads, [3, 5], axis=2)
+        for number in range(2):
+            own = parts[number]
+            parts[number] = rotary(
+                _normed(RMSNorm, own, factors[number]) if has_norm else own, position
+            )
+        return tuple(parts)
+
+    def kernel(x, factors, inner, up):
+        joint = attention.Joint(x, scale=scale, inner=inner, up=up)
+        split = attention.HeadSplit(counts, dim, (*[1e-6 if has_norm else None] * 2, None))
+        return attention.split_heads(split, joint, cos, sin, factors, True)
+
+    d = tuple(_normal(ROWS, 64, count, dim, seed=5 + i) for i, count in enumerate(counts))
+    assert _both(plain, kernel, (x, factors, *low), d) < 1e-5
 
 
 def _normed(make, x, factor):
@@ -189,10 +226,6 @@ def test_attention_with_lora_as_a_gpu_computes_it_equals_itself(one_gpu):
     _is_as_close(_adapted(_attention()), _context(), one_gpu, kernels)
 
 
-def _rms_norm(over: str) -> RMSNorm:
-    return RMSNorm(over, SIZES, eps=1e-6)
-
-
 def _attention() -> Attention:
     return Attention(SIZES, rotary=Rotary(1e4), norm=_rms_norm, key=jax.random.key(0))
 
@@ -231,6 +264,70 @@ def test_the_gradient_of_a_norm_and_of_what_goes_past_it_equals_the_formula(size
 
     d = tuple(_normal(*x.shape, seed=2 + i) for i in range(1 + maps))
     assert _both(plain, kernel, (x, factor), d) < 1e-5
+
+
+@pytest.mark.parametrize("size", [128, 896])
+def test_matrices_with_a_norms_factor_have_the_gradients_of_the_formula(size):
+    x = _normal(ROWS, 64, size, scale=3)
+    factor = (1 + _normal(size, seed=1, scale=0.1)).at[5].set(0)  # of which the gradient is not
+    matrices = [_normal(size, 32, seed=2 + i, scale=0.1) for i in range(2)]
+
+    def plain(x, factor, *matrices):
+        return x, *[norm.normed(x, 1e-6) * factor @ one for one in matrices]
+
+    def kernel(x, factor, *matrices):
+        found: Any = norm._unscaled(1e-6, 2, x, factor, True)
+        past, scale, *read = found
+        scale, own = jax.lax.stop_gradient((scale, norm.divisor(factor)))
+        folded = [own[:, None] * one for one in matrices]
+        return past, *[scale * (one @ w) for one, w in zip(read, folded, strict=True)]
+
+    d = _normal(*x.shape, seed=4), *(_normal(ROWS, 64, 32, seed=5 + i) for i in range(2))
+    assert _both(plain, kernel, (x, factor, *matrices), d) < 1e-5
+
+
+@pytest.mark.parametrize("copies", [1, 2])
+def test_a_fork_that_is_read_with_low_rank_equals_the_formula(copies):
+    x, factor = _normal(ROWS, 64, 128, scale=3), 1 + _normal(128, seed=1, scale=0.1)
+    down = _normal(128, 16, seed=2)
+
+    def plain(x, factor, down):
+        n = norm.normed(x, 1e-6) * factor
+        return x, *[n] * copies, n @ down
+
+    def kernel(x, factor, down):
+        return low_rank._read_fork(1e-6, copies, x, factor, down, True)
+
+    d = *(_normal(*x.shape, seed=3 + i) for i in range(1 + copies)), _normal(ROWS, 64, 16, seed=9)
+    assert _both(plain, kernel, (x, factor, down), d) < 1e-5
+
+
+class _Unrolled(eqx.Module):
+    """Two blocks of a stack whose layers are part of the program."""
+
+    stack: Stack
+
+    def __init__(self, **settings):
+        def make(key, layer):
+            block = Block(
+                attention_norm=_rms_norm("embed"),
+                attention=Attention(SIZES, rotary=Rotary(1e4), key=key, **settings),
+                mlp_norm=_rms_norm("embed"),
+                mlp=Gated(SIZES, key=key),
+            )
+            return jax.tree.map(lambda x: x + 0.1 * _normal(*x.shape, seed=7), block)
+
+        stack = stacked([make], 2, key=jax.random.key(0))
+        self.stack = arrange(stack, remat="saved", unroll=2)
+
+    def __call__(self, x, context):
+        return self.stack(x, context)[0]
+
+
+@pytest.mark.parametrize("settings", [{"norm": _rms_norm}, {"bias": True}])
+def test_matrices_of_a_stack_that_have_their_norms_factors_compute_the_same(settings, one_gpu):
+    kernels = {"split_heads", "split_heads_gradient", "norm_gradient"}
+    _is_as_close(_Unrolled(**settings), _context(), one_gpu, kernels)
 
 
 @pytest.mark.parametrize("settings", [{"dora": True}, {"rank": 128}])

@@ -14,10 +14,10 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import by_rows, replicated
 from windlass.devices.sketch import on_one_gpu
-from windlass.devices.triton import called
+from windlass.devices.triton import called, dot
 from windlass.layers.kernels import spread
-from windlass.layers.linear import Linear
-from windlass.layers.low_rank import last_output, outputs
+from windlass.layers.linear import Folded, Linear, can_fold
+from windlass.layers.low_rank import in_kernels, joint_up, last_output, outputs, read_jointly
 from windlass.layers.norm import Fork, Norm, reads
 from windlass.layers.rotary import Rotary
 
@@ -64,8 +64,12 @@ class Attention(eqx.Module):
 
     @jax.named_scope("attention")
     def __call__(self, x: Float[Array, "batch seq embed"] | Fork, context):
-        q, k, v = self._jointly(x, context.position) or self._apart(x, context.position)
-        return last_output(self.output, self._attended(q, k, v, context), x)
+        heads = self._jointly(x, context.position) or self._apart(x, context.position)
+        return self.finished(heads, x, context)
+
+    def finished(self, heads: Sequence[Array], x: Float[Array, "..."] | Fork, context):
+        """Output of queries, keys and values of hidden states, or of a fork of them."""
+        return last_output(self.output, self._attended(heads, context), x)
 
     def mixed(
         self,
@@ -75,10 +79,10 @@ class Attention(eqx.Module):
         context,
     ) -> Float[Array, "batch seq heads dim"]:
         """Values as attention mixes them for each head, of queries and keys as they are mapped."""
-        q, k, v = self._positioned(q, k, v, context.position)
-        return self._attended(q, k, v, context)
+        return self._attended(self._positioned(q, k, v, context.position), context)
 
-    def _attended(self, q: Array, k: Array, v: Array, context) -> Array:
+    def _attended(self, heads: Sequence[Array], context) -> Array:
+        q, k, v = heads
         return context.attend(q, k, v, **self.how())
 
     def how(self) -> dict[str, Any]:
@@ -116,7 +120,8 @@ class Attention(eqx.Module):
         if not _has_kernel(x, dim, self.rotary):
             x = norm(x)
             return x if self.rotary is None else self.rotary(x, position)
-        (x,) = self._split(x.reshape(*x.shape[:2], -1), (heads,), [norm], position)
+        flat = Joint(x.reshape(*x.shape[:2], -1))
+        (x,) = self._split(flat, (heads,), [norm], position)
         return x
 
     def _jointly(
@@ -127,39 +132,87 @@ class Attention(eqx.Module):
         XLA would make it one as well, but copy its parts to cut it and to join their gradients.
         """
         maps = self.query, self.key, self.value
-        if any(type(one) is not Linear for one in maps):
+        parts = in_kernels(maps, x)
+        bases: Sequence[Any] = [part.base for part in parts] or maps
+        if not self._has_kernel(bases, x):
             return None
-        like = x.stream if isinstance(x, Fork) else x
-        if not _has_kernel(like, self.query.weight.shape[-1], self.rotary):
-            return None
-        norms, (own,) = (self.query_norm, self.key_norm, None), reads(x, 1)
-        matrices = [replicated(one.weight.astype(own.dtype)) for one in maps]
-        joint = own @ jnp.concatenate([one.reshape(len(one), -1) for one in matrices], axis=1)
-        biases = [replicated(one.bias).reshape(-1) for one in maps if one.bias is not None]
+        low = {}
+        if parts:
+            own, inner = read_jointly(parts, x)
+            low = dict(inner=inner, up=joint_up(parts))
+        else:
+            (own,) = reads(x, 1)
+        matrices = [replicated(one.weight.astype(own.dtype)) for one in bases]
+        product = own @ jnp.concatenate([one.reshape(len(one), -1) for one in matrices], axis=1)
+        biases = [replicated(one.bias).reshape(-1) for one in bases if one.bias is not None]
         bias = jnp.concatenate(biases) if biases else None
         counts = tuple(one.shape[1] for one in matrices)
+        return self.cut(Joint(product, bias=bias, **low), counts, position)
+
+    def _has_kernel(self, maps: Sequence[Any], x: Float[Array, "..."] | Fork) -> bool:
+        """Return True if a kernel cuts the outputs of these maps, side by side."""
+        if any(type(one) is not Linear for one in maps):
+            return False
+        like = x.stream if isinstance(x, Fork) else x
+        return _has_kernel(like, maps[0].weight.shape[-1], self.rotary)
+
+    def folded(self, factor: Float[Array, "*layers embed"], x: Float[Array, "..."]) -> Any:
+        """The same, of forks of a stream whose norm has this factor; itself where it cannot be."""
+        maps = self.query, self.key, self.value
+        if not can_fold(maps) or not self._has_kernel(maps, x):
+            return self
+        counts = tuple(one.weight.shape[-2] for one in maps)
+        rest = eqx.tree_at(lambda one: (one.query, one.key, one.value), self, (None,) * 3)
+        return JointAttention(Folded.of(maps, factor), rest, counts)
+
+    def cut(
+        self, joint: "Joint", counts: tuple[int, ...], position: Array
+    ) -> Sequence[Float[Array, "batch seq heads dim"]]:
+        """Queries and keys, normed and rotated, and values, with what they need as it is saved."""
+        norms = self.query_norm, self.key_norm, None
         if self.query_norm is not None:
-            return self._split(checkpoint_name(joint, "query"), counts, norms, position, bias)
-        parts = self._split(joint, counts, norms, position, bias)
-        named = zip(parts, ("query", "key", "value"), strict=True)
-        return [checkpoint_name(one, name) for one, name in named]
+            named = joint._replace(product=checkpoint_name(joint.product, "query"))
+            return self._split(named, counts, norms, position)
+        parts = self._split(joint, counts, norms, position)
+        each = zip(parts, ("query", "key", "value"), strict=True)
+        return [checkpoint_name(one, name) for one, name in each]
 
     def _split(
         self,
-        joint: Float[Array, "batch seq features"],
+        joint: "Joint",
         counts: tuple[int, ...],
         norms: Sequence[Norm | None],
         position: Array,
-        bias: Float[Array, " features"] | None = None,
     ) -> Sequence[Float[Array, "batch seq heads dim"]]:
         """Queries, or queries, keys and values, of those that lie side by side."""
         assert self.rotary is not None
-        dim, eps = joint.shape[-1] // sum(counts), tuple(norm and norm.eps for norm in norms)
+        product = joint.product
+        dim, eps = product.shape[-1] // sum(counts), tuple(norm and norm.eps for norm in norms)
         factors = [jnp.ones(dim) if norm is None else replicated(norm.factor) for norm in norms]
-        whole = [jnp.stack(factors), jnp.zeros(joint.shape[-1]) if bias is None else bias]
-        function = functools.partial(split_heads, HeadSplit(counts, dim, eps, bias is not None))
-        turns = self.rotary.turns(position, dim, joint.dtype)
-        return by_rows(function, [joint, *turns], whole)
+        split, factor = HeadSplit(counts, dim, eps), jnp.stack(factors)
+        tokens, whole = joint.tokens, joint.whole
+
+        def function(cos, sin, *arrays):
+            *arrays, factor = arrays
+            own = Joint(**dict(zip([*tokens, *whole], arrays, strict=True)))
+            return split_heads(split, own, cos, sin, factor)
+
+        turns = self.rotary.turns(position, dim, product.dtype)
+        return by_rows(function, [*turns, *tokens.values()], [*whole.values(), factor])
+
+
+class JointAttention(eqx.Module):
+    """Attention of a fork, whose queries, keys and values are one matrix behind its norm."""
+
+    joint: Folded
+    rest: Attention
+    counts: tuple[int, ...] = eqx.field(static=True)
+
+    @jax.named_scope("attention")
+    def __call__(self, x: Fork, context):
+        (own,), scale = x.unscaled(1)
+        joint = Joint(self.joint.product(own), bias=self.joint.bias, scale=scale)
+        return self.rest.finished(self.rest.cut(joint, self.counts, context.position), x, context)
 
 
 def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
@@ -172,13 +225,48 @@ def _has_kernel(x: Array, dim: int, rotary: Rotary | None) -> bool:
     return is_whole and is_plain and x.ndim > 2 and x.dtype == jnp.bfloat16 and on_one_gpu()
 
 
+class Joint(NamedTuple):
+    """Queries, keys and values side by side, as a kernel computes them: s p + u B + b."""
+
+    product: Any  # [batch, seq, features]; None where no gradient needs it
+    bias: Float[Array, " features"] | None = None
+    scale: Float[Array, "batch seq 1"] | None = None  # of an RMSNorm before the product
+    inner: Float[Array, "batch seq rank"] | None = None  # u; there is no scale beside it
+    up: Float[Array, "rank features"] | None = None  # B
+
+    @property
+    def tokens(self) -> dict[str, Array]:
+        """Arrays with a row a token."""
+        return self._there("product", "scale", "inner")
+
+    @property
+    def whole(self) -> dict[str, Array]:
+        return self._there("bias", "up")
+
+    def _there(self, *names: str) -> dict[str, Array]:
+        return {name: x for name in names if (x := getattr(self, name)) is not None}
+
+    def halves(self, places: Sequence[Any]) -> list[Array]:
+        """In a kernel: the halves of a head in float32."""
+        return [self._at(at) for at in places]
+
+    def _at(self, at: Any) -> Array:
+        values = self.product[:, at].astype(jnp.float32)
+        if self.scale is not None:
+            values *= self.scale[...]
+        if self.inner is not None and self.up is not None:
+            # Rounded as a matmul of its own would be: threads exchange it in half the time.
+            more = dot(self.inner[...], self.up[:, at]).astype(self.inner.dtype)
+            values += more.astype(jnp.float32)
+        return values if self.bias is None else values + self.bias[at].astype(jnp.float32)
+
+
 class HeadSplit(NamedTuple):
     """Heads that lie side by side: those of queries, or of queries, keys and values."""
 
     counts: tuple[int, ...]
     dim: int
     eps: tuple[float | None, ...]  # of the norm of each kind; None: it has none
-    has_bias: bool
 
     def visit(self, run: Callable[["HeadKind"], None]) -> None:
         """In a kernel with a program for some tokens of a head: run what is of its kind."""
@@ -210,83 +298,87 @@ class HeadKind(NamedTuple):
         return self.number < 2  # not the values
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 6))
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 5))
 def split_heads(
     split: HeadSplit,
-    joint: Float[Array, "batch seq features"],
+    joint: Joint,
     cos: Float[Array, "batch seq pairs"],
     sin: Float[Array, "batch seq pairs"],
     factors: Float[Array, "kinds dim"],
-    bias: Float[Array, " features"],
     interpret: bool = False,
 ) -> tuple[Float[Array, "batch seq heads dim"], ...]:
     """RoPE of RMSNorm of heads: each pair of n = factor · x / sqrt(mean(x²) + eps) is rotated.
 
     Where a kind has no norm n is x, and values are not rotated.
     """
-    return _forward(split, joint, cos, sin, factors, bias, interpret)[0]
+    return _forward(split, joint, cos, sin, factors, interpret)[0]
 
 
-def _forward(split: HeadSplit, joint, cos, sin, factors, bias, interpret: bool):
-    def split_heads(joint, cos, sin, factors, bias, *out):
+def _forward(split: HeadSplit, joint: Joint, cos, sin, factors, interpret: bool):
+    def split_heads(*refs):
+        own, (cos, sin, factors, *out) = _refs(joint, refs)
+
         def run(kind: HeadKind) -> None:
-            values = _values(kind, joint, bias)
+            values = own.halves(kind.places)
             if kind.eps is not None:
-                scale, own = _scale(values, kind.eps), _factor(kind, factors)
-                values = [value * scale * one for value, one in zip(values, own, strict=True)]
+                scale, factor = _scale(values, kind.eps), _factor(kind, factors)
+                values = [value * scale * one for value, one in zip(values, factor, strict=True)]
             if kind.is_turned:
                 values = _turned(values, cos, sin)
             for at, value in zip(kind.own_places, values, strict=True):
-                out[kind.number][:, at] = value.astype(joint.dtype)
+                out[kind.number][:, at] = value.astype(joint.product.dtype)
 
         split.visit(run)
 
     widths = [count * split.dim for count in split.counts]
-    parts = _called(split_heads, split, [joint, cos, sin], [factors, bias], widths, [], interpret)
-    shape = joint.shape[:2]
+    tokens, whole = [*joint.tokens.values(), cos, sin], [*joint.whole.values(), factors]
+    parts = _called(split_heads, split, tokens, whole, widths, [], interpret)
+    shape = cos.shape[:2]
     each = [
         part.reshape(*shape, count, split.dim)
         for part, count in zip(parts, split.counts, strict=True)
     ]
-    kept = joint if any(eps is not None for eps in split.eps) else None
-    return tuple(each), (kept, cos, sin, factors, bias)
+    if all(eps is None for eps in split.eps):
+        joint = joint._replace(product=None)  # which no gradient needs
+    return tuple(each), (joint, cos, sin, factors)
 
 
 def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
-    joint, cos, sin, factors, bias = kept
-    has_norm = joint is not None
+    joint, cos, sin, factors = kept
+    has_bias = joint.bias is not None
 
     def split_heads_gradient(*refs):
-        (*d, cos, sin), refs = refs[: len(split.counts) + 2], refs[len(split.counts) + 2 :]
-        joint, refs = (refs[0], refs[1:]) if has_norm else (None, refs)
-        factors, bias, d_joint, d_factors, d_bias = refs
+        d, refs = refs[: len(split.counts)], refs[len(split.counts) :]
+        own, (cos, sin, factors, d_product, d_factors, d_bias) = _refs(joint, refs)
 
         def run(kind: HeadKind) -> None:
-            own = [d[kind.number][:, at].astype(jnp.float32) for at in kind.own_places]
+            of_kind = [d[kind.number][:, at].astype(jnp.float32) for at in kind.own_places]
             if kind.is_turned:
-                own = _turned(own, cos, sin, back=True)
+                of_kind = _turned(of_kind, cos, sin, back=True)
             if kind.eps is not None:
-                values = _values(kind, joint, bias)
+                values = own.halves(kind.places)
                 scale = _scale(values, kind.eps)
                 normed = [value * scale for value in values]
-                for at, one, n in zip(kind.places, own, normed, strict=True):
+                for at, one, n in zip(kind.places, of_kind, normed, strict=True):
                     d_factors[at] = jnp.sum(one * n, axis=0)
-                scaled = [one * f for one, f in zip(own, _factor(kind, factors), strict=True)]
+                factor = _factor(kind, factors)
+                scaled = [one * f for one, f in zip(of_kind, factor, strict=True)]
                 products = [a * b for a, b in zip(scaled, normed, strict=True)]
                 mean = jnp.sum(products[0] + products[1], axis=1)[:, None] / split.dim
-                own = [scale * (one - n * mean) for one, n in zip(scaled, normed, strict=True)]
-            for at, one in zip(kind.places, own, strict=True):
-                d_joint[:, at] = one.astype(d_joint.dtype)
-                if split.has_bias:
+                of_kind = [scale * (one - n * mean) for one, n in zip(scaled, normed, strict=True)]
+            for at, one in zip(kind.places, of_kind, strict=True):
+                if has_bias:
                     d_bias[at] = jnp.sum(one, axis=0)
+                one = one if own.scale is None else one * own.scale[...]
+                d_product[:, at] = one.astype(d_product.dtype)
 
         split.visit(run)
 
     flat = [one.reshape(*one.shape[:2], -1) for one in d]
-    tokens = [*flat, cos, sin, *([joint] if has_norm else [])]
+    tokens, whole = [*flat, *joint.tokens.values(), cos, sin], [*joint.whole.values(), factors]
     width = sum(split.counts) * split.dim
-    d_joint, d_factors, d_bias = _called(
-        split_heads_gradient, split, tokens, [factors, bias], [width], [width, width], interpret
+    d_product, d_factors, d_bias = _called(
+        split_heads_gradient, split, tokens, whole, [width], [width, width], interpret
     )
     d_factors = d_factors.sum(axis=0).reshape(-1, split.dim)
     ends = list(itertools.accumulate(split.counts))[:-1]
@@ -294,22 +386,29 @@ def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
         jnp.zeros(split.dim) if eps is None else part.sum(axis=0)  # what has no norm wrote nothing
         for part, eps in zip(jnp.split(d_factors, ends), split.eps, strict=True)
     ]
-    d_bias = d_bias.sum(axis=0) if split.has_bias else jnp.zeros(width)
-    return (
-        d_joint.reshape(*flat[0].shape[:2], width),
-        None,
-        None,
-        jnp.stack(of_kinds),
-        d_bias.astype(bias.dtype),
+    found = Joint(
+        d_product.reshape(*flat[0].shape[:2], width),
+        bias=d_bias.sum(axis=0).astype(joint.bias.dtype) if has_bias else None,
     )
+    if joint.inner is not None:
+        rank = len(joint.up)
+        inner = (d_product @ joint.up.T).reshape(joint.inner.shape)
+        up = (joint.inner.reshape(-1, rank).T @ d_product).astype(joint.up.dtype)
+        found = found._replace(inner=inner, up=up)
+    return found, None, None, jnp.stack(of_kinds)
 
 
 split_heads.defvjp(_forward, _backward)
 
 
-def _values(kind: HeadKind, joint: Any, bias: Any) -> list[Array]:
-    """Halves of a head in float32."""
-    return [joint[:, at].astype(jnp.float32) + bias[at].astype(jnp.float32) for at in kind.places]
+def _refs(joint: Joint, refs: Sequence[Any]) -> tuple[Joint, Sequence[Any]]:
+    """In a kernel: the parts of what lies side by side, and cos, sin, factors and outputs."""
+    tokens, whole = [*joint.tokens], [*joint.whole]
+    end = len(tokens) + 2
+    own = Joint(*[None] * len(Joint._fields))._replace(
+        **dict(zip(tokens, refs, strict=False)), **dict(zip(whole, refs[end:], strict=False))
+    )
+    return own, [*refs[len(tokens) : end], *refs[end + len(whole) :]]
 
 
 def _factor(kind: HeadKind, factors: Any) -> list[Array]:

@@ -24,6 +24,7 @@ from windlass.devices.axes import (
     shard,
     split_over,
 )
+from windlass.devices.sketch import on_one_gpu
 from windlass.layers.embedding import TokenRows, TokenTable
 from windlass.layers.initializers import Initializer, small
 from windlass.layers.softmax import log_z, pick, statistics
@@ -118,8 +119,7 @@ class Head(TokenTable):
         def value_and_gradient(hidden, weight, columns, constants):
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
-            def add(carry, tile):
-                sums, d_weight = carry
+            def of_one(tile):
                 h, own = tile
                 d_logits, values = _gradient(of_tile, tile_logits(h, weight), own)
                 # Both products in the precision of the model: a float32 factor would leave the
@@ -135,17 +135,33 @@ class Head(TokenTable):
                 more = _weight_gradient(d_logits, h)
                 if back is not None:
                     d_h, more = d_h * back, more * back[:, 0]
+                return values, more, d_h
+
+            def add(carry, tile):
+                sums, d_weight = carry
+                values, more, d_h = of_one(tile)
                 return (_add(sums, values), d_weight + more), d_h
 
-            # One accumulator per group of devices that shares rows: reduced once, at the end.
-            shape = (tiles.shards, *weight.shape)
-            d_weight = jnp.zeros(
-                shape, jnp.float32, out_sharding=layout(("batch", "vocab", ""), shape)
-            )
-            zeros = _zeros(of_tile, tiles, hidden, weight, columns)
-            (sums, d_weight), d_hidden = jax.lax.scan(
-                add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
-            )
+            def from_zeros():
+                # One accumulator per group of devices that shares rows: reduced once, at the end.
+                shape = (tiles.shards, *weight.shape)
+                d_weight = jnp.zeros(
+                    shape, jnp.float32, out_sharding=layout(("batch", "vocab", ""), shape)
+                )
+                zeros = _zeros(of_tile, tiles, hidden, weight, columns)
+                cut = tiles.cut(hidden), tiles.cut(columns)
+                return jax.lax.scan(add, (zeros, d_weight), cut)
+
+            def from_first():
+                """The same, without zeros that would be written, and read with the first tile."""
+                zeros = _zeros(of_tile, tiles, hidden, weight, columns)
+                cut = tiles.cut(hidden), tiles.cut(columns)
+                values, d_weight, d_h = of_one(jax.tree.map(lambda x: x[0], cut))
+                rest = jax.tree.map(lambda x: x[1:], cut)
+                carry, d_hidden = jax.lax.scan(add, (_add(zeros, values), d_weight), rest)
+                return carry, jnp.concatenate([d_h[None], d_hidden])
+
+            (sums, d_weight), d_hidden = from_first() if on_one_gpu() else from_zeros()
             d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 

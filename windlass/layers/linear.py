@@ -2,6 +2,7 @@
 
 import math
 from abc import abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, NamedTuple
 
 import equinox as eqx
@@ -10,7 +11,7 @@ import jax.numpy as jnp
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, PRNGKeyArray
 
-from windlass.devices.axes import Placed, device, gathered, layout
+from windlass.devices.axes import Placed, device, gathered, layout, replicated
 from windlass.layers.initializers import Initializer, narrow
 
 
@@ -115,6 +116,50 @@ class Linear(LinearMap):
 
     def merged(self) -> "Linear":
         return self
+
+
+class Folded(eqx.Module):
+    """Matrices side by side behind an RMSNorm, whose factor they have.
+
+    With the scale s = 1 / sqrt(mean(x²) + eps) and the factor f of the norm, (s f · x) W + b is
+    s (x (f · W)) + b, which never writes what is normed.
+    """
+
+    weight: Float[Array, "*layers embed features"]  # f · W
+    bias: Float[Array, "*layers features"] | None
+
+    @staticmethod
+    def of(maps: Sequence[Linear], factor: Float[Array, "*layers embed"]) -> "Folded":
+        """Of maps that are stacked as the factor is."""
+        flat = [replicated(one.weight).reshape(*factor.shape, -1) for one in maps]
+        weight = jnp.concatenate(flat, axis=-1)
+        # Its own gradient is computed with that of the norm.
+        factor = jax.lax.stop_gradient(replicated(factor))[..., None]
+        biases = [one.bias for one in maps if one.bias is not None]
+        stack = factor.shape[:-2]
+        return Folded(
+            (factor * weight.astype(jnp.float32)).astype(weight.dtype),
+            jnp.concatenate([replicated(one).reshape(*stack, -1) for one in biases], axis=-1)
+            if biases
+            else None,
+        )
+
+    def product(self, x: Float[Array, "batch seq embed"]) -> Float[Array, "batch seq features"]:
+        """x (f · W)."""
+        return x @ self.weight
+
+    def output(
+        self, product: Float[Array, "batch seq features"], scale: Float[Array, "batch seq 1"]
+    ) -> Float[Array, "batch seq features"]:
+        """The product times the scale, and the bias."""
+        y = scale * product.astype(jnp.float32)
+        bias = 0 if self.bias is None else self.bias.astype(jnp.float32)
+        return (y + bias).astype(product.dtype)
+
+
+def can_fold(maps: Sequence[LinearMap]) -> bool:
+    """Return True if all are matrices, and stacked in an array each, as trained ones are."""
+    return all(type(one) is Linear and isinstance(one.weight, jax.Array) for one in maps)
 
 
 class LowRank(NamedTuple):

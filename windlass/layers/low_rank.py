@@ -20,7 +20,7 @@ from windlass.devices.axes import by_rows, replicated
 from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called, dot
 from windlass.layers.linear import LinearMap, LowRank
-from windlass.layers.norm import Fork, reads
+from windlass.layers.norm import Fork, normed, reads, stream_gradient
 
 INNER = "inner"  # checkpoint name of x A
 ROWS, COLUMNS = 64, 128  # tokens and features of a block, that a program has
@@ -89,12 +89,74 @@ def read(
 
     Each base has an x of its own, so that the sum of its gradients is left to the kernel.
     """
-    matrices = [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
-    reading, (x,) = functools.partial(_read, copies=len(parts)), reads(x, 1)
-    *own, inner = by_rows(reading, [x], [jnp.concatenate(matrices, axis=-1)])
+    *own, inner = _reading(_down(parts), x, len(parts))
     ends = itertools.accumulate(part.rank for part in parts[:-1])
-    each = jnp.split(checkpoint_name(inner, INNER), list(ends), axis=-1)
+    each = jnp.split(inner, list(ends), axis=-1)
     return list(zip(own, each, strict=True))
+
+
+def read_jointly(
+    parts: Sequence[LowRank], x: Float[Array, "batch seq ..."] | Fork
+) -> tuple[Float[Array, "batch seq ..."], Float[Array, "batch seq ranks"]]:
+    """x for the bases of maps that are one matmul, and x A of all maps side by side.
+
+    Filled up with zeros to a rank that kernels have, as `joint_up` is.
+    """
+    own, inner = _reading(padded(_down(parts), 1), x, 1)
+    return own, inner
+
+
+def _down(parts: Sequence[LowRank]) -> Float[Array, "features ranks"]:
+    """A of all maps, side by side."""
+    matrices = [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
+    return jnp.concatenate(matrices, axis=-1)
+
+
+def _reading(down: Array, x: Array | Fork, copies: int) -> Sequence[Array]:
+    if isinstance(x, Fork):
+        reading = functools.partial(_read_fork, x.norm.eps, copies)
+        x.stream, *found = by_rows(reading, [x.stream], [replicated(x.norm.factor), down])
+    else:
+        found = by_rows(functools.partial(_read, copies=copies), [x], [down])
+    *own, inner = found
+    return *own, checkpoint_name(inner, INNER)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 5))
+def _read_fork(
+    eps: float, copies: int, x: Array, factor: Array, down: Array, interpret: bool = False
+) -> tuple[Array, ...]:
+    """x, so often n = RMSNorm(x), and n A.
+
+    The gradient of A is nᵀ d = f · (xᵀ (s d)), with the norm's scale s and factor f: n is not
+    computed again for it.
+    """
+    n = (normed(x, eps) * factor).astype(x.dtype)
+    return x, *[n] * copies, _tokens(n, 2) @ down
+
+
+def _read_fork_forward(eps: float, copies: int, x, factor, down, interpret: bool):
+    return _read_fork(eps, copies, x, factor, down, interpret), (x, factor, down)
+
+
+def _read_fork_backward(eps: float, copies: int, interpret: bool, kept, d: Sequence[Array]):
+    x, factor, down = kept
+    past, *of_bases, of_inner = d
+    of_normed = add_product(of_bases, of_inner, down.T, interpret)
+    d_x, d_factor, scale = stream_gradient(eps, x, factor, (past, of_normed), interpret=interpret)
+    scaled = (scale * of_inner.astype(jnp.float32)).astype(x.dtype)
+    product = _tokens(x, 1).T @ _tokens(scaled, 1)
+    d_down = factor[:, None] * product.astype(jnp.float32)
+    return d_x, d_factor, d_down.astype(down.dtype)
+
+
+_read_fork.defvjp(_read_fork_forward, _read_fork_backward)
+
+
+def joint_up(parts: Sequence[LowRank]) -> Float[Array, "ranks features"]:
+    """B of several maps as one matrix from x A of all to all their features, zero elsewhere."""
+    matrices = [replicated(part.up.weight).reshape(part.rank, -1) for part in parts]
+    return padded(jax.scipy.linalg.block_diag(*matrices), 0)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))

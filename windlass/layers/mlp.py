@@ -12,7 +12,7 @@ from jaxtyping import Array, Float, PRNGKeyArray
 
 from windlass.devices.axes import by_rows, replicated
 from windlass.devices.triton import called, dot, sigmoid
-from windlass.layers.linear import Linear, LowRank
+from windlass.layers.linear import Folded, Linear, LowRank, can_fold
 from windlass.layers.low_rank import (
     COLUMNS,
     INNER,
@@ -57,6 +57,13 @@ class Gated(eqx.Module):
         gate, up = outputs((self.gate, self.up), x)
         return self.output(checkpoint_name(gate, "gate"), checkpoint_name(up, "up"))
 
+    def folded(self, factor: Float[Array, "*layers embed"]) -> "Gated | FoldedGated":
+        """The same, of forks of a stream whose norm has this factor; itself where it cannot be."""
+        if not can_fold((self.gate, self.up)):
+            return self
+        rest = eqx.tree_at(lambda one: (one.gate, one.up), self, (None, None))
+        return FoldedGated(Folded.of([self.gate], factor), Folded.of([self.up], factor), rest)
+
     def output(self, gate: Float[Array, "... mlp"], up: Float[Array, "... mlp"]):
         (y,) = outputs((self.down,), self.activation(gate) * up)
         return y
@@ -77,6 +84,21 @@ class Gated(eqx.Module):
         hidden, inner = swiglu_low_rank(*raw, LowRankFactors(gate_inner, up_inner, *matrices))
         left = Sum(down.base(hidden), checkpoint_name(inner, INNER), down.up.weight)
         return left if isinstance(x, Fork) and x.takes_sums else left.total()
+
+
+class FoldedGated(eqx.Module):
+    """A gated MLP of a fork, whose gate and up have the factor of its norm."""
+
+    gate: Folded
+    up: Folded
+    rest: Gated
+
+    @jax.named_scope("mlp")
+    def __call__(self, x: Fork) -> Float[Array, "batch seq embed"]:
+        (for_gate, for_up), scale = x.unscaled(2)
+        gate = checkpoint_name(self.gate.product(for_gate), "gate")
+        up = checkpoint_name(self.up.product(for_up), "up")
+        return self.rest.output(self.gate.output(gate, scale), self.up.output(up, scale))
 
 
 class NormGated(Gated):

@@ -8,6 +8,7 @@ from typing import Any, ClassVar
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from windlass.devices.axes import Placed, by_rows, gathered, replicated
@@ -17,6 +18,8 @@ from windlass.devices.triton import called
 TOKENS = 32  # that a program of the gradient's kernel has
 TOGETHER = 2048  # numbers of an activation that it reads at a time
 NARROWEST = 128  # features of which rows are a multiple
+LEAST = 2.0**-60  # of a factor that is part of a matrix
+SCALE = "scale"  # checkpoint name of 1 / sqrt(mean(x²) + eps)
 
 
 class RMSNorm(Placed):
@@ -98,10 +101,16 @@ Norm = RMSNorm | OffsetRMSNorm
 
 
 def normed(x: Float[Array, "..."], eps: float, axes: int = 1) -> Float[Array, "..."]:
-    """RMSNorm without a scale, x / sqrt(mean(x²) + eps), over the last axes; in float32."""
+    """RMSNorm without a factor, x / sqrt(mean(x²) + eps), over the last axes; in float32."""
     x32 = x.astype(jnp.float32)
+    return x32 * _scale(x32, eps, axes)
+
+
+def _scale(x: Float[Array, "..."], eps: float, axes: int = 1) -> Float[Array, "..."]:
+    """1 / sqrt(mean(x²) + eps), in float32."""
     last = tuple(range(-axes, 0))
-    return x32 * jax.lax.rsqrt(jnp.mean(x32**2, axis=last, keepdims=True) + eps)
+    square = jnp.mean(x.astype(jnp.float32) ** 2, axis=last, keepdims=True)
+    return jax.lax.rsqrt(square + eps)
 
 
 class Fork:
@@ -123,6 +132,21 @@ class Fork:
         with jax.named_scope("norm"):
             self.stream, *read = by_rows(fork, [self.stream], [replicated(self.norm.factor)])
         return read
+
+    def unscaled(
+        self, maps: int
+    ) -> tuple[list[Float[Array, "batch seq size"]], Float[Array, "batch seq 1"]]:
+        """The states as they are, for each map that reads them, and the scale of their norm.
+
+        They are for maps whose matrices have the norm's factor, and whose outputs are multiplied by
+        the scale, s (x (f · W)): the normed states are never written. The gradient of the scale
+        follows from theirs, and is part of the stream's.
+        """
+        fork = functools.partial(_unscaled, self.norm.eps, maps)
+        with jax.named_scope("norm"):
+            found = by_rows(fork, [self.stream], [replicated(self.norm.factor)])
+        self.stream, scale, *read = found
+        return read, checkpoint_name(jax.lax.stop_gradient(scale), SCALE)
 
 
 def reads(x: Float[Array, "..."] | Fork, maps: int) -> list[Float[Array, "..."]]:
@@ -150,26 +174,80 @@ def _forked_forward(eps: float, maps: int, x: Array, factor: Array, interpret: b
 
 
 def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[Array]):
+    x, factor = kept
+    d_x, d_factor, _ = stream_gradient(eps, x, factor, d, interpret=interpret)
+    return d_x, d_factor
+
+
+_forked.defvjp(_forked_forward, _forked_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1, 4))
+def _unscaled(
+    eps: float, maps: int, x: Array, factor: Array, interpret: bool = False
+) -> tuple[Array, ...]:
+    """x, the scale of its RMSNorm, and x so often."""
+    return x, _scale(x, eps), *[x] * maps
+
+
+def _unscaled_forward(eps: float, maps: int, x: Array, factor: Array, interpret: bool):
+    return _unscaled(eps, maps, x, factor, interpret), (x, factor)
+
+
+def _unscaled_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[Array]):
+    """With g, the gradient of x by x (f · W), that of the normed states is g / (s f)."""
+    x, factor = kept
+    past, _, *read = d
+    whole, ones = (past, *read), jnp.ones_like(factor)
+    d_x, product, _ = stream_gradient(eps, x, ones, whole, is_scaled=True, interpret=interpret)
+    return d_x, (product / divisor(factor)).astype(factor.dtype)
+
+
+_unscaled.defvjp(_unscaled_forward, _unscaled_backward)
+
+
+def divisor(factor: Float[Array, "..."]) -> Float[Array, "..."]:
+    """A norm's factor as matrices have it: never zero, or its gradient would be lost."""
+    return jnp.where(jnp.abs(factor) < LEAST, LEAST, factor)
+
+
+def stream_gradient(
+    eps: float,
+    x: Float[Array, "batch seq size"],
+    factor: Float[Array, " size"],
+    d: Sequence[Float[Array, "batch seq size"]],
+    *,
+    is_scaled: bool = False,
+    interpret: bool = False,
+) -> tuple[Array, Array, Array]:
+    """Gradient of a stream x and of the factor of a norm that reads it, and the norm's scale.
+
+    `d` are the gradients of what goes past the norm, and of what it gives to each map; of these
+    times the scale, if `is_scaled`. One pass over memory.
+    """
     from jax.experimental import pallas as pl
 
-    x, factor = kept
     size = x.shape[-1]
     width = 2 ** math.ceil(math.log2(size))  # of other arrays a kernel has none
     rows = max(TOGETHER // width, 1)
 
     def norm_gradient(*given):
-        x, past, *read, factor, d_x, d_factor = given
+        x, past, *read, factor, d_x, d_factor, scales = given
         own_factor = _load(factor, jax.ds(0, 1), width)
 
         def some(i, sums):
             here = jax.ds(i * rows, rows)
             values = _load(x, here, width)
-            scale = jax.lax.rsqrt(jnp.sum(values * values, axis=1) / size + eps)[:, None]
+            square = jnp.sum(values * values, axis=1) / size + eps
+            scale = jax.lax.rsqrt(square)[:, None]
             of_read = sum(_load(one, here, width) for one in read)
+            if is_scaled:
+                of_read *= jnp.sqrt(square)[:, None]
             normed, scaled = values * scale, of_read * own_factor
             along = jnp.sum(scaled * normed, axis=1) / size
             total = _load(past, here, width) + scale * (scaled - normed * along[:, None])
             _store(d_x.at[here, jax.ds(0, width)], total, size)
+            _store(scales.at[here], scale[:, 0], rows)
             return sums + of_read * normed
 
         # Rows are added up at the end: before, no thread has to wait for those of another row.
@@ -177,23 +255,27 @@ def _forked_backward(eps: float, maps: int, interpret: bool, kept, d: Sequence[A
         _store(d_factor.at[jax.ds(0, width)], jnp.sum(sums, axis=0), size)
 
     flat = [one.reshape(-1, size) for one in (x, *d)]
-    programs = len(flat[0]) // TOKENS
+    tokens = len(flat[0])
+    programs = tokens // TOKENS
     block = pl.BlockSpec((TOKENS, size), lambda i: (i, 0))
-    d_x, parts = called(
+    d_x, parts, scale = called(
         norm_gradient,
         grid=(programs,),
         in_specs=[*[block] * len(flat), pl.BlockSpec((1, size), lambda i: (0, 0))],
-        out_specs=[block, pl.BlockSpec((None, size), lambda i: (i, 0))],
+        out_specs=[
+            block,
+            pl.BlockSpec((None, size), lambda i: (i, 0)),
+            pl.BlockSpec((TOKENS,), lambda i: (i,)),
+        ],
         out_shape=[
             jax.ShapeDtypeStruct(flat[0].shape, x.dtype),
             jax.ShapeDtypeStruct((programs, size), jnp.float32),
+            jax.ShapeDtypeStruct((tokens,), jnp.float32),
         ],
         interpret=interpret,
     )(*flat, factor[None])
-    return d_x.reshape(x.shape), parts.sum(axis=0).astype(factor.dtype)
-
-
-_forked.defvjp(_forked_forward, _forked_backward)
+    total = parts.sum(axis=0).astype(factor.dtype)
+    return d_x.reshape(x.shape), total, scale.reshape(*x.shape[:-1], 1)
 
 
 def _load(ref: Any, rows: Any, width: int) -> Float[Array, "rows width"]:

@@ -3,6 +3,7 @@
 import dataclasses
 import itertools
 import math
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -15,7 +16,7 @@ from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from windlass.devices.sketch import on_one_gpu
-from windlass.layers import kernels, low_rank, recurrence
+from windlass.layers import kernels, low_rank, norm, recurrence
 from windlass.layers.auxiliary import Report, added, inside, over_layers
 from windlass.layers.residual import ONE_STREAM, Hidden, Streams
 
@@ -24,7 +25,7 @@ from windlass.layers.residual import ONE_STREAM, Hidden, Streams
 # recomputed from them.
 SAVED = (
     *("query", "key", "value", low_rank.INNER, "cells", kernels.MIXED),
-    *("gate", "up", "residual", recurrence.STATE),
+    *("gate", "up", "residual", norm.SCALE, recurrence.STATE),
 )
 # What is made again even under `none`, as it is quicker to make than to fetch.
 FORMS = frozenset("broadcast_in_dim mesh_cast reshape squeeze transpose".split())
@@ -32,6 +33,17 @@ LARGE = 2**20  # bytes of a layer's gradient, from which copying it takes longer
 
 
 Maker = Callable[[PRNGKeyArray, Int[Array, ""]], PyTree]  # a block, from a key and its layer
+
+
+class FoldableBlock(eqx.Module):
+    """Interface of blocks that are computed in another form on some devices."""
+
+    @abstractmethod
+    def folded(self, x: PyTree) -> PyTree:
+        """That form of stacked blocks on such streams, with the same outputs and gradients.
+
+        Of arrays that are stacked, as the gradients of its own arrays are then stacked as well.
+        """
 
 
 class Stack(eqx.Module):
@@ -55,11 +67,12 @@ class Stack(eqx.Module):
 
         `inputs`, where there are any, have a leading axis of layers, and each block gets its own.
         """
-        weights, rest = eqx.partition(self.kinds, eqx.is_array)
+        x = self.streams.widen(x)
+        weights, rest = eqx.partition(self._computed(x), eqx.is_array)
         rounds, odd = divmod(self.layers, len(self.kinds))
         cache_rounds, cache_odd = (None, [None] * odd) if cache is None else cache
 
-        loops, x = self.is_loop, self.streams.widen(x)
+        loops = self.is_loop
 
         def one(kind, in_loop):
             def apply(x, weights, cache, inputs):
@@ -101,6 +114,12 @@ class Stack(eqx.Module):
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         reported = added(self._reported(out_rounds, out_odd), self.streams.report(x, context))
         return self.streams.narrow(x), left, reported
+
+    def _computed(self, x: PyTree) -> tuple[PyTree, ...]:
+        """Blocks in the form in which they are computed on such streams."""
+        return tuple(
+            kind.folded(x) if isinstance(kind, FoldableBlock) else kind for kind in self.kinds
+        )
 
     @property
     def is_loop(self) -> bool:

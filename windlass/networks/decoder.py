@@ -7,18 +7,19 @@ import equinox as eqx
 import jax
 from jaxtyping import Array, Float, PRNGKeyArray, PyTree
 
-from windlass.layers.attention import Attention
+from windlass.layers.attention import Attention, JointAttention
 from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
 from windlass.layers.embedding import Embedding
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
-from windlass.layers.norm import Norm
+from windlass.layers.mlp import Gated
+from windlass.layers.norm import Norm, divisor, has_fork
 from windlass.layers.residual import Connection, Hidden, NormedBranch, Plain
-from windlass.layers.stack import Maker, Stack, stacked
+from windlass.layers.stack import FoldableBlock, Maker, Stack, stacked
 
 
-class Block(eqx.Module):
+class Block(FoldableBlock):
     """Attention, then a feed-forward layer, each on a normalised stream."""
 
     attention_norm: Norm
@@ -33,11 +34,24 @@ class Block(eqx.Module):
             self.attention_norm, lambda x: self.attention(x, context), leaves_sums=True
         )
         # Other kinds of attention read hidden states, and no fork of them.
-        branch = attended if isinstance(self.attention, Attention) else attended.__call__
+        reads_fork = isinstance(self.attention, Attention | JointAttention)
+        branch = attended if reads_fork else attended.__call__
         with jax.named_scope("residual"):
             x = self.attention_residual(x, branch, context)
             fed = NormedBranch(self.mlp_norm, self.mlp, leaves_sums=True)
             return self.mlp_residual(x, fed, context)
+
+    def folded(self, x: PyTree) -> "Block":
+        """Maps behind a norm with its factor in their matrices, where one GPU computes them."""
+        connections = self.attention_residual, self.mlp_residual
+        if not all(type(one) is Plain for one in connections) or not has_fork(x):
+            return self
+        attention, mlp = self.attention, self.mlp
+        if type(attention) is Attention:
+            attention = attention.folded(divisor(self.attention_norm.factor), x)
+        if type(mlp) is Gated:
+            mlp = mlp.folded(divisor(self.mlp_norm.factor))
+        return eqx.tree_at(lambda one: (one.attention, one.mlp), self, (attention, mlp))
 
 
 class Decoder(eqx.Module):
