@@ -145,7 +145,7 @@ def packed() -> None:
         return kernels.cudnn(q, k, v, document, document, 0, pattern=CAUSAL, scale=scale)
 
     def by_lengths(places: list[tuple[int, int]], rounds: int) -> Callable:
-        calls = kernels.Calls(tuple(kernels.Places(*one) for one in places), rounds, scale)
+        calls = kernels.Calls(tuple(kernels.DocumentPlaces(*one) for one in places), rounds, scale)
         return lambda q, k, v: kernels._by_lengths(calls, q, k, v, document)
 
     ways = [("a mask", of(masked))]

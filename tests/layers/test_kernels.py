@@ -208,7 +208,7 @@ def test_other_functions_of_a_program_are_no_attention():
 
 
 def calls(*places: tuple[int, int], rounds: int = 1) -> kernels.Calls:
-    return kernels.Calls(tuple(kernels.Places(*each) for each in places), rounds, 0.25)
+    return kernels.Calls(tuple(kernels.DocumentPlaces(*each) for each in places), rounds, 0.25)
 
 
 def test_segments_are_documents_of_all_rows_with_the_padding_behind_them():

@@ -245,8 +245,8 @@ def _takes_lengths(q: Array) -> bool:
     return chip is not None and chip.has_segments and q.size < 2**31  # offsets have 32 bits
 
 
-class Places(NamedTuple):
-    """Places for documents in a call of cuDNN's kernel, each of as many positions."""
+class DocumentPlaces(NamedTuple):
+    """DocumentPlaces for documents in a call of cuDNN's kernel, each of as many positions."""
 
     count: int
     span: int
@@ -264,7 +264,7 @@ class Calls(NamedTuple):
     data. A batch with more documents than places takes further rounds of the last call.
     """
 
-    places: tuple[Places, ...]
+    places: tuple[DocumentPlaces, ...]
     rounds: int  # of a batch that has most documents
     scale: float
 
@@ -310,11 +310,11 @@ def _with_places(
 ) -> Calls | None:
     """Calls with places for so many documents, most of them of this span; None: there are none."""
     each = rows * length // span  # cuDNN takes them by rows of this span, two of each at least
-    first = () if span == length else (Places(each, length),)
+    first = () if span == length else (DocumentPlaces(each, length),)
     count, most = (one - sum(places.count for places in first) for one in (count, most))
     if count <= 0:
         return None
-    last = Places(each * max(2, -(-count // each)), span)
+    last = DocumentPlaces(each * max(2, -(-count // each)), span)
     return Calls((*first, last), max(1, -(-most // last.count)), scale)
 
 
@@ -349,7 +349,7 @@ def segmented(document: Int[Array, "batch seq"], calls: Calls) -> Segments:
 def _by_lengths(calls: Calls, q: Array, k: Array, v: Array, document: Array) -> Array:
     """Causal attention within documents, in as many calls as a batch needs.
 
-    Places are for the documents of the whole batch: a row may have many where others have few.
+    DocumentPlaces are for the documents of the whole batch: a row may have many where others have few.
     """
     return _by_lengths_forward(calls, q, k, v, document)[0]
 
