@@ -349,7 +349,7 @@ def segmented(document: Int[Array, "batch seq"], calls: Calls) -> Segments:
 def _by_lengths(calls: Calls, q: Array, k: Array, v: Array, document: Array) -> Array:
     """Causal attention within documents, in as many calls as a batch needs.
 
-    DocumentPlaces are for the documents of the whole batch: a row may have many where others have few.
+    Places are for the documents of the whole batch: a row may have many where others have few.
     """
     return _by_lengths_forward(calls, q, k, v, document)[0]
 
