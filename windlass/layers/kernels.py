@@ -246,7 +246,7 @@ def _takes_lengths(q: Array) -> bool:
 
 
 class DocumentPlaces(NamedTuple):
-    """DocumentPlaces for documents in a call of cuDNN's kernel, each of as many positions."""
+    """Places for documents in a call of cuDNN's kernel, each of as many positions."""
 
     count: int
     span: int
