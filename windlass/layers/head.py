@@ -21,6 +21,7 @@ from windlass.devices.axes import (
     device,
     gathered,
     layout,
+    reduce_scattered,
     shard,
     split_over,
 )
@@ -98,13 +99,13 @@ class Head(TokenTable):
         changes from step to step, or the head of a frozen model. They have no gradient. With
         `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        axes, dtype, cap = self.axes["weight"], hidden.dtype, self.cap
         tiles = _Tiles(hidden.shape, tile_tokens)
-        dtype, cap = hidden.dtype, self.cap
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns, constants):
+            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(sums, tile):
@@ -116,6 +117,7 @@ class Head(TokenTable):
             return _over_shards(sums)
 
         def value_and_gradient(hidden, weight, columns, constants):
+            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(carry, tile):
@@ -146,7 +148,7 @@ class Head(TokenTable):
             (sums, d_weight), d_hidden = jax.lax.scan(
                 add, (zeros, d_weight), (tiles.cut(hidden), tiles.cut(columns))
             )
-            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
+            d_weight = reduce_scattered(d_weight.astype(gradient_dtype), axes)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -159,7 +161,7 @@ class Head(TokenTable):
             return d_hidden, d_weight, None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, weight, columns, constants)
+        summed, others = total(hidden, self.weight.astype(dtype), columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     @jax.named_scope("head")
