@@ -14,6 +14,7 @@ import pytest
 
 from tests import tiny
 from windlass.devices.axes import shard
+from windlass.layers import head
 from windlass.layers.head import Head, outside, pick_several, top_k
 from windlass.layers.softmax import log_z, pick
 
@@ -227,6 +228,14 @@ def test_in_bfloat16_every_product_of_a_tile_is_in_bfloat16_and_gradients_are_cl
     gap = tiny.apart(jax.tree.map(lambda g: g.astype(jnp.float32), gradients), expected)
     print(f"gradients differ by {gap:.1e}")
     assert gap < 1e-2
+
+
+def test_a_gradient_that_begins_with_the_first_tile_equals_that_from_zeros(monkeypatch):
+    hidden, weight, columns = example(301)
+    with tiny.on((1, 1, 1)):
+        expected = tiled(entropy, hidden, weight, columns, rows=ROWS)
+        monkeypatch.setattr(head, "on_one_gpu", lambda: True)
+        assert tiny.apart(tiled(entropy, hidden, weight, columns, rows=ROWS), expected) < 1e-5
 
 
 def test_in_float16_gradients_beyond_its_range_are_kept_for_the_scale_that_comes_later():

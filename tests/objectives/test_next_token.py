@@ -8,6 +8,9 @@ import jax.numpy as jnp
 import pytest
 
 from tests import tiny
+from windlass.layers import head
+from windlass.layers.embedding import LookedUp
+from windlass.networks import decoder
 from windlass.objectives import Carry, Tally
 from windlass.objectives.next_token import Objective
 
@@ -51,6 +54,25 @@ def test_tallies_of_parts_add_up_to_that_of_the_whole():
     assert first.weight != second.weight
     whole = tally(Objective(), model, batch)
     assert tiny.apart(first + second, whole) < 1e-5
+
+
+def test_a_shared_table_as_one_gpu_computes_its_gradient_has_that_of_its_parts(monkeypatch):
+    with tiny.on((1, 1, 1)) as mesh:
+        model, batch = tiny.placed(tiny.model("llama"), tiny.rows(96), mesh)
+        assert model.output is None
+
+        def gradient():
+            def loss(model):
+                return tiny.loss(model, batch)
+
+            return eqx.filter_jit(eqx.filter_grad(loss))(model)
+
+        expected = gradient()
+        for module in (decoder, head):
+            monkeypatch.setattr(module, "on_one_gpu", lambda: True)
+        looked_up = model.looked_up(batch["tokens"]).embedding
+        assert isinstance(looked_up, LookedUp)
+        assert tiny.apart(gradient(), expected) < 1e-5
 
 
 def test_extremes_are_maxima_and_sums_have_weights_of_their_own():

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout
+from windlass.devices.axes import Placed, gathered, layout, replicated
 from windlass.layers.initializers import Initializer, small
 
 AXES = ("vocab", "embed")
@@ -116,6 +116,43 @@ class Embedding(TokenTable):
             rows = self.tuned.looked_up(tokens, rows, len(weight), "batch seq embed")
         # The scale in the precision of the weights, as the models that have one were trained.
         return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
+
+
+class LookedUp(eqx.Module):
+    """A table of which the rows of a batch's tokens are looked up, to be shared with a head.
+
+    The head reads the table behind the lookup, so that on the way back the lookup adds its rows'
+    gradients to those of the head, in place, and not to zeros of the size of the table.
+    """
+
+    matrix: Float[Array, "vocab embed"]
+    rows: Float[Array, "batch seq embed"]
+
+    @staticmethod
+    def of(table: Embedding, tokens: Int[Array, "batch seq"]) -> "LookedUp":
+        with jax.named_scope("embedding"):
+            rows, weight = _shared(replicated(table.weight), tokens)
+        return LookedUp(weight, rows * jnp.asarray(table.scale, rows.dtype))
+
+    def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
+        return self.rows
+
+
+@jax.custom_vjp
+def _shared(weight: Array, tokens: Array) -> tuple[Array, Array]:
+    """Rows of a table, and the table."""
+    out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
+    return weight.at[tokens].get(out_sharding=out), weight
+
+
+def _shared_backward(tokens: Array, d: tuple[Array, Array]) -> tuple[Array, None]:
+    d_rows, d_weight = d
+    rows = replicated(d_rows).astype(jnp.float32)
+    total = d_weight.astype(jnp.float32).at[replicated(tokens)].add(rows)
+    return total.astype(d_weight.dtype), None
+
+
+_shared.defvjp(lambda weight, tokens: (_shared(weight, tokens), tokens), _shared_backward)
 
 
 class LearnedPositions(Placed):

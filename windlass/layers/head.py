@@ -137,10 +137,13 @@ class Head(TokenTable):
                     d_h, more = d_h * back, more * back[:, 0]
                 return values, more, d_h
 
-            def add(carry, tile):
-                sums, d_weight = carry
-                values, more, d_h = of_one(tile)
-                return (_add(sums, values), d_weight + more), d_h
+            def adding(function):
+                def add(carry, tile):
+                    sums, d_weight = carry
+                    values, more, d_h = function(tile)
+                    return (_add(sums, values), d_weight + more), d_h
+
+                return add
 
             def from_zeros():
                 # One accumulator per group of devices that shares rows: reduced once, at the end.
@@ -150,19 +153,26 @@ class Head(TokenTable):
                 )
                 zeros = _zeros(of_tile, tiles, hidden, weight, columns)
                 cut = tiles.cut(hidden), tiles.cut(columns)
-                return jax.lax.scan(add, (zeros, d_weight), cut)
+                (sums, d_weight), d_hidden = jax.lax.scan(adding(of_one), (zeros, d_weight), cut)
+                return sums, jnp.sum(d_weight, axis=0), d_hidden
 
             def from_first():
                 """The same, without zeros that would be written, and read with the first tile."""
+
+                def whole(tile):
+                    values, d_weight, d_h = of_one(tile)
+                    return values, jnp.sum(d_weight, axis=0), d_h  # there is one group
+
                 zeros = _zeros(of_tile, tiles, hidden, weight, columns)
                 cut = tiles.cut(hidden), tiles.cut(columns)
-                values, d_weight, d_h = of_one(jax.tree.map(lambda x: x[0], cut))
+                values, d_weight, d_h = whole(jax.tree.map(lambda x: x[0], cut))
                 rest = jax.tree.map(lambda x: x[1:], cut)
-                carry, d_hidden = jax.lax.scan(add, (_add(zeros, values), d_weight), rest)
-                return carry, jnp.concatenate([d_h[None], d_hidden])
+                carry = _add(zeros, values), d_weight
+                (sums, d_weight), d_hidden = jax.lax.scan(adding(whole), carry, rest)
+                return sums, d_weight, jnp.concatenate([d_h[None], d_hidden])
 
-            (sums, d_weight), d_hidden = from_first() if on_one_gpu() else from_zeros()
-            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
+            sums, d_weight, d_hidden = from_first() if on_one_gpu() else from_zeros()
+            d_weight = d_weight.astype(gradient_dtype)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp

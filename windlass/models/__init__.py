@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from importlib import import_module
 from typing import Any, NamedTuple, Protocol, runtime_checkable
 
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
 from windlass.layers.auxiliary import Report
 from windlass.layers.head import Head
@@ -42,6 +42,15 @@ class Model(Protocol):
     def __call__(
         self, batch: dict[str, Array], cache: KVCache | None = None
     ) -> tuple[Float[Array, "batch seq embed"], Report, PyTree]: ...
+
+
+@runtime_checkable
+class SharesTable(Protocol):
+    """A model whose head may share the embedding's table, of which both have a part's gradient."""
+
+    def looked_up(self, tokens: Int[Array, "batch seq"]) -> Model:
+        """The same model for a batch of these tokens alone, with the two added in place."""
+        ...
 
 
 @runtime_checkable

@@ -5,12 +5,13 @@ from typing import Any
 
 import equinox as eqx
 import jax
-from jaxtyping import Array, Float, PRNGKeyArray, PyTree
+from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
+from windlass.devices.sketch import on_one_gpu
 from windlass.layers.attention import Attention, JointAttention
 from windlass.layers.auxiliary import Report
 from windlass.layers.context import enter
-from windlass.layers.embedding import Embedding
+from windlass.layers.embedding import Embedding, LookedUp
 from windlass.layers.head import Head
 from windlass.layers.kv_cache import KVCache
 from windlass.layers.mlp import Gated
@@ -55,7 +56,7 @@ class Block(FoldableBlock):
 
 
 class Decoder(eqx.Module):
-    embedding: Embedding
+    embedding: Embedding | LookedUp
     blocks: Stack
     norm: Norm
     output: Head | None  # None: the head shares the embedding's weight
@@ -82,6 +83,14 @@ class Decoder(eqx.Module):
         if self.output is None:
             return Head(self.embedding.matrix)
         return self.output if self.output.tuned is None else self.output.merged()
+
+    def looked_up(self, tokens: Int[Array, "batch seq"]) -> "Decoder":
+        table, is_shared = self.embedding, type(self) is Decoder and self.output is None
+        if not (isinstance(table, Embedding) and is_shared and on_one_gpu()):
+            return self
+        if table.tuned is not None:
+            return self
+        return eqx.tree_at(lambda one: one.embedding, self, LookedUp.of(table, tokens))
 
     def __call__(
         self, batch: dict[str, Array], cache: KVCache | None = None

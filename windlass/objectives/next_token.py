@@ -7,6 +7,7 @@ import jax.numpy as jnp
 
 from windlass.config import section
 from windlass.layers.softmax import Statistics
+from windlass.models import SharesTable
 from windlass.objectives import BaseObjective, Tally
 
 COLLAPSED = 1e-4  # nats from the log Z of equal logits: far less than an untrained model has
@@ -41,6 +42,8 @@ class Objective(BaseObjective):
         return [] if model.causal else [what]
 
     def __call__(self, model, batch, *, key, carry, helpers, step, steps):
+        if isinstance(model, SharesTable):
+            model = model.looked_up(batch["tokens"])
         hidden, auxiliary, _ = model(batch)
         columns = {name: batch[name] for name in ("targets", "weight")}
         total, sums = model.head.reduce(self._tile, hidden, columns, statistics_of="targets")
