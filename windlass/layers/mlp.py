@@ -16,6 +16,7 @@ from windlass.layers.linear import Folded, Linear, LowRank, can_fold
 from windlass.layers.low_rank import (
     COLUMNS,
     INNER,
+    MOST,
     ROWS,
     Sum,
     in_kernels,
@@ -186,7 +187,7 @@ def _forward(gate: Array, up: Array, low: LowRankFactors, interpret: bool):
         in_specs=[block, block, thin, thin, wide, wide, tall],
         out_specs=[block, thin],
         out_shape=[jax.ShapeDtypeStruct((tokens, size), gate.dtype) for size in (width, rank)],
-        stages=3,
+        stages=3 if rank < MOST else 2,  # as many as shared memory holds
         interpret=interpret,
     )(_flat(gate), _flat(up), *map(_flat, low[:2]), *low[2:])
     out = hidden.reshape(gate.shape), inner.reshape(low.gate_inner.shape)
