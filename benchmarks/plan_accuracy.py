@@ -252,7 +252,7 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         "| error | planned | GPU |",
         "|---|---|---|---|---|---|---|---|---|---|---|",
     ]
-    errors, small, times, by, named, wrong = [], [], [], set(), [], []
+    errors, small, times, by, named, wrong, compiled = [], [], [], set(), [], [], 0
     for case, _, memory, taken, found in _rows(GPU, known):
         cells = ["", "", "", ""]
         if found["fits"]:
@@ -266,6 +266,7 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
             wrong += [case.name] if memory.fits else []
             named.append(f"{case.model}: {max(memory.parts, key=lambda part: memory.parts[part])}")
         by.add(found["by"])
+        compiled += "memory_by" in found
         lines.append(
             f"| {case.model} | {case.settings} | {case.rows} × {case.length} "
             f"| {memory.total / GIB:.2f} | {cells[0]} | {cells[1]} | {1e3 * taken.seconds:.1f} "
@@ -278,7 +279,8 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         f"{median(memories):.1%}, worst {max(memories):.1%}; {_small(small)}"
         f"time median {median(seconds):.1%}, "
         f"worst {max(seconds):.1%}. {len(named)} ran out of memory; their largest parts by the "
-        f"plan: {'; '.join(named)}. By {', '.join(sorted(by))}."
+        f"plan: {'; '.join(named)}. By {', '.join(sorted(by))}, as in benchmarks/gpu.json; memory "
+        f"of {compiled}, which is less than when they ran, by XLA for such a GPU that is not here."
     )
     found = {"cases": len(errors), "ran_out_of_memory": named, "false_fits": wrong}
     found |= {"memory_median_error": median(memories), "memory_worst_error": max(memories)}
@@ -288,29 +290,27 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _ranked(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The settings that a search looks at for one run, the recipe's own first."""
-    lines = ["| on | settings | ms planned | Mcycles | ms measured |", "|---|---|---|---|---|"]
-    best = {}
-    for of, figure in ((TPU, "cycles"), (GPU, "seconds")):
-        rows = list(_rows([one for one in of if one._replace(train=()) in SAME], known))
-        for case, _, _, taken, found in rows:
-            cycles = f"{found['cycles'] / 1e6:.0f}" if figure == "cycles" else ""
-            measured = f"{1e3 * found['seconds']:.0f}" if figure == "seconds" else ""
-            told = case.settings.removeprefix(f"{SAME[0].settings}").removeprefix(", ")
-            lines.append(
-                f"| {case.on} | {told or 'its own'} | {1e3 * taken.seconds:.0f} | {cycles} "
-                f"| {measured} |"
-            )
-        by_plan = min(rows, key=lambda row: row[3].seconds)
-        own = next(row for row in rows if not row[0].train)
-        best[own[0].on] = {
+    lines = ["| on | settings | ms planned | Mcycles |", "|---|---|---|---|"]
+    rows = list(_rows([one for one in TPU if one._replace(train=()) in SAME], known))
+    for case, _, _, taken, found in rows:
+        told = case.settings.removeprefix(f"{SAME[0].settings}").removeprefix(", ")
+        lines.append(
+            f"| {case.on} | {told or 'its own'} | {1e3 * taken.seconds:.0f} "
+            f"| {found['cycles'] / 1e6:.0f} |"
+        )
+    by_plan = min(rows, key=lambda row: row[3].seconds)
+    own = next(row for row in rows if not row[0].train)
+    best = {
+        own[0].on: {
             "planned": by_plan[0].settings,
-            "no_slower_than_its_own": by_plan[4][figure] <= own[4][figure],
+            "no_slower_than_its_own": by_plan[4]["cycles"] <= own[4]["cycles"],
         }
+    }
     said = (
-        "## Settings of one run, by plans, by the TPU compiler and by a GPU\n\n"
+        "## Settings of one run, by plans and by the TPU compiler\n\n"
         "Those of `legal-cot-sft`, its own and others that compute the same. `windlass plan "
-        "legal-cot-sft --on v5e-8,h200 --best` keeps its own. Cycles are what the TPU compiler "
-        "reckons with, without the attention kernels and the links."
+        "legal-cot-sft --on v5e-8 --best` keeps its own. Cycles are what the TPU compiler "
+        "estimates, without the attention kernels and the interconnect."
     )
     return "\n".join([said, "", *lines]), best
 

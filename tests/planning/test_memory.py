@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SMALL, SPARSE, TPU, Case, case
+from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SPARSE, TPU, Case, case
 from tests.trained import recipe
 from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import sub_jaxprs
@@ -36,8 +36,8 @@ def planned(one: Case) -> memory.Memory:
         (case(OSS, "v6e-8", 16, rank=16), 0.05),
         (case(DELTA, "v6e-8", 16, remat="full"), 0.05),
         (case(HALF, "h200", 32), 0.03),
-        (case(SMALL, "h200", 4, length=4096, remat="none"), 0.03),
-        (case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4), 0.03),
+        (case(HALF, "h200", 16, remat="none"), 0.03),
+        (case(MIDDLE, "h200", 16, rank=16), 0.03),
     ],
     ids=lambda value: value.settings or value.on if isinstance(value, Case) else "",
 )
