@@ -30,6 +30,8 @@ def held(function, *shapes, **compiler) -> int:
         sums_devices_at_once=False,
         layers_per_round=1,
         unstacked=0.0,
+        has_residuals=False,
+        zeros_at_once=False,
     )._replace(**compiler)
     program = jax.make_jaxpr(function)(*shapes).jaxpr
     return sum(array.bytes for array in peak_buffers(program, usual))

@@ -118,7 +118,7 @@ def test_a_step_takes_on_an_h200_what_it_was_measured_to():
     target = targets.find("h200")
     half = recipe(896, 4864, 24, 14, 2, 64, batch=32, family="qwen2")
     found = by_table(traced.trace(traced.described(half, target), target))
-    assert abs(found.seconds * 1e3 / 247.5 - 1) < found.error  # the median of three runs
+    assert abs(found.seconds * 1e3 / 212.6 - 1) < found.error  # benchmarks/gpu.json
     assert found.bound == "compute"
     assert math.isclose(sum(found.parts.values()), found.seconds)
     assert list(found.parts) == [

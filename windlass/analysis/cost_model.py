@@ -58,7 +58,15 @@ class _Reader:
         if part == "elementwise" and self.has_vocab_axis(program):
             part = "head"
         self.rounds += times if is_round else 0.0
-        region = Region(program, inputs, part, times=times, vocab=self.vocab, inner=self.region)
+        region = Region(
+            program,
+            inputs,
+            part,
+            times=times,
+            vocab=self.vocab,
+            fuses_epilogues=self.fuses_epilogues,
+            inner=self.region,
+        )
         outputs = region.outputs
         nodes = live(region.nodes, outputs)
         _divide(nodes, outputs)

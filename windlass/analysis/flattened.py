@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr, JaxprEqn, Literal
 
+from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import (
     Kind,
     Primitive,
@@ -39,10 +40,25 @@ class Operation(NamedTuple):
     results: list[int]
     equation: JaxprEqn
     scope: Scope
+    is_round_trip: bool = False  # a cast back to the narrower dtype that its argument had
 
     @property
     def reads(self) -> list[int]:
         return [value for value in self.arguments if value is not None]
+
+    def sources(self, result: int) -> list[int]:
+        """Values that a result is made of: of several at once, as of a barrier, its own."""
+        if self.kind is not Kind.ALIAS or len(self.results) == 1:
+            return self.reads
+        own = self.arguments[self.results.index(result)]
+        return [] if own is None else [own]
+
+    def aliases(self, value: int) -> list[int]:
+        """Results that are a value under another name."""
+        if len(self.results) == 1:
+            return self.results
+        pairs = zip(self.arguments, self.results, strict=True)
+        return [result for argument, result in pairs if argument == value]
 
     @property
     def primitive(self) -> Primitive:
@@ -50,6 +66,8 @@ class Operation(NamedTuple):
 
     @property
     def kind(self) -> Kind:
+        if self.is_round_trip:
+            return Kind.ALIAS
         return Kind.KERNEL if self.attention else self.primitive.kind
 
     @property
@@ -60,15 +78,20 @@ class Operation(NamedTuple):
 class Flattened:
     """The operations of a jaxpr, and the variable behind every value.
 
-    `keeps_attention`: as one operation, also where a compiler sees into it.
+    `keeps_attention`: as one operation, also where a compiler sees into it. `keeps_casts`: also
+    those that only undo another.
     """
 
-    def __init__(self, program: Jaxpr, *, keeps_attention: bool = False):
+    def __init__(self, program: Jaxpr, *, keeps_attention: bool = False, keeps_casts: bool = False):
         self.keeps_attention = keeps_attention
         self.operations: list[Operation] = []
         self.variables: list[Any] = []
+        # Arguments of what is computed a second time, which a barrier keeps from being merged.
+        self.residuals: set[int] = set()
         self.inputs = [self._value(variable) for variable in program.invars]
         self.outputs = self._inline(program, self.inputs, Scope())
+        if not keeps_casts:
+            self._skip_round_trips()
 
     def _value(self, variable: Any) -> int:
         self.variables.append(variable)
@@ -94,11 +117,41 @@ class Flattened:
     ) -> Sequence[int | None]:
         if self._is_inlined(equation):
             (body,) = sub_jaxprs(equation)
+            if _is_computed_again(equation):
+                self.residuals.update(value for value in arguments if value is not None)
             return self._inline(body, arguments, _inside(scope, equation))
         results = [self._value(variable) for variable in equation.outvars]
         operation = Operation(_name(equation), arguments, results, equation, scope)
         self.operations.append(operation)
         return results
+
+    def _skip_round_trips(self) -> None:
+        """Let casts back to a narrower dtype read what was cast from it, as compilers do."""
+        origins: dict[int, int] = {}  # of numbers in a wider one
+        for i, operation in enumerate(self.operations):
+            if len(operation.reads) != 1 or len(operation.results) != 1:
+                continue
+            (read,), (value,) = operation.reads, operation.results
+            origin = origins.get(read)
+            if operation.name != "convert_element_type":
+                if origin is not None and self._is_same(operation):
+                    origins[value] = origin
+            elif origin is not None and self._dtype(origin) == self._dtype(value):
+                self.operations[i] = operation._replace(arguments=[origin], is_round_trip=True)
+            elif self._itemsize(read) < self._itemsize(value):
+                origins[value] = read
+
+    def _is_same(self, operation: Operation) -> bool:
+        """Return True if a result is its argument under another name or in another shape."""
+        shapes = (device_shape(self.variables[i]) for i in (*operation.reads, *operation.results))
+        before, after = map(math.prod, shapes)
+        return operation.kind in (Kind.ALIAS, Kind.RESHARD) and before == after
+
+    def _dtype(self, value: int) -> Any:
+        return self.variables[value].aval.dtype
+
+    def _itemsize(self, value: int) -> int:
+        return getattr(self._dtype(value), "itemsize", 0)
 
     def _is_inlined(self, equation: JaxprEqn) -> bool:
         """Return True if a compiler puts the body of an equation in its place."""
@@ -127,6 +180,11 @@ def _manual_devices(equation: JaxprEqn) -> int:
         return 1
     name = "newly_manual_axes" if "newly_manual_axes" in params else "manual_axes"
     return math.prod(params["mesh"].shape[axis] for axis in params[name])
+
+
+def _is_computed_again(equation: JaxprEqn) -> bool:
+    """Return True for the part of a checkpointed function that its backward pass computes."""
+    return bool(equation.params.get("differentiated") and equation.params.get("prevent_cse"))
 
 
 def _has_matmuls(program: Jaxpr) -> bool:

@@ -54,6 +54,8 @@ class CompilerModel(NamedTuple):
     sums_devices_at_once: bool  # without a buffer for what each has to add
     layers_per_round: int  # of a loop over layers, where their kinds take turns
     unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
+    has_residuals: bool  # what goes through a barrier to be read a second time is in memory
+    zeros_at_once: bool  # of all arrays alike that loops of a program stack
 
 
 def peak_buffers(program: Jaxpr, compiler: CompilerModel) -> list[Buffer]:
@@ -68,6 +70,7 @@ class _Liveness:
     def __init__(self, program: Flattened, compiler: CompilerModel):
         self.operations, self.compiler = program.operations, compiler
         self.variables, self.inputs = program.variables, set(program.inputs)
+        self.residuals = program.residuals if compiler.has_residuals else set[int]()
         self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
@@ -87,8 +90,9 @@ class _Liveness:
         live: dict[int, int] = {}
         most, then, inside = 0, live, []
         for i, operation in enumerate(self.operations):
+            live |= {value: self.bytes_of(value) for value in self.zeros[i]}
             for value in operation.results:
-                if value not in self.materialized:
+                if value not in self.materialized or value in live:
                     continue
                 old = self.reused(operation, value, live, ends[i])
                 if old is not None:
@@ -102,6 +106,20 @@ class _Liveness:
             for value in ends[i]:
                 live.pop(value, None)
         return [self.buffer(value, size) for value, size in then.items() if size] + inside
+
+    @cached_property
+    def zeros(self) -> dict[int, list[int]]:
+        """Arrays that loops stack, by the first loop that stacks one of their shape and dtype.
+
+        One kernel fills all of these with zeros, for all loops of a program.
+        """
+        found: dict[int, list[int]] = defaultdict(list)
+        first: dict[tuple, int] = {}
+        for i, operation in enumerate(self.operations if self.compiler.zeros_at_once else []):
+            for value in self.materialized.intersection(_stacked(operation)) - self.results:
+                like = self.shape(value), self.variables[value].aval.dtype
+                found[first.setdefault(like, i)].append(value)
+        return found
 
     def inner(self, operation: Operation) -> list[Buffer]:
         """The live buffers of the body of a loop at its peak."""
@@ -175,6 +193,8 @@ class _Liveness:
             reads = operation.reads
         elif (carried := _carried(operation, value)) is not None:
             reads = [carried]
+        elif (overwritten := _overwritten(operation, value)) is not None:
+            reads = list(self.sources(overwritten))
         else:
             return None
         size = self.bytes_of(value)
@@ -441,8 +461,9 @@ class _Liveness:
     def is_read_from_memory(self, value: int) -> bool:
         """Return True if an unfused operation reads the value."""
         if value not in self.read_from_memory:
-            self.read_from_memory[value] = value in self.results or any(
-                self.is_read_from_memory(self.operations[i].results[0])
+            is_kept = value in self.results or value in self.residuals
+            self.read_from_memory[value] = is_kept or any(
+                any(map(self.is_read_from_memory, self.operations[i].aliases(value)))
                 if self.is_alias(i)
                 else not self.is_fused(i)
                 for i in self.readers[value]
@@ -457,7 +478,7 @@ class _Liveness:
             elif value in self.materialized:
                 sources = frozenset([value])
             else:
-                reads = self.operations[self.maker[value]].reads
+                reads = self.operations[self.maker[value]].sources(value)
                 sources = frozenset[int]().union(*map(self.sources, reads))
             self.known_sources[value] = sources
         return self.known_sources[value]
@@ -485,6 +506,23 @@ def _carried(operation: Operation, value: int) -> int | None:
     first, carried = constants_and_carry(body, operation.equation)
     i = operation.results.index(value)
     return operation.arguments[first + i] if i < carried else None
+
+
+def _stacked(operation: Operation) -> list[int]:
+    """Results of a scan that have an axis of its iterations."""
+    if operation.name != "scan":
+        return []
+    (body,) = sub_jaxprs(operation.equation)
+    _, carried = constants_and_carry(body, operation.equation)
+    return operation.results[carried:]
+
+
+def _overwritten(operation: Operation, value: int) -> int | None:
+    """The argument of a kernel in whose buffer it writes a result, by its declaration."""
+    written: Any = operation.equation.params.get("aliases", ())
+    places = {result: argument for argument, result in written}
+    i = operation.results.index(value)
+    return operation.arguments[places[i]] if i in places else None
 
 
 def _is_constant(value: int, operation: Operation) -> bool:

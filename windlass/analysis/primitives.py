@@ -59,7 +59,7 @@ _TABLE: dict[str, Primitive] = {
     **_rows(Kind.LOOP, "scan while cond"),
     **_rows(Kind.MATMUL, "dot_general ragged_dot_general"),
     **_rows(Kind.CONVOLUTION, "conv_general_dilated"),
-    **_rows(Kind.KERNEL, "pallas_call"),
+    **_rows(Kind.KERNEL, "pallas_call sketched_kernel"),
     **_rows(
         Kind.ELEMENTWISE,
         "abs add add_any and atan2 bitcast_convert_type clamp clz eq erf_inv ge gt integer_pow le "

@@ -4,6 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import jax
 from jax.extend.core import Jaxpr, JaxprEqn
 
 from windlass.analysis import per_device
@@ -16,7 +17,8 @@ from windlass.analysis.primitives import (
     primitive,
     sub_jaxprs,
 )
-from windlass.analysis.work import AttentionCall, Collective, Matmul
+from windlass.analysis.work import KERNELS, AttentionCall, Collective, Matmul
+from windlass.devices.triton import SKETCHED
 from windlass.layers.pattern import Pattern
 from windlass.program.step import MICROBATCH
 
@@ -32,12 +34,15 @@ class Region:
         *,
         times: Amount,
         vocab: int | None,
+        fuses_epilogues: bool,
         inner: Callable,
     ):
         self.part, self.times, self.vocab = part, times, vocab
+        # What only gives an array another name is then a part of the matmul that wrote it.
+        self.fuses_epilogues = fuses_epilogues
         self.inner = inner  # reads the body of a loop, as a region of its own
         self.nodes: list[Node] = []
-        self.flattened = Flattened(program)
+        self.flattened = Flattened(program, keeps_casts=fuses_epilogues)
         self.values = dict(zip(self.flattened.inputs, inputs, strict=True))
         for operation in self.flattened.operations:
             reads = [self.value(number) for number in operation.arguments]
@@ -62,6 +67,8 @@ class Region:
         match operation.kind:
             case Kind.ALIAS | Kind.TRANSPOSE:
                 return reads[: len(operation.results)]
+            case Kind.RESIDUAL if not self.fuses_epilogues:
+                return reads
             case Kind.LOOP:
                 return self.loop(equation, reads, part)
             case Kind.MATMUL:
@@ -77,6 +84,10 @@ class Region:
                 return self.add(equation, reads, part, is_unfused=True, record=call, is_matmul=True)
             case Kind.UPDATE:
                 return self.update(equation, reads, part)
+            case Kind.KERNEL if equation.params.get("matmul") is not None:
+                return self.kernel_matmul(equation, reads, part)
+            case Kind.KERNEL if part == "elementwise" and operation.name == SKETCHED.name:
+                return self.unfused(equation, reads, KERNELS)
             case Kind.KERNEL | Kind.CUMULATIVE | Kind.OPAQUE | Kind.CALL:
                 return self.unfused(equation, reads, part)
         is_reduced = operation.kind is Kind.REDUCTION
@@ -143,10 +154,22 @@ class Region:
         if here == "matmuls" and self.has_vocab_axis([*equation.invars, *equation.outvars]):
             here = "head"
         moved = reads[0].bytes + reads[1].bytes + result.bytes
-        record = Matmul(m, n, k, batch, dtype, moved, self.times * share, here)
+        precision = equation.params.get("precision")
+        is_rounded = precision in (None, (jax.lax.Precision.DEFAULT,) * 2)
+        record = Matmul(m, n, k, batch, dtype, moved, self.times * share, here, is_rounded)
         partial_axes = per_device.axes_at(equation.invars[0], contracted)
         about = dict(is_unfused=True, is_matmul=True, record=record, partial_axes=partial_axes)
         return self.add(equation, reads, part, **about)
+
+    def kernel_matmul(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
+        """A kernel that declares the matmul it computes."""
+        m, n, k = equation.params["matmul"]
+        (result,) = map(per_device.value, equation.outvars)
+        moved = sum(value.bytes for value in (*reads, result))
+        here = {"elementwise": "matmuls"}.get(part, part)
+        dtype = per_device.dtype(equation.invars[0])
+        record = Matmul(m, n, k, 1, dtype, moved, self.times, here)
+        return self.add(equation, reads, part, is_unfused=True, is_matmul=True, record=record)
 
     def reshard(self, equation: JaxprEqn, reads: list[Value], part: str) -> list[Value]:
         if _enters(equation):
@@ -156,6 +179,8 @@ class Region:
             per_device.axes(equation.outvars[0]),
         )
         gathered = tuple(sorted(before - after))
+        if not gathered and not self.fuses_epilogues and _is_unmoved(equation):
+            return reads
         if not gathered:
             return self.add(equation, reads, part, is_slice=True)
         moved = per_device.value(equation.outvars[0]).bytes
@@ -228,6 +253,12 @@ def _enters(equation: JaxprEqn) -> bool:
     return per_device.is_automatic(equation.outvars[0]) and not per_device.is_automatic(
         equation.invars[0]
     )
+
+
+def _is_unmoved(equation: JaxprEqn) -> bool:
+    """Return True if each device has as much of an array after a reshard as before."""
+    (read, *_), (written,) = equation.invars, equation.outvars
+    return per_device.device_shape(read) == per_device.device_shape(written)
 
 
 def _ways(equation: JaxprEqn, reads: list[Value]) -> Amount:

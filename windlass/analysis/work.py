@@ -7,6 +7,8 @@ import jax.numpy as jnp
 from windlass.analysis.fusion import Amount
 from windlass.layers.pattern import Pattern
 
+KERNELS = "kernels"  # the part of those that layers call, in memory traffic
+
 
 class Matmul(NamedTuple):
     """A per-device matmul, or a convolution as one: [m, k] by [k, n], `batch` of them."""
@@ -19,6 +21,7 @@ class Matmul(NamedTuple):
     moved: Amount  # bytes, each factor and the result once
     times: Amount
     part: str  # of the step: matmuls, head or optimiser
+    is_rounded: bool = False  # float32 factors may be, before they are multiplied
 
     @property
     def flops(self) -> Amount:

@@ -1,20 +1,63 @@
 """Kernels in Triton, for an NVIDIA GPU."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array
+from jax.extend.core import Primitive
+from jaxtyping import Array, PyTree
+
+from windlass.devices.sketch import is_sketched
+
+SKETCHED = Primitive("sketched_kernel")  # in the place of a kernel, in programs that never run
+SKETCHED.multiple_results = True
 
 
-def called(kernel: Callable, *, warps: int = 4, stages: int = 2, **how: Any) -> Callable:
-    """A kernel in Triton."""
+def called(
+    kernel: Callable,
+    *,
+    warps: int = 4,
+    stages: int = 2,
+    matmul: tuple[int, int, int] | None = None,
+    **how: Any,
+) -> Callable:
+    """A kernel in Triton.
+
+    `matmul` are rows, columns and depth of the product it computes, where that takes longer than
+    to read and write.
+    """
+    if is_sketched():
+        return _sketched(kernel.__name__, matmul, **how)
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
 
     params: Any = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pl.pallas_call(kernel, compiler_params=params, name=kernel.__name__, **how)
+
+
+def _sketched(
+    name: str,
+    matmul: tuple[int, int, int] | None,
+    *,
+    out_shape: PyTree,
+    input_output_aliases: dict[int, int] | None = None,
+    **_: Any,
+) -> Callable:
+    """A kernel by its inputs and outputs: what it computes takes long to trace."""
+    leaves, structure = jax.tree.flatten(out_shape)
+    aliases = tuple((input_output_aliases or {}).items())
+
+    def call(*inputs: Array) -> PyTree:
+        how = dict(name=name, results=tuple(leaves), aliases=aliases, matmul=matmul)
+        return structure.unflatten(SKETCHED.bind(*inputs, **how))
+
+    return call
+
+
+@SKETCHED.def_abstract_eval
+def _types(*_: Any, results: Sequence[jax.ShapeDtypeStruct], **__: Any) -> list[Any]:
+    return [jax.typeof(one) for one in results]
 
 
 def dot(a: Array, b: Array, *, over: tuple[int, int] = (1, 0)) -> Array:

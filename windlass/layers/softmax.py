@@ -16,6 +16,7 @@ from jaxtyping import Array, Float, Int
 
 from windlass.devices.axes import layout, split_over, tensor_ways
 from windlass.devices.sketch import on_gpu
+from windlass.devices.triton import called
 
 WARPS = 4  # of 32 threads, that have a token
 LANES = 8 * 32 * WARPS  # logits that they look at together: 16 bytes a thread
@@ -163,23 +164,21 @@ def _called(
 ) -> Sequence[Array]:
     """Outputs of a kernel with a program for every row of the inputs, all of one or two axes."""
     from jax.experimental import pallas as pl
-    from jax.experimental.pallas import triton
 
     def row(x) -> pl.BlockSpec:
         if len(x.shape) == 1:
             return pl.BlockSpec((1,), lambda i: (i,))
         return pl.BlockSpec((None, x.shape[1]), lambda i: (i, 0))
 
-    params: Any = triton.CompilerParams(num_warps=WARPS, num_stages=1)
-    return pl.pallas_call(
+    return called(
         kernel,
         grid=(len(inputs[0]),),
         in_specs=[row(x) for x in inputs],
         out_specs=[row(x) for x in outputs],
         out_shape=list(outputs),
-        compiler_params=params,
+        warps=WARPS,
+        stages=1,
         interpret=interpret,
-        name=kernel.__name__,
         **how,
     )(*inputs)
 

@@ -86,10 +86,13 @@ class Stack(eqx.Module):
 
             return _rematerialised(apply, self.remat, in_loop=in_loop)
 
+        apart = [_traced_once(one(kind, False)) for kind in range(len(self.kinds))]
+        blocks = [one(kind, True) for kind in range(len(self.kinds))] if loops else apart
+
         def around(x, now):
             out = []
             for kind, own in enumerate(zip(*now, strict=True)):
-                x, new = one(kind, loops)(x, *own)
+                x, new = blocks[kind](x, *own)
                 out.append(new)
             return x, tuple(out)
 
@@ -109,7 +112,7 @@ class Stack(eqx.Module):
         out_odd = []
         for kind in range(odd):
             own = _take(weights[kind], rounds), cache_odd[kind], _take(inputs, whole + kind)
-            x, out = one(kind, False)(x, *own)
+            x, out = apart[kind](x, *own)
             out_odd.append(out)
         left = tuple(tuple(own for own, _ in out) for out in (out_rounds, out_odd))
         reported = added(self._reported(out_rounds, out_odd), self.streams.report(x, context))
@@ -213,6 +216,11 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
     # The compiler would merge the second computation with the first and undo the saving; it cannot
     # do so across the loops of a scan, where the barrier against it only costs time.
     return jax.checkpoint(function, policy=policy, prevent_cse=not in_loop)
+
+
+def _traced_once(layer: Callable) -> Callable:
+    """A layer that is traced once, and differentiated once, for all of its kind in a program."""
+    return jax.jit(layer, inline=True)
 
 
 def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:

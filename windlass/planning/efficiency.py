@@ -23,6 +23,7 @@ class Efficiency:
     loop_source: str  # of that latency
     vector: Amount  # operations a second of vector units
     attention: "Flash"
+    kernels: Amount = 1.0  # of what others reach, by kernels of layers as they read and write
     units: int | None = None  # of a GPU, that each compute a tile of a matmul
     error: Amount = 0.25  # the share by which a step may take longer or shorter
     source: str = ""  # of these numbers
@@ -40,9 +41,14 @@ class Flash:
     operations: tuple[int, int] = (0, 0)
 
 
+# Flash attention of 1k to 8k positions by cuDNN on an H200, within documents by their lengths, and
+# with a mask of documents, which it takes as numbers to be added to the scores.
+_BY_LENGTHS = Flash(forward=0.485, backward=0.355, narrow=0.8, ramp=380)
+_BY_MASK = Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380)
+
 # Of an H200, measured: matmuls by the best that cuBLAS sustains (the MAMF table of the book "ML
-# engineering", 794 of 989 TFLOP/s), a copy of 1 GB at 3.6 to 4.0 TB/s, and attention of 1k to 8k
-# positions with a mask of documents, which cuDNN takes as numbers to be added to the scores. The
+# engineering", 794 of 989 TFLOP/s), a copy of 1 GB at 3.6 to 4.0 TB/s, and the
+# kernels of layers with LoRA together at 2.8 (benchmarks/RESULTS.md). The
 # rounds of a loop by GRUs of 64 to 1024 units in batches of 8 to 64: 6 to 9 µs a round forward, 21
 # to 33 with the gradient, in which there are three matmuls; the rest starts other kernels.
 _GPU = Efficiency(
@@ -54,7 +60,8 @@ _GPU = Efficiency(
     loop_round=5e-6,
     loop_source="GRUs measured on an H200",
     vector=30e12,
-    attention=Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380),
+    attention=_BY_LENGTHS,
+    kernels=0.71,
     units=132,
     source="measured on an H200, a GPU of another kind",
 )
@@ -84,7 +91,7 @@ _CHIPS = {
     "TPU v5e": {"vector": 6.1e12},
     "TPU v5p": {"vector": 14.3e12},
     "TPU 7x": {"matmuls": 0.83},
-    "H200": {"error": 0.12, "source": "measured on an H200"},
+    "H200": {"error": 0.15, "source": "measured on an H200"},
     "H100": {"error": 0.2, "source": "measured on an H200"},
     "A100 40GB": {"matmuls": 0.87, "units": 108},
     "A100 80GB": {"matmuls": 0.87, "units": 108},
@@ -117,7 +124,8 @@ def find(chip: Chip) -> Efficiency:
         return dataclasses.replace(_TPU, **known)
     # A multiplication and a sum count twice in the peak of a GPU, and here once.
     vector = chip.peak.get("float32", 2 * _GPU.vector) / 2
-    return dataclasses.replace(_GPU, vector=vector, **known)
+    attention = _BY_LENGTHS if chip.has_segments else _BY_MASK
+    return dataclasses.replace(_GPU, vector=vector, attention=attention, **known)
 
 
 def rates(chip: Chip) -> Rates:
@@ -135,7 +143,10 @@ def matmul_seconds(matmul: Matmul, rates: Rates) -> Amount:
         share = _by_waves(*shape, matmul.batch, efficiency.units)
     else:
         share = _by_padding(*shape, rates.tile or 128)
-    compute = matmul.flops / (_peak(rates, matmul.dtype) * efficiency.matmuls * share)
+    peak = _peak(rates, matmul.dtype)
+    if matmul.dtype == "float32" and matmul.is_rounded and efficiency.units is not None:
+        peak = max(peak, _rounded(rates))
+    compute = matmul.flops / (peak * efficiency.matmuls * share)
     return max(compute, memory_seconds(matmul.moved, rates)) + efficiency.start
 
 
@@ -167,28 +178,38 @@ def _peak(rates: Rates, dtype: str) -> Amount:
     return max(rates.peak.values())
 
 
-# Tiles of a result that a unit of a GPU computes at once, and what it reaches with each.
+def _rounded(rates: Rates) -> Amount:
+    """FLOP/s of float32 factors that are rounded to 19 bits: half as many as of 16 bits.
+
+    Units that have bfloat16 have these, too.
+    """
+    return rates.peak.get("bfloat16", 0.0) / 2
+
+
+# Tiles of a result that a unit of a GPU computes at once, what it reaches with each, and the length
+# of the axis that is summed over after which it is at half of that.
 _TILES = (
-    ((128, 256), 1.0),
-    ((256, 128), 1.0),
-    ((128, 128), 0.9),
-    ((64, 128), 0.7),
-    ((64, 64), 0.5),
+    ((128, 256), 1.0, 192),
+    ((256, 128), 1.0, 192),
+    ((128, 128), 0.9, 192),
+    ((64, 128), 0.7, 192),
+    ((64, 64), 0.5, 192),
+    ((32, 32), 0.25, 48),
+    ((16, 16), 0.12, 24),
 )
 _SPLITS = (1, 2, 4, 8, 16)  # of the axis that is summed over, among units
-_DEPTH = 192  # of that axis, after which a tile is at half its speed
 
 
 def _by_waves(m: int, n: int, k: int, batch: int, units: int) -> Amount:
     """Utilization of a GPU's units by the best tiles for a shape, after wave quantization."""
     best = 0.0
-    for (rows, columns), speed in _TILES:
+    for (rows, columns), speed, depth in _TILES:
         tiles = batch * math.ceil(m / rows) * math.ceil(n / columns)
         full = batch * m * n / (tiles * rows * columns)
         for split in _SPLITS:
             waves = math.ceil(tiles * split / units)
             even = tiles * split / (waves * units)
-            deep = k / (k + split * _DEPTH)
+            deep = k / (k + split * depth)
             best = max(best, speed * full * even * deep)
     return best
 

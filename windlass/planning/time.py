@@ -5,7 +5,7 @@ from typing import NamedTuple
 from windlass import units
 from windlass.analysis.flops import step_flops
 from windlass.analysis.fusion import Amount
-from windlass.analysis.work import Collective, Work
+from windlass.analysis.work import KERNELS, Collective, Work
 from windlass.devices.sketch import sketched
 from windlass.planning import calibration, efficiency
 from windlass.planning.calibration import Fitted
@@ -92,6 +92,8 @@ def estimate(traced: Traced, work: Work, rates: Rates) -> Time:
     for part, moved in work.traffic.items():
         memory = memory_seconds(moved, rates)
         vector = work.operations.get(part, 0.0) / rates.efficiency.vector
+        if part == KERNELS:
+            memory, part = memory / rates.efficiency.kernels, "elementwise"
         parts[part] += max(memory, vector)
         bounds["memory" if memory > vector else "compute"] += max(memory, vector)
     each = rates.efficiency.loop_round

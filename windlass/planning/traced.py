@@ -87,7 +87,7 @@ def trace(described: Described, target: Target, make: MakeCall | None = None) ->
 
     Or the call that `make` has in its place, of the same model on the same devices.
     """
-    with described.scope(), sketched():
+    with described.scope(), sketched(kernels=True):
         programs = Programs(Built(described), STEPS)
         state, frozen, batch = programs.abstract_call()
         step = (programs.step().function, (state, frozen, batch))

@@ -120,6 +120,7 @@ def _product(
         out_shape=like,
         warps=WARPS,
         stages=STAGES,
+        matmul=(rows, written, read),
         interpret=interpret,
     )(x, weight, *own)
 
@@ -157,6 +158,7 @@ def _sums(x: Array, d: Array, sizes: Array, like: Any, *, interpret: bool) -> Ar
         out_shape=like,
         warps=WARPS,
         stages=STAGES,
+        matmul=(read, written, len(x)),
         interpret=interpret,
     )(x, d, ends - sizes, ends)
 
