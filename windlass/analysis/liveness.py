@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
@@ -24,6 +23,7 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
+_SUMS_OVER_DEVICES = ("psum", "psum_invariant", "reduce_scatter")
 SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
@@ -47,7 +47,6 @@ class CompilerModel(NamedTuple):
     reuses_buffers: bool  # of anything a result is computed from, however indirectly
     materializes_shared: bool  # what several operations read, instead of computing it in each
     has_random_kernel: bool  # random bits are never fused into what reads them
-    keeps_gathered: bool  # what was all-gathered for the last but one matmul before a loop
     bytes_of: Callable[[tuple[int, ...], int], int]  # of a buffer of a shape and an item size
     lanes: int | None  # width of a register that the innermost axis of an array is to fill
     indexed: float  # times its bytes, to read or add at indices of the innermost axis of an array
@@ -71,10 +70,13 @@ class _Liveness:
         self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
+        self.constants: set[int] = set()  # values that no argument decides
         for i, operation in enumerate(self.operations):
             for value in operation.reads:
                 self.readers[value].append(i)
             self.maker |= dict.fromkeys(operation.results, i)
+            if self.constants.issuperset(operation.reads):
+                self.constants.update(operation.results)
         self.read_from_memory: dict[int, bool] = {}
         self.known_sources: dict[int, frozenset[int]] = {}
         self.used: dict[int, int] = {}  # the last use of a fused value
@@ -130,8 +132,8 @@ class _Liveness:
         maker = self.maker.get(scattered)
         if maker is None or self.operations[maker].kind is not Kind.UPDATE:
             return []
-        is_full = self.shape(value)[-1] % lanes == 0
-        return [self.buffer(scattered, self.bytes_of(read if is_full else scattered))]
+        is_cast = self.is_sum_over_devices(i) or self.shape(value)[-1] % lanes == 0
+        return [self.buffer(scattered, self.bytes_of(read if is_cast else scattered))]
 
     def indexed(self, i: int) -> int | None:
         """The array that an operation reads, or adds to, at indices of its innermost axis."""
@@ -199,7 +201,7 @@ class _Liveness:
                     ends[source] = max(ends[source], i)
         for i, operation in enumerate(self.operations):
             for source in frozenset().union(*map(self.sources, operation.reads)):
-                ends[source] = max(ends[source], self.last_use(i, source))
+                ends[source] = max(ends[source], i)
         for value in self.results:
             ends |= dict.fromkeys(self.sources(value), len(self.operations))
         return ends
@@ -209,27 +211,11 @@ class _Liveness:
         writes = self.operations[i].results
         return i if not writes or writes[0] in self.materialized else self.used[writes[0]]
 
-    def last_use(self, i: int, source: int) -> int:
-        """Last use of a buffer that operation i reads.
-
-        The last matmul before a loop may come before the one that all-gathered weights are for;
-        where more follow, it is put off until nothing of them is left.
-        """
-        is_gathered = self.operations[self.maker[source]].kind is Kind.RESHARD
-        if not (self.compiler.keeps_gathered and is_gathered):
-            return i
-        heavy = {Kind.LOOP, *_CONTRACTED}
-        later = range(i + 1, len(self.operations))
-        then = list(islice((j for j in later if self.operations[j].kind in heavy), 2))
-        if [self.operations[j].kind is Kind.LOOP for j in then] == [False, True]:
-            return self.computed_at(then[0])
-        return i
-
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
         if self.is_alias(i) or self.is_update_of_argument(i) or self.is_sunk(value):
             return False
-        if self.is_slice(i):
+        if self.is_slice(i) and not self.is_mask(value):
             # At once, as that frees the rest; but of two that are summed, the whole is summed.
             return not self.is_summed(i)
         if self.is_sum_of_slices(i):
@@ -250,6 +236,10 @@ class _Liveness:
         target = operation.arguments[0]
         return target is not None and self.uncast(target) in self.inputs
 
+    def is_mask(self, value: int) -> bool:
+        """Return True if a value is of booleans, which are computed where they are read."""
+        return str(self.variables[value].aval.dtype) == "bool"
+
     def is_random_word(self, value: int) -> bool:
         """Return True if a value is hashed bits, of which a mask is made by comparison."""
         is_word = str(self.variables[value].aval.dtype) == "uint32"
@@ -264,6 +254,8 @@ class _Liveness:
         kind = self.operations[i].kind
         if kind is Kind.RANDOM and self.compiler.has_random_kernel:
             return False
+        if self.is_sum_over_devices(i):
+            return self.is_summed(i)
         return kind in _FUSED | _REDUCED or self.is_slice(i)
 
     def is_alias(self, i: int) -> bool:
@@ -308,11 +300,20 @@ class _Liveness:
         return all(map(self.is_uniform, operation.reads))
 
     def is_slice(self, i: int) -> bool:
-        """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
+        """Return True if each device keeps only its slice, as a reduce-scatter gives at once.
+
+        An all-reduce is one that keeps all.
+        """
         operation = self.operations[i]
+        if self.is_sum_over_devices(i):
+            return True
         if operation.kind is not Kind.RESHARD or not operation.reads or self.is_own_rows(i):
             return False
         return self.size(operation.reads[0]) > self.size(operation.results[0])
+
+    def is_sum_over_devices(self, i: int) -> bool:
+        operation = self.operations[i]
+        return operation.name in _SUMS_OVER_DEVICES and len(operation.reads) == 1
 
     def is_own_rows(self, i: int) -> bool:
         """Return True if devices keep rows of a scattered sum: each adds to its own rows alone.
@@ -392,11 +393,12 @@ class _Liveness:
         Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
         """
         (value,), lanes = self.operations[i].results, self.compiler.lanes
-        if lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0:
+        is_tiled = lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0
+        if is_tiled and self.operations[i].kind is Kind.RESHARD:
             return False
         while len(self.readers[value]) == 1:
             (reader,) = self.readers[value]
-            if not self.is_cast(reader):
+            if not self.is_cast(reader) and not self.is_sum_over_devices(reader):
                 return self.is_sum_of_slices(reader)
             operation = self.operations[reader]
             several = len(operation.results) > 1  # each of its argument, in their order
@@ -421,7 +423,20 @@ class _Liveness:
         return value
 
     def is_cast(self, i: int) -> bool:
-        return self.is_alias(i) or self.operations[i].name == "convert_element_type"
+        operation = self.operations[i]
+        if operation.name == "broadcast_in_dim" and operation.reads:  # an axis of one
+            return self.size(operation.reads[0]) == self.size(operation.results[0])
+        is_alias = self.is_alias(i) or operation.name == "convert_element_type"
+        return is_alias or self.is_scaled_by_constant(i)
+
+    def is_scaled_by_constant(self, i: int) -> bool:
+        """Return True if a value is multiplied by one number of the program, such as a loss's 1."""
+        operation = self.operations[i]
+        if operation.name != "mul":
+            return False
+        first, by = operation.arguments
+        is_constant = by is None or by in self.constants and self.size(by) == 1
+        return first is not None and is_constant
 
     def is_fused_into_sum(self, i: int) -> bool:
         """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
