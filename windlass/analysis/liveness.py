@@ -23,7 +23,6 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
-_SUMS_OVER_DEVICES = ("psum", "psum_invariant", "reduce_scatter")
 SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
@@ -70,13 +69,10 @@ class _Liveness:
         self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
-        self.constants: set[int] = set()  # values that no argument decides
         for i, operation in enumerate(self.operations):
             for value in operation.reads:
                 self.readers[value].append(i)
             self.maker |= dict.fromkeys(operation.results, i)
-            if self.constants.issuperset(operation.reads):
-                self.constants.update(operation.results)
         self.read_from_memory: dict[int, bool] = {}
         self.known_sources: dict[int, frozenset[int]] = {}
         self.used: dict[int, int] = {}  # the last use of a fused value
@@ -132,8 +128,8 @@ class _Liveness:
         maker = self.maker.get(scattered)
         if maker is None or self.operations[maker].kind is not Kind.UPDATE:
             return []
-        is_cast = self.is_sum_over_devices(i) or self.shape(value)[-1] % lanes == 0
-        return [self.buffer(scattered, self.bytes_of(read if is_cast else scattered))]
+        is_full = self.shape(value)[-1] % lanes == 0
+        return [self.buffer(scattered, self.bytes_of(read if is_full else scattered))]
 
     def indexed(self, i: int) -> int | None:
         """The array that an operation reads, or adds to, at indices of its innermost axis."""
@@ -254,8 +250,6 @@ class _Liveness:
         kind = self.operations[i].kind
         if kind is Kind.RANDOM and self.compiler.has_random_kernel:
             return False
-        if self.is_sum_over_devices(i):
-            return self.is_summed(i)
         return kind in _FUSED | _REDUCED or self.is_slice(i)
 
     def is_alias(self, i: int) -> bool:
@@ -300,20 +294,11 @@ class _Liveness:
         return all(map(self.is_uniform, operation.reads))
 
     def is_slice(self, i: int) -> bool:
-        """Return True if each device keeps only its slice, as a reduce-scatter gives at once.
-
-        An all-reduce is one that keeps all.
-        """
+        """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
         operation = self.operations[i]
-        if self.is_sum_over_devices(i):
-            return True
         if operation.kind is not Kind.RESHARD or not operation.reads or self.is_own_rows(i):
             return False
         return self.size(operation.reads[0]) > self.size(operation.results[0])
-
-    def is_sum_over_devices(self, i: int) -> bool:
-        operation = self.operations[i]
-        return operation.name in _SUMS_OVER_DEVICES and len(operation.reads) == 1
 
     def is_own_rows(self, i: int) -> bool:
         """Return True if devices keep rows of a scattered sum: each adds to its own rows alone.
@@ -393,12 +378,11 @@ class _Liveness:
         Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
         """
         (value,), lanes = self.operations[i].results, self.compiler.lanes
-        is_tiled = lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0
-        if is_tiled and self.operations[i].kind is Kind.RESHARD:
+        if lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0:
             return False
         while len(self.readers[value]) == 1:
             (reader,) = self.readers[value]
-            if not self.is_cast(reader) and not self.is_sum_over_devices(reader):
+            if not self.is_cast(reader):
                 return self.is_sum_of_slices(reader)
             operation = self.operations[reader]
             several = len(operation.results) > 1  # each of its argument, in their order
@@ -423,20 +407,7 @@ class _Liveness:
         return value
 
     def is_cast(self, i: int) -> bool:
-        operation = self.operations[i]
-        if operation.name == "broadcast_in_dim" and operation.reads:  # an axis of one
-            return self.size(operation.reads[0]) == self.size(operation.results[0])
-        is_alias = self.is_alias(i) or operation.name == "convert_element_type"
-        return is_alias or self.is_scaled_by_constant(i)
-
-    def is_scaled_by_constant(self, i: int) -> bool:
-        """Return True if a value is multiplied by one number of the program, such as a loss's 1."""
-        operation = self.operations[i]
-        if operation.name != "mul":
-            return False
-        first, by = operation.arguments
-        is_constant = by is None or by in self.constants and self.size(by) == 1
-        return first is not None and is_constant
+        return self.is_alias(i) or self.operations[i].name == "convert_element_type"
 
     def is_fused_into_sum(self, i: int) -> bool:
         """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
