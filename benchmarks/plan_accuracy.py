@@ -8,12 +8,18 @@ benchmarks/plan_accuracy.json; prints the tables and writes them to benchmarks/p
     TPU_SKIP_MDS_QUERY=1 python benchmarks/plan_accuracy.py --compile v5e-8,v6e-1
 
 finds out anew what the TPU compiler says of the cases of these slices, on an x86-64 host with
-libtpu and no TPU, and `--measure all` what a step takes on the GPU that is here.
+libtpu and no TPU.
+
+    python benchmarks/plan_accuracy.py --compile h200
+
+finds the memory of those steps of benchmarks/gpu.py of which only the peak of the process was
+measured, with JAX's plugin for CUDA and no GPU. Their times, and the memory of the others, are
+those of benchmarks/gpu.json. `--measure all` runs what does not fit the GPU that is here.
 
     TPU_SKIP_MDS_QUERY=1 python benchmarks/plan_accuracy.py --compile new --jobs 8 --limit 480
 
 compiles the cases of which nothing is known yet, and stops after so many seconds with what it has;
-`--measure new` runs those of the GPU.
+`--measure new` runs those that do not fit the GPU.
 """
 
 import argparse
@@ -32,16 +38,27 @@ from typing import Any
 HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
-from benchmarks.plan_cases import GPU, SAME, TPU, Case  # noqa: E402
+from benchmarks.plan_cases import (  # noqa: E402
+    GPU,
+    MEASURED,
+    SAME,
+    TOO_LARGE,
+    TPU,
+    Case,
+    measured,
+)
 
 FILE, PAGE = HERE / "plan_accuracy.json", HERE / "plan_accuracy.md"
+CASES = [*TPU, *GPU]
 GIB, MIB = 2**30, 2**20
 WARM, ROUNDS, STEPS = 3, 3, 6
 
 
 def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
-    asked.add_argument("--compile", metavar="SLICES", help="ask libtpu: v5e-8,v6e-1 or new")
+    asked.add_argument(
+        "--compile", metavar="TARGETS", help="ask their compiler: v5e-8,v6e-1, h200 or new"
+    )
     asked.add_argument(
         "--measure", choices=["all", "new"], help="run the cases of the GPU here, or those unknown"
     )
@@ -50,33 +67,67 @@ def main() -> None:
     asked.add_argument("--one", help=argparse.SUPPRESS)
     given = asked.parse_args()
     if given.one:
-        of, number = given.one.split(":")
-        print(json.dumps(_measured(GPU[int(number)]) if of == "GPU" else _compiled(int(number))))
+        how, number = given.one.split(":")
+        find = {"compile": _compiled, "measure": _measured}[how]
+        print(json.dumps(find(CASES[int(number)])))
     elif given.compile:
-        wanted, known = given.compile.split(","), _known()
+        wanted, found = given.compile.split(","), _stored()
+        steps = _measured_steps()
+        of_processes = [name for name, one in steps.items() if not one["is_of_step"]]
         chosen = [
-            i
-            for i, one in enumerate(TPU)
-            if one.on in wanted or ("new" in wanted and one.name not in known)
+            one
+            for one in CASES
+            if (one in TPU or one.name in of_processes)
+            and (one.on in wanted or ("new" in wanted and one.name not in found))
         ]
         environ = {"JAX_PLATFORMS": "cpu", "ALLOW_MULTIPLE_LIBTPU_LOAD": "1"}
-        _find("TPU", chosen, given.jobs, environ, given.limit)
+        _find("compile", chosen, given.jobs, environ, given.limit)
     elif given.measure:
-        known = {} if given.measure == "all" else _known()
-        chosen = [i for i, one in enumerate(GPU) if one.name not in known]
-        _find("GPU", chosen, 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
+        found = {} if given.measure == "all" else _stored()
+        chosen = [one for one in TOO_LARGE if one.name not in found]
+        _find("measure", chosen, 1, {"XLA_PYTHON_CLIENT_PREALLOCATE": "false"})
     else:
         os.environ["JAX_PLATFORMS"] = "cpu"
         compare()
         print(PAGE.read_text(encoding="utf-8"))
 
 
-def _known() -> dict[str, Any]:
+def known() -> dict[str, Any]:
+    """What compilers and a GPU said of the cases, by their names."""
+    stored = _stored()
+    for name, one in _measured_steps().items():
+        compiled = stored.get(name, {})
+        by = f"{one['by']}; memory by {compiled['by']}" if compiled else one["by"]
+        stored[name] = one | compiled | {"by": by}
+    return stored
+
+
+def _stored() -> dict[str, Any]:
     return json.loads(FILE.read_text()) if FILE.is_file() else {}
 
 
+def _measured_steps() -> dict[str, Any]:
+    """Steps that benchmarks/gpu.py measured, by the names of their cases here, each at last.
+
+    What makes the first weights takes more than a step of a small batch: `is_of_step` is False
+    where only the peak of both is known. Beside a rival the batches are large.
+    """
+    steps = {}
+    for sides in MEASURED.values():
+        last = max(sides.values(), key=lambda side: side["date"])
+        own = last.get("windlass", last)
+        steps[measured(**last["case"]).name] = {
+            "bytes": round(own.get("step_gib", own["peak_gib"]) * GIB),
+            "is_of_step": "step_gib" in own or own is not last,
+            "fits": True,
+            "seconds": own["step_ms"] / 1e3,
+            "by": f"{last['device']}, JAX {last['versions']['jax']}",
+        }
+    return steps
+
+
 def _find(
-    of: str, chosen: Sequence[int], jobs: int, environ: dict[str, str], limit: float | None = None
+    how: str, chosen: Sequence[Case], jobs: int, environ: dict[str, str], limit: float | None = None
 ) -> None:
     """Each case in a process of its own: the peak of a device's memory never falls.
 
@@ -84,13 +135,12 @@ def _find(
     """
     began = time.monotonic()
 
-    def one(number: int) -> tuple[str, dict[str, Any] | None]:
-        case = (GPU if of == "GPU" else TPU)[number]
-        words = [sys.executable, __file__, "--one", f"{of}:{number}"]
+    def one(case: Case) -> tuple[str, dict[str, Any] | None]:
+        words = [sys.executable, __file__, "--one", f"{how}:{CASES.index(case)}"]
         left = None if limit is None else max(1.0, limit - (time.monotonic() - began))
-        how: dict[str, Any] = {"capture_output": True, "text": True, "timeout": left}
+        settings: dict[str, Any] = {"capture_output": True, "text": True, "timeout": left}
         try:
-            done = subprocess.run(words, env=os.environ | environ, **how)
+            done = subprocess.run(words, env=os.environ | environ, **settings)
         except subprocess.TimeoutExpired:
             print(f"{case.name}: not compiled in time", flush=True)
             return case.name, None
@@ -102,19 +152,20 @@ def _find(
         return case.name, found
 
     with ThreadPoolExecutor(jobs) as pool:
-        for done in as_completed([pool.submit(one, number) for number in chosen]):
+        for done in as_completed([pool.submit(one, case) for case in chosen]):
             name, found = done.result()
             if found is not None:
-                FILE.write_text(json.dumps(_known() | {name: found}, indent=1) + "\n")
+                FILE.write_text(json.dumps(_stored() | {name: found}, indent=1) + "\n")
 
 
-def _compiled(number: int) -> dict[str, Any]:
+def _compiled(case: Case) -> dict[str, Any]:
     from windlass.planning import compiler, targets
     from windlass.starting import origin
 
-    case = TPU[number]
     found = compiler.find(origin.load(case.recipe, []), targets.find(case.on))
     assert isinstance(found, compiler.CompilerReport), found.why
+    if case in GPU:  # the rest was measured
+        return {"bytes": found.peak_bytes, "by": found.compiler, "commit": _commit()}
     return {
         "bytes": found.peak_bytes,
         "state_bytes": found.argument_bytes,
@@ -174,9 +225,9 @@ def _measured(case: Case) -> dict[str, Any]:
 
 def compare() -> dict[str, Any]:
     """Write the page; gives how far plans are off, by table."""
-    known = _known()
-    (tpu, of_tpu), (gpu, of_gpu), (states, of_states) = _tpu(known), _gpu(known), _states()
-    ranks, of_ranks = _ranked(known)
+    found = known()
+    (tpu, of_tpu), (gpu, of_gpu), (states, of_states) = _tpu(found), _gpu(found), _states()
+    ranks, of_ranks = _ranked(found)
     page = TEXT.format(jax=version("jax"), tables="\n\n".join([tpu, gpu, ranks, states]))
     PAGE.write_text(page, encoding="utf-8")
     return {"tpu": of_tpu, "gpu": of_gpu, "settings": of_ranks, "state": of_states}
@@ -265,7 +316,9 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         else:
             wrong += [case.name] if memory.fits else []
             named.append(f"{case.model}: {max(memory.parts, key=lambda part: memory.parts[part])}")
-        by.add(found["by"])
+        hardware, _, compiler = found["by"].partition("; memory by ")
+        by.add(hardware)
+        cells[0] += " (compiler)" if compiler else ""
         lines.append(
             f"| {case.model} | {case.settings} | {case.rows} × {case.length} "
             f"| {memory.total / GIB:.2f} | {cells[0]} | {cells[1]} | {1e3 * taken.seconds:.1f} "
@@ -278,7 +331,8 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         f"{median(memories):.1%}, worst {max(memories):.1%}; {_small(small)}"
         f"time median {median(seconds):.1%}, "
         f"worst {max(seconds):.1%}. {len(named)} ran out of memory; their largest parts by the "
-        f"plan: {'; '.join(named)}. By {', '.join(sorted(by))}."
+        f"plan: {'; '.join(named)}. By {', '.join(sorted(by))}; `(compiler)`: the memory of the "
+        "step by JAX's plugin for CUDA, where only that of the process was measured."
     )
     found = {"cases": len(errors), "ran_out_of_memory": named, "false_fits": wrong}
     found |= {"memory_median_error": median(memories), "memory_worst_error": max(memories)}
@@ -288,31 +342,24 @@ def _gpu(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
 
 def _ranked(known: dict[str, Any]) -> tuple[str, dict[str, Any]]:
     """The settings that a search looks at for one run, the recipe's own first."""
-    lines = ["| on | settings | ms planned | Mcycles | ms measured |", "|---|---|---|---|---|"]
-    best = {}
-    for of, figure in ((TPU, "cycles"), (GPU, "seconds")):
-        rows = list(_rows([one for one in of if one._replace(train=()) in SAME], known))
-        for case, _, _, taken, found in rows:
-            cycles = f"{found['cycles'] / 1e6:.0f}" if figure == "cycles" else ""
-            measured = f"{1e3 * found['seconds']:.0f}" if figure == "seconds" else ""
-            told = case.settings.removeprefix(f"{SAME[0].settings}").removeprefix(", ")
-            lines.append(
-                f"| {case.on} | {told or 'its own'} | {1e3 * taken.seconds:.0f} | {cycles} "
-                f"| {measured} |"
-            )
-        by_plan = min(rows, key=lambda row: row[3].seconds)
-        own = next(row for row in rows if not row[0].train)
-        best[own[0].on] = {
-            "planned": by_plan[0].settings,
-            "no_slower_than_its_own": by_plan[4][figure] <= own[4][figure],
-        }
+    lines = ["| settings | ms planned | Mcycles |", "|---|---|---|"]
+    rows = list(_rows([one for one in TPU if one._replace(train=()) == SAME], known))
+    for case, _, _, taken, found in rows:
+        told = case.settings.removeprefix(SAME.settings).removeprefix(", ") or "its own"
+        lines.append(f"| {told} | {1e3 * taken.seconds:.0f} | {found['cycles'] / 1e6:.0f} |")
+    by_plan = min(rows, key=lambda row: row[3].seconds)
+    own = next(row for row in rows if not row[0].train)
+    best = {
+        "planned": by_plan[0].settings,
+        "no_slower_than_its_own": by_plan[4]["cycles"] <= own[4]["cycles"],
+    }
     said = (
-        "## Settings of one run, by plans, by the TPU compiler and by a GPU\n\n"
+        f"## Settings of one run on {SAME.on}, by plans and by the TPU compiler\n\n"
         "Those of `legal-cot-sft`, its own and others that compute the same. `windlass plan "
-        "legal-cot-sft --on v5e-8,h200 --best` keeps its own. Cycles are what the TPU compiler "
+        f"legal-cot-sft --on {SAME.on} --best` keeps its own. Cycles are what the TPU compiler "
         "reckons with, without the attention kernels and the links."
     )
-    return "\n".join([said, "", *lines]), best
+    return "\n".join([said, "", *lines]), {SAME.on: best}
 
 
 def _states() -> tuple[str, dict[str, Any]]:

@@ -1,6 +1,7 @@
 """Steps that plans are held against: models, targets and settings."""
 
 import json
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from windlass.config import load
@@ -139,7 +140,7 @@ class Case(NamedTuple):
             **({"mesh": given} if given else {}),
             **({"adapter": lora} if self.rank else {}),
             **(
-                {"start": {"path": ".", "base": {"kind": self.base, "scales": "float32"}}}
+                {"start": {"path": ".", "base": {"kind": self.base, **self._as_compiled("base")}}}
                 if self.base
                 else {}
             ),
@@ -148,10 +149,16 @@ class Case(NamedTuple):
             "data": data,
             "objective": {"kind": self.objective},
             "optim": {"kind": self.optim, "learning_rate": 1e-3},
-            # As they were compiled and measured: a layer in an iteration, where none is said.
-            "train": {"steps": compiler.STEPS, "batch": self.rows, "layers_per_loop": 1}
+            "train": {"steps": compiler.STEPS, "batch": self.rows}
+            | self._as_compiled("train")
             | dict(self.train),
         }
+
+    def _as_compiled(self, section: str) -> dict[str, Any]:
+        """Keys with which steps for TPUs were compiled, where a case says nothing of them."""
+        if targets.find(self.on).chip.kind != "tpu":
+            return {}
+        return {"base": {"scales": "float32"}, "train": {"layers_per_loop": 1}}[section]
 
     def _shipped(self, name: str) -> dict[str, Any]:
         recipe = load(name).merged(targets.find(self.on).chip.kind)
@@ -281,32 +288,34 @@ TPU = [
     case(QWEN_EIGHT, "v5e-1", 2, rank=16, base="nf4"),
     case(QWEN_EIGHT, "v5e-1", 4, length=2048, rank=16, base="int4", remat="full"),
 ]
-GPU = [
-    case(HALF, "h200", 32),
-    case(HALF, "h200", 16, remat="none"),
-    case(HALF, "h200", 32, remat="full"),
-    case(HALF, "h200", 8, length=4096),
-    case(HALF, "h200", 32, rank=16),
-    case(SMALL, "h200", 16),
-    case(SMALL, "h200", 4, length=4096, remat="none"),
-    case(SMALL, "h200", 8, length=4096, rank=16, remat="full"),
-    case(MIDDLE, "h200", 16),
-    case(MIDDLE, "h200", 4, length=4096, remat="full"),
-    case(MIDDLE, "h200", 16, rank=16),
-    case(MIDDLE, "h200", 4, length=4096, rank=16, remat="none"),
-    case(HALF, "h200", 64, accumulation=4),
-    case(SMALL, "h200", 32, rank=16, dropout=0.05),
-    case(HALF, "h200", 32, layers_per_loop=4),
-    case(HALF, "h200", 32, layers_per_loop=24),
-    case(HALF, "h200", 64, rank=32, dropout=0.05),
-    case(HALF, "h200", 64, rank=32, dropout=0.05, accumulation=2),
-    case(HALF, "h200", 64, rank=32, dropout=0.05, accumulation=2, remat="none"),
-    case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=2),
-    case(HALF, "h200", 64, rank=32, dropout=0.05, layers_per_loop=4),
+# By names of benchmarks/gpu.py, which measured them, and of what they were measured beside.
+MEASURED = json.loads((Path(__file__).parent / "gpu.json").read_text())
+
+
+def measured(
+    *,
+    model: str,
+    rows: int,
+    length: int,
+    rank: int | None,
+    accumulation: int,
+    base: str | None = None,
+    remat: str = "saved",
+) -> Case:
+    """A step of benchmarks/gpu.py on the H200 that it was measured on."""
+    train = {"accumulation": accumulation} if accumulation > 1 else {}
+    train |= {"remat": remat} if remat != "saved" else {}
+    return case(model, "h200", rows, length=length, rank=rank, base=base, **train)
+
+
+TOO_LARGE = [
     case(MIDDLE, "h200", 64, remat="none"),
     case(EIGHT, "h200", 2),
     case(THREE, "h200", 96),
-    *(case(of, "h200", 64, length=128, of=of) for of in STORIES),
+]
+GPU = [
+    *(measured(**next(iter(sides.values()))["case"]) for sides in MEASURED.values()),
+    *TOO_LARGE,
 ]
 # The run of legal-cot-sft, beside which others of the list only compute the same otherwise.
-SAME = [case(HALF, on, 64, rank=32, dropout=0.05) for on in ("v5e-8", "h200")]
+SAME = case(HALF, "v5e-8", 64, rank=32, dropout=0.05)

@@ -30,7 +30,7 @@ def held(function, *shapes, **compiler) -> int:
         sums_devices_at_once=False,
         layers_per_round=1,
         unstacked=0.0,
-        has_residuals=False,
+        has_barriers=False,
         zeros_at_once=False,
     )._replace(**compiler)
     program = jax.make_jaxpr(function)(*shapes).jaxpr

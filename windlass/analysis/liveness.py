@@ -54,7 +54,7 @@ class CompilerModel(NamedTuple):
     sums_devices_at_once: bool  # without a buffer for what each has to add
     layers_per_round: int  # of a loop over layers, where their kinds take turns
     unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
-    has_residuals: bool  # what goes through a barrier to be read a second time is in memory
+    has_barriers: bool  # what goes through one for a second computation is in memory, each alone
     zeros_at_once: bool  # of all arrays alike that loops of a program stack
 
 
@@ -70,7 +70,7 @@ class _Liveness:
     def __init__(self, program: Flattened, compiler: CompilerModel):
         self.operations, self.compiler = program.operations, compiler
         self.variables, self.inputs = program.variables, set(program.inputs)
-        self.residuals = program.residuals if compiler.has_residuals else set[int]()
+        self.residuals = program.residuals if compiler.has_barriers else set[int]()
         self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
@@ -463,7 +463,7 @@ class _Liveness:
         if value not in self.read_from_memory:
             is_kept = value in self.results or value in self.residuals
             self.read_from_memory[value] = is_kept or any(
-                any(map(self.is_read_from_memory, self.operations[i].aliases(value)))
+                any(map(self.is_read_from_memory, self.aliases(i, value)))
                 if self.is_alias(i)
                 else not self.is_fused(i)
                 for i in self.readers[value]
@@ -478,10 +478,17 @@ class _Liveness:
             elif value in self.materialized:
                 sources = frozenset([value])
             else:
-                reads = self.operations[self.maker[value]].sources(value)
+                operation = self.operations[self.maker[value]]
+                is_apart = self.compiler.has_barriers
+                reads = operation.sources(value) if is_apart else operation.reads
                 sources = frozenset[int]().union(*map(self.sources, reads))
             self.known_sources[value] = sources
         return self.known_sources[value]
+
+    def aliases(self, i: int, value: int) -> list[int]:
+        """Results of an alias that are a value under another name."""
+        operation = self.operations[i]
+        return operation.aliases(value) if self.compiler.has_barriers else operation.results[:1]
 
     def size(self, value: int) -> int:
         return math.prod(self.shape(value))

@@ -202,7 +202,7 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         sums_devices_at_once=chip.slug == "v6e",
         layers_per_round=max((len(one.kinds) for one in _stacks(traced.frozen.model)), default=1),
         unstacked=0.0 if chip.kind == "cpu" else UNSTACKED,
-        has_residuals=chip.kind == "gpu",
+        has_barriers=chip.kind == "gpu",
         zeros_at_once=chip.kind == "gpu",
     )
 
