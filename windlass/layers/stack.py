@@ -15,6 +15,7 @@ from jax.extend.core import Primitive
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
+from windlass.devices.axes import device, is_nvidia
 from windlass.devices.sketch import on_one_gpu
 from windlass.layers import kernels, low_rank, norm, recurrence
 from windlass.layers.auxiliary import Report, added, inside, over_layers
@@ -219,8 +220,12 @@ def _rematerialised(function: Callable, remat: str, *, in_loop: bool) -> Callabl
 
 
 def _traced_once(layer: Callable) -> Callable:
-    """A layer that is traced once, and differentiated once, for all of its kind in a program."""
-    return jax.jit(layer, inline=True)
+    """A layer that is traced once, and differentiated once, for all of its kind in a program.
+
+    On GPUs, where layers are no loop by default: there it takes most of the time to trace a step.
+    """
+    here = device()
+    return jax.jit(layer, inline=True) if is_nvidia(here.platform, here.device_kind) else layer
 
 
 def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
