@@ -156,9 +156,9 @@ def one_gpu(monkeypatch):
     """Layers choose what they compute as on an NVIDIA GPU alone, whose kernels are interpreted."""
     calls: list[str] = []
 
-    def called(kernel, **how):
+    def called(kernel, **how: Any):
         calls.append(kernel.__name__)
-        return original(kernel, **how | {"interpret": True})
+        return original(kernel, **{**how, "interpret": True})
 
     original = triton.called
     for module in (low_rank, mlp, attention, norm):
