@@ -91,7 +91,7 @@ def read(traced: Any, text: Text, vocab: int) -> Profile:
     times: Counter[str] = Counter()
     launches: Counter[str] = Counter()
     spans = []
-    for event in _kernels(traced):
+    for event in kernels_of(traced):
         times[event.name] += event.duration_ns
         launches[event.name] += 1
         spans.append((event.start_ns, event.start_ns + event.duration_ns))
@@ -119,7 +119,7 @@ def read(traced: Any, text: Text, vocab: int) -> Profile:
     return Profile(kernels, busy / scale, (end - spans[0][0]) / scale, text.flops)
 
 
-def _kernels(traced: Any) -> Iterator[Any]:
+def kernels_of(traced: Any) -> Iterator[Any]:
     for plane in traced.planes:
         if "/device:GPU" in plane.name:
             for line in plane.lines:

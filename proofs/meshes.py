@@ -1,6 +1,7 @@
 """Every family gives the same losses on every mesh, however a batch is accumulated, with all of
 its weights trained or only those of an adapter."""
 
+import os
 import pkgutil
 from concurrent.futures import ProcessPoolExecutor
 from itertools import product
@@ -8,7 +9,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
-PROCESSES = 2  # compiling, which is most of it, takes one core of each
+PROCESSES = os.cpu_count() or 1  # compiling, which is most of it, takes one core of each
 FIXED = "echo_state"  # all but its head, and no linear map that an adapter could stand in for
 
 

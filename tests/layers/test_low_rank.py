@@ -119,15 +119,21 @@ def test_heads_that_are_split_normed_and_rotated_equal_the_formula(counts, make,
 @pytest.mark.parametrize("rank", [None, 16])
 def test_heads_behind_a_norm_or_with_a_product_of_low_rank_equal_the_formula(rank, has_norm):
     counts, dim, rotary = (3, 2, 2), 32, Rotary(1e4)
+    split = attention.HeadSplit(counts, dim, (*[1e-6 if has_norm else None] * 2, None))
     x, factors = _normal(ROWS, 64, 224), 1 + _normal(3, dim, seed=2, scale=0.1)
     position = jnp.broadcast_to(jnp.arange(64), (ROWS, 64))
     cos, sin = rotary.turns(position, dim, jnp.float32)
     scale = None if rank else jnp.abs(_normal(ROWS, 64, 1, seed=1)) + 0.1
-    low = (_normal(ROWS, 64, rank, seed=3), _normal(rank, 224, seed=4)) if rank else (None, None)
+    low = (_normal(ROWS, 64, 4 * rank, seed=3), _normal(rank, 224, seed=4)) if rank else (None,) * 2
 
     def plain(x, factors, inner, up):
-        heads = (x * scale if rank is None else x + inner @ up).reshape(ROWS, 64, -1, dim)
-        parts = jnp.split(heads, [3, 5], axis=2)
+        if rank is None:
+            x = x * scale
+        else:  # each kind has ranks of its own, and the last are of none
+            inners = jnp.split(inner, 4, axis=2)[:3]
+            ups = jnp.split(up, split.ends, axis=1)
+            x = x + jnp.concatenate([a @ b for a, b in zip(inners, ups, strict=True)], axis=2)
+        parts = jnp.split(x.reshape(ROWS, 64, -1, dim), [3, 5], axis=2)
         for number in range(2):
             own = parts[number]
             parts[number] = rotary(
@@ -137,7 +143,6 @@ def test_heads_behind_a_norm_or_with_a_product_of_low_rank_equal_the_formula(ran
 
     def kernel(x, factors, inner, up):
         joint = attention.Joint(x, scale=scale, inner=inner, up=up)
-        split = attention.HeadSplit(counts, dim, (*[1e-6 if has_norm else None] * 2, None))
         return attention.split_heads(split, joint, cos, sin, factors, True)
 
     d = tuple(_normal(ROWS, 64, count, dim, seed=5 + i) for i, count in enumerate(counts))
@@ -166,7 +171,7 @@ def one_gpu(monkeypatch):
     monkeypatch.setattr(mlp, "sigmoid", lambda x, interpret: triton.sigmoid(x, interpret=True))
 
     def begin():
-        for module in (low_rank, attention, norm):
+        for module in (low_rank, attention, norm, mlp):
             monkeypatch.setattr(module, "on_one_gpu", lambda: True)
         return calls
 

@@ -17,11 +17,18 @@ from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called, dot
 from windlass.layers.kernels import spread
 from windlass.layers.linear import Folded, Linear, can_fold
-from windlass.layers.low_rank import in_kernels, joint_up, last_output, outputs, read_jointly
+from windlass.layers.low_rank import (
+    in_kernels,
+    joint_up,
+    last_output,
+    outputs,
+    padded,
+    read_jointly,
+)
 from windlass.layers.norm import Fork, Norm, reads
 from windlass.layers.rotary import Rotary
 
-TOKENS = 64  # that a program of the kernel for heads has
+TOKENS, WARPS = 32, 4  # that a program of the kernel for heads has, and of 32 threads each
 NARROWEST = 32  # features of its heads
 
 
@@ -231,8 +238,8 @@ class Joint(NamedTuple):
     product: Any  # [batch, seq, features]; None where no gradient needs it
     bias: Float[Array, " features"] | None = None
     scale: Float[Array, "batch seq 1"] | None = None  # of an RMSNorm before the product
-    inner: Float[Array, "batch seq rank"] | None = None  # u; there is no scale beside it
-    up: Float[Array, "rank features"] | None = None  # B
+    inner: Float[Array, "batch seq ranks"] | None = None  # u of each kind; no scale is beside it
+    up: Float[Array, "rank features"] | None = None  # B of each kind
 
     @property
     def tokens(self) -> dict[str, Array]:
@@ -246,17 +253,19 @@ class Joint(NamedTuple):
     def _there(self, *names: str) -> dict[str, Array]:
         return {name: x for name in names if (x := getattr(self, name)) is not None}
 
-    def halves(self, places: Sequence[Any]) -> list[Array]:
+    def halves(self, kind: "HeadKind") -> list[Array]:
         """In a kernel: the halves of a head in float32."""
-        return [self._at(at) for at in places]
+        return [self._at(at, kind.number) for at in kind.places]
 
-    def _at(self, at: Any) -> Array:
+    def _at(self, at: Any, kind: int) -> Array:
         values = self.product[:, at].astype(jnp.float32)
         if self.scale is not None:
             values *= self.scale[...]
         if self.inner is not None and self.up is not None:
+            rank = len(self.up)
+            inner = self.inner[:, jax.ds(kind * rank, rank)]
             # Rounded as a matmul of its own would be: threads exchange it in half the time.
-            more = dot(self.inner[...], self.up[:, at]).astype(self.inner.dtype)
+            more = dot(inner, self.up[:, at]).astype(inner.dtype)
             values += more.astype(jnp.float32)
         return values if self.bias is None else values + self.bias[at].astype(jnp.float32)
 
@@ -272,13 +281,18 @@ class HeadSplit(NamedTuple):
         """In a kernel with a program for some tokens of a head: run what is of its kind."""
         from jax.experimental import pallas as pl
 
-        head = pl.program_id(1)
+        head = pl.program_id(0)
         for number, end in enumerate(itertools.accumulate(self.counts)):
             first = end - self.counts[number]
             kind = HeadKind(
                 number, self._halves(head), self._halves(head - first), self.eps[number]
             )
             pl.when((head >= first) & (head < end))(functools.partial(run, kind))
+
+    @property
+    def ends(self) -> list[int]:
+        """Features behind which another kind begins."""
+        return [self.dim * end for end in itertools.accumulate(self.counts)][:-1]
 
     def _halves(self, head: Array) -> list[Any]:
         half = self.dim // 2
@@ -319,7 +333,7 @@ def _forward(split: HeadSplit, joint: Joint, cos, sin, factors, interpret: bool)
         own, (cos, sin, factors, *out) = _refs(joint, refs)
 
         def run(kind: HeadKind) -> None:
-            values = own.halves(kind.places)
+            values = own.halves(kind)
             if kind.eps is not None:
                 scale, factor = _scale(values, kind.eps), _factor(kind, factors)
                 values = [value * scale * one for value, one in zip(values, factor, strict=True)]
@@ -356,7 +370,7 @@ def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
             if kind.is_turned:
                 of_kind = _turned(of_kind, cos, sin, back=True)
             if kind.eps is not None:
-                values = own.halves(kind.places)
+                values = own.halves(kind)
                 scale = _scale(values, kind.eps)
                 normed = [value * scale for value in values]
                 for at, one, n in zip(kind.places, of_kind, normed, strict=True):
@@ -391,10 +405,18 @@ def _backward(split: HeadSplit, interpret: bool, kept, d: Sequence[Array]):
         bias=d_bias.sum(axis=0).astype(joint.bias.dtype) if has_bias else None,
     )
     if joint.inner is not None:
-        rank = len(joint.up)
-        inner = (d_product @ joint.up.T).reshape(joint.inner.shape)
-        up = (joint.inner.reshape(-1, rank).T @ d_product).astype(joint.up.dtype)
-        found = found._replace(inner=inner, up=up)
+        matrices, rank = jnp.split(joint.up, split.ends, axis=1), len(joint.up)
+        matrix = padded(jax.scipy.linalg.block_diag(*matrices), 0)
+        # Of all ranks and all features, of which a kind has its own.
+        product = joint.inner.reshape(len(d_product), -1).T @ d_product
+        up = [
+            one[kind * rank : (kind + 1) * rank]
+            for kind, one in enumerate(jnp.split(product, split.ends, axis=1))
+        ]
+        found = found._replace(
+            inner=(d_product @ matrix.T).reshape(joint.inner.shape),
+            up=jnp.concatenate(up, axis=1).astype(joint.up.dtype),
+        )
     return found, None, None, jnp.stack(of_kinds)
 
 
@@ -446,18 +468,20 @@ def _called(
     rows = count // TOKENS
 
     def block(width: int) -> pl.BlockSpec:
-        return pl.BlockSpec((TOKENS, width), lambda i, head: (i, 0))
+        return pl.BlockSpec((TOKENS, width), lambda head, i: (i, 0))
 
     def all_of(x: Array) -> pl.BlockSpec:
-        return pl.BlockSpec(x.shape, lambda i, head: (0,) * x.ndim)
+        return pl.BlockSpec(x.shape, lambda head, i: (0,) * x.ndim)
 
     return called(
         kernel,
-        grid=(rows, sum(split.counts)),
+        # Heads first: programs that run at once read tokens as they lie in memory.
+        grid=(sum(split.counts), rows),
+        warps=WARPS,
         in_specs=[*[block(x.shape[-1]) for x in flat], *map(all_of, whole)],
         out_specs=[
             *map(block, widths),
-            *[pl.BlockSpec((None, width), lambda i, head: (i, 0)) for width in sums],
+            *[pl.BlockSpec((None, width), lambda head, i: (i, 0)) for width in sums],
         ],
         out_shape=[
             *[jax.ShapeDtypeStruct((count, width), dtype) for width in widths],

@@ -24,6 +24,7 @@ from windlass.layers.norm import Fork, normed, reads, stream_gradient
 
 INNER = "inner"  # checkpoint name of x A
 ROWS, COLUMNS = 64, 128  # tokens and features of a block, that a program has
+WARPS = 4  # of 32 threads, that it has
 MOST = 64  # the highest rank that kernels compute
 RANKS = (16, 32, 64, 128, 256)  # of matmuls in kernels, of one map or of several side by side
 
@@ -89,7 +90,7 @@ def read(
 
     Each base has an x of its own, so that the sum of its gradients is left to the kernel.
     """
-    *own, inner = _reading(_down(parts), x, len(parts))
+    *own, inner = _reading(jnp.concatenate(_down(parts), axis=1), x, len(parts))
     ends = itertools.accumulate(part.rank for part in parts[:-1])
     each = jnp.split(inner, list(ends), axis=-1)
     return list(zip(own, each, strict=True))
@@ -100,16 +101,20 @@ def read_jointly(
 ) -> tuple[Float[Array, "batch seq ..."], Float[Array, "batch seq ranks"]]:
     """x for the bases of maps that are one matmul, and x A of all maps side by side.
 
-    Filled up with zeros to a rank that kernels have, as `joint_up` is.
+    Each is filled up with zeros to a rank that kernels have, as `joint_up` is, and all are.
     """
-    own, inner = _reading(padded(_down(parts), 1), x, 1)
+    down = jnp.concatenate([padded(one, 1, _rank(parts)) for one in _down(parts)], axis=1)
+    own, inner = _reading(padded(down, 1), x, 1)
     return own, inner
 
 
-def _down(parts: Sequence[LowRank]) -> Float[Array, "features ranks"]:
-    """A of all maps, side by side."""
-    matrices = [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
-    return jnp.concatenate(matrices, axis=-1)
+def _down(parts: Sequence[LowRank]) -> list[Float[Array, "features rank"]]:
+    """A of each map."""
+    return [replicated(part.down.weight).reshape(-1, part.rank) for part in parts]
+
+
+def _rank(parts: Sequence[LowRank]) -> int:
+    return max(part.rank for part in parts)
 
 
 def _reading(down: Array, x: Array | Fork, copies: int) -> Sequence[Array]:
@@ -153,10 +158,10 @@ def _read_fork_backward(eps: float, copies: int, interpret: bool, kept, d: Seque
 _read_fork.defvjp(_read_fork_forward, _read_fork_backward)
 
 
-def joint_up(parts: Sequence[LowRank]) -> Float[Array, "ranks features"]:
-    """B of several maps as one matrix from x A of all to all their features, zero elsewhere."""
+def joint_up(parts: Sequence[LowRank]) -> Float[Array, "rank features"]:
+    """B of several maps side by side."""
     matrices = [replicated(part.up.weight).reshape(part.rank, -1) for part in parts]
-    return padded(jax.scipy.linalg.block_diag(*matrices), 0)
+    return jnp.concatenate([padded(one, 0, _rank(parts)) for one in matrices], axis=1)
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
@@ -228,6 +233,7 @@ def add_product(
     out = called(
         low_rank,
         grid=(tokens // ROWS, features // COLUMNS),
+        warps=WARPS,
         in_specs=[block] * len(flat) + [thin, wide],
         out_specs=block,
         out_shape=jax.ShapeDtypeStruct(flat[0].shape, flat[0].dtype),
@@ -237,8 +243,8 @@ def add_product(
     return out.reshape(bases[0].shape)
 
 
-def padded(x: Array, axis: int) -> Array:
+def padded(x: Array, axis: int, least: int = 0) -> Array:
     """An array with its axis of rank filled up with zeros to one that kernels have."""
     own = x.shape[axis]
-    more = next(rank for rank in RANKS if rank >= own) - own
+    more = next(rank for rank in RANKS if rank >= max(own, least)) - own
     return jnp.pad(x, [(0, more if i == axis else 0) for i in range(x.ndim)]) if more else x

@@ -15,7 +15,7 @@ from windlass.devices.axes import Placed, by_rows, gathered, replicated
 from windlass.devices.sketch import on_one_gpu
 from windlass.devices.triton import called
 
-TOKENS = 32  # that a program of the gradient's kernel has
+TOKENS, WARPS = 16, 8  # that a program of the gradient's kernel has, and of 32 threads each
 TOGETHER = 2048  # numbers of an activation that it reads at a time
 NARROWEST = 128  # features of which rows are a multiple
 LEAST = 2.0**-60  # of a factor that is part of a matrix
@@ -261,6 +261,7 @@ def stream_gradient(
     d_x, parts, scale = called(
         norm_gradient,
         grid=(programs,),
+        warps=WARPS,
         in_specs=[*[block] * len(flat), pl.BlockSpec((1, size), lambda i: (0, 0))],
         out_specs=[
             block,
