@@ -202,6 +202,32 @@ def test_of_whole_tiles_slices_are_summed():
     assert on_four(both, P(), P(), lanes=SIDE // 8) < on_four(both, P(), P(), lanes=SIDE) == whole
 
 
+def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
+    def both(x, y, columns):
+        first, second = (
+            jax.sharding.reshard(one @ one[:, :columns], P(None, "fsdp")) for one in (x, y)
+        )
+        return jnp.tanh(first + second) @ jnp.ones((columns, 1))
+
+    def held_of(columns):
+        of = functools.partial(both, columns=columns)
+        return on_four(of, P(), P(), lanes=SIDE // 8) / columns
+
+    assert held_of(32) < 2 * SIDE * 4 <= held_of(SIDE - 16)
+
+
+def test_a_scattered_sum_that_is_added_to_another_is_copied_as_their_sum():
+    def added(x, y):
+        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
+        total = zeros.at[jnp.arange(SIDE) // 2].add(x).astype(jnp.bfloat16)
+        product = (y @ y).astype(jnp.bfloat16)
+        first, second = (jax.sharding.reshard(one, P(None, "fsdp")) for one in (product, total))
+        return first + second
+
+    apart = [on_four(added, P(), P(), lanes=SIDE, sums_devices_at_once=one) for one in (0, 1)]
+    assert apart[1] - apart[0] == ONE // 2  # in bfloat16, or in float32 as each is
+
+
 def test_a_scattered_sum_is_copied_before_devices_slice_it():
     def scattered(x):
         zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())

@@ -148,8 +148,10 @@ class _Liveness:
         maker = self.maker.get(scattered)
         if maker is None or self.operations[maker].kind is not Kind.UPDATE:
             return []
-        is_full = self.shape(value)[-1] % lanes == 0
-        return [self.buffer(scattered, self.bytes_of(read if is_full else scattered))]
+        # Of what is added to another sum, which is a buffer by then, both are all-reduced as one.
+        is_added = self.is_summed(i) and not self.compiler.sums_devices_at_once
+        is_cast = is_added or self.shape(value)[-1] % lanes == 0
+        return [self.buffer(scattered, self.bytes_of(read if is_cast else scattered))]
 
     def indexed(self, i: int) -> int | None:
         """The array that an operation reads, or adds to, at indices of its innermost axis."""
@@ -412,7 +414,7 @@ class _Liveness:
         Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
         """
         (value,), lanes = self.operations[i].results, self.compiler.lanes
-        if lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0:
+        if lanes is not None and self.fills_tiles(value):
             return False
         while len(self.readers[value]) == 1:
             (reader,) = self.readers[value]
@@ -422,6 +424,16 @@ class _Liveness:
             several = len(operation.results) > 1  # each of its argument, in their order
             value = operation.results[operation.arguments.index(value) if several else 0]
         return False
+
+    def fills_tiles(self, value: int) -> bool:
+        """Return True if a slice of a table fills whole tiles of registers.
+
+        One that does not is never reduce-scattered: tables that are added are all-reduced as one,
+        at the end of the step. Where devices are summed at once the last matmul of a gradient waits
+        for that, and what it reads stays until then, such as the logits of a tied head.
+        """
+        lanes, shape = self.compiler.lanes or 1, self.shape(value)
+        return shape[0] % (SUBLANES * lanes) == 0 and shape[-1] % lanes == 0
 
     def is_sum_of_slices(self, i: int) -> bool:
         operation = self.operations[i]
