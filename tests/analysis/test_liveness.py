@@ -211,9 +211,10 @@ def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
 
     def held_of(columns):
         of = functools.partial(both, columns=columns)
-        return on_four(of, P(), P(), lanes=SIDE // 8) / columns
+        return on_four(of, P(), P(), lanes=SIDE // 8) / (SIDE * columns * 4)
 
-    assert held_of(32) < 2 * SIDE * 4 <= held_of(SIDE - 16)
+    assert held_of(32) == 2 + 1 / 4  # one whole at a time, what it is made of, and a slice
+    assert held_of(48) == 3  # both, and their sum
 
 
 def test_a_scattered_sum_that_is_added_to_another_is_copied_as_their_sum():
