@@ -213,8 +213,8 @@ def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
         of = functools.partial(both, columns=columns)
         return on_four(of, P(), P(), lanes=SIDE // 8) / (SIDE * columns * 4)
 
-    assert held_of(32) == 2 + 1 / 4  # one whole at a time, what it is made of, and a slice
-    assert held_of(48) == 3  # both, and their sum
+    assert held_of(32) == 2 + 1 / 4
+    assert held_of(48) == 3
 
 
 def test_a_scattered_sum_that_is_added_to_another_is_copied_as_their_sum():
