@@ -47,6 +47,7 @@ class Store:
 
     `save` returns when the state is off the device, so that it may be donated; writing, hashing
     and deleting old ones go on behind it. An error there is raised by the next `save` or `wait`.
+    `begin` returns before: the state may be donated behind `taken`.
 
     Of several processes all call the same in the same order. Each writes and reads its own shards;
     the first alone says what is there, and renames and removes.
@@ -65,28 +66,49 @@ class Store:
         self._orbax = archive.writer(self._seal)
         self._writing = ""
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: tuple[str, Future] | None = None
+        self._pending: list[tuple[str, Future]] = []
+        self._taken: Future | None = None
 
     def save(
         self, step: int, state: PyTree, identity: Identity, metrics: dict[str, Any] | None = None
     ) -> bool:
         """Start saving; False when this step is there already, which changes nothing."""
+        self.wait()
+        is_new = self.begin(step, state, identity, metrics)
+        self.taken()
+        return is_new
+
+    def begin(
+        self, step: int, state: PyTree, identity: Identity, metrics: dict[str, Any] | None = None
+    ) -> bool:
+        """Start saving, behind what is being saved already; the state is still on the device."""
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        return self._start(str(step), state, step=step, identity=identity, metrics=numbers)
+        return self._begin(str(step), state, step=step, identity=identity, metrics=numbers)
 
     def save_frozen(self, arrays: PyTree, identity: Identity) -> bool:
         """Start saving what never changes in a run; False when it is there already."""
-        return self._start(FROZEN, arrays, identity=identity)
+        self.wait()
+        is_new = self._begin(FROZEN, arrays, identity=identity)
+        self.taken()
+        return is_new
+
+    def taken(self) -> None:
+        """Return when all that `begin` was called with is off the device."""
+        if self._taken is None:
+            return
+        taken, self._taken = self._taken, None
+        if taken.exception() is not None:  # of its save, or of one before it
+            self.wait()
 
     def wait(self) -> None:
-        """Return when the last save is on disk and hashed, or raise what went wrong with it."""
-        if self._pending is None:
-            return
-        (name, pending), self._pending = self._pending, None
-        try:
-            pending.result()
-        except FAILURES as error:
-            raise self._failure(name, error) from error
+        """Return when the last save is on disk and hashed, or raise what went wrong with one."""
+        while self._pending:
+            name, pending = self._pending.pop(0)
+            try:
+                pending.result()
+            except FAILURES as error:
+                self._pending.clear()  # which were not begun
+                raise self._failure(name, error) from error
 
     def close(self) -> None:
         try:
@@ -138,23 +160,26 @@ class Store:
         self.wait()
         return load_frozen(self.folder.parent, arrays, identity)
 
-    def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
-        self.wait()
+    def _begin(self, name: str, tree: PyTree, **about: Any) -> bool:
         if hosts.broadcast(f"has {name}", (self.folder / name).is_dir):
             return False
         manifest = archive.describe(tree, **about)
-        self._writing = name
-        try:
-            archive.write(self._orbax, self.folder / name, tree, manifest)
-        except FAILURES as error:
-            raise self._failure(name, error) from error
-        self._pending = name, self._background.submit(self._finish, name)
+        before = [pending for _, pending in self._pending]
+        self._taken = self._background.submit(self._write, name, tree, manifest, before)
+        self._pending.append((name, self._background.submit(self._finish, name, self._taken)))
         return True
+
+    def _write(self, name: str, tree: PyTree, manifest: dict, before: list[Future]) -> None:
+        for one in before:
+            one.result()
+        self._writing = name
+        archive.write(self._orbax, self.folder / name, tree, manifest)
 
     def _seal(self) -> None:
         seal.seal(self.folder / (self._writing + archive.UNFINISHED), leave=archive.LATE)
 
-    def _finish(self, name: str) -> None:
+    def _finish(self, name: str, written: Future) -> None:
+        written.result()
         self._orbax.wait_until_finished()
         if not hosts.is_first():
             return

@@ -1,5 +1,6 @@
 """Kernels in Triton, for an NVIDIA GPU."""
 
+import sys
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -31,7 +32,10 @@ def called(
         return _sketched(kernel.__name__, matmul, **how)
     from jax.experimental import pallas as pl
     from jax.experimental.pallas import triton
+    from jaxlib.triton import dialect
 
+    # MLIR imports this for each operation that it makes, and finds nothing in any folder.
+    sys.modules.setdefault("jaxlib.mlir.dialects.tt", dialect)
     params: Any = triton.CompilerParams(num_warps=warps, num_stages=stages)
     return pl.pallas_call(kernel, compiler_params=params, name=kernel.__name__, **how)
 
