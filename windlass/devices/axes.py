@@ -215,7 +215,11 @@ def gathered(weight: Array, axes: tuple[str, ...], like: Sequence[int] | None = 
     """
     if _mesh().empty or _mesh().are_all_axes_auto:
         return weight
-    return jax.sharding.reshard(weight, _spec(_met(), axes, like or weight.shape, _mesh()))
+    return jax.sharding.reshard(weight, _gathered_spec(axes, like or weight.shape))
+
+
+def _gathered_spec(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
+    return _spec(_met(), axes, shape, _mesh())
 
 
 def in_use(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
@@ -226,6 +230,31 @@ def in_use(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
 def _met() -> dict[str, Any]:
     """Axes that weights and activations have split alike, and are multiplied in pieces."""
     return {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
+
+
+def reduce_scattered(parts: Array, axes: tuple[str, ...]) -> Array:
+    """Sum of the parts of a weight's gradient, each device with the shard that it stores.
+
+    In front, `parts` has an axis for the groups of devices that have rows of the batch of their
+    own, each of which has one part.
+    """
+    to = stored(axes, parts.shape[1:])
+    if to is None or len(parts) == 1:
+        total = jnp.sum(parts, axis=0)
+        return total if to is None else jax.sharding.reshard(total, to)
+    over = tuple(name for name in ACTIVATIONS["batch"] if _ways(_mesh(), name) > 1)
+    scattered = tuple(name for name in over if name in to)
+    others = tuple(name for name in over if name not in to)
+
+    def local(part):
+        total = part[0]
+        for name in scattered:  # first: what is then summed over the others is less
+            at = to.index(name)
+            total = jax.lax.psum_scatter(total, name, scatter_dimension=at, tiled=True)
+        return jax.lax.psum(total, others)
+
+    spec = PartitionSpec(over, *_gathered_spec(axes, parts.shape[1:]))
+    return jax.shard_map(local, in_specs=spec, out_specs=to)(jax.sharding.reshard(parts, spec))
 
 
 def replicated(x: Array) -> Array:

@@ -9,9 +9,17 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout
+from windlass.devices.axes import (
+    Placed,
+    gathered,
+    layout,
+    reduce_scattered,
+    split_over,
+    tensor_ways,
+)
 from windlass.layers.initializers import Initializer, small
 
 AXES = ("vocab", "embed")
@@ -107,15 +115,54 @@ class Embedding(TokenTable):
 
     @jax.named_scope("embedding")
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
-        weight = gathered(self.weight, self.axes["weight"])
-        out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
-        # Through float32, so that the gradients of a token that occurs a thousand times are added
-        # in float32: bfloat16 would lose most of them.
-        rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
+        rows = looked_up(self.weight, tokens, self.axes["weight"])
         if self.tuned is not None:
-            rows = self.tuned.looked_up(tokens, rows, len(weight), "batch seq embed")
+            rows = self.tuned.looked_up(tokens, rows, len(self.weight), "batch seq embed")
         # The scale in the precision of the weights, as the models that have one were trained.
-        return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
+        return rows * jnp.asarray(self.scale, rows.dtype)
+
+
+def looked_up(
+    weight: Float[Array, "vocab embed"], tokens: Int[Array, "batch seq"], axes: tuple[str, ...]
+) -> Float[Array, "batch seq embed"]:
+    """Rows of a table by token. Their gradients are added where they are, then reduce-scattered.
+
+    In float32: bfloat16 would lose most of the gradients of a token that occurs a thousand times.
+    """
+    shape = weight.shape
+
+    @jax.custom_vjp
+    def rows(weight, tokens):
+        out = layout("batch seq embed", (*tokens.shape, shape[-1]))
+        return gathered(weight, axes).at[tokens].get(out_sharding=out)
+
+    def backward(tokens, d):
+        return reduce_scattered(_by_token(tokens, d, shape[0]).astype(d.dtype), axes), None
+
+    rows.defvjp(lambda weight, tokens: (rows(weight, tokens), tokens), backward)
+    return rows(weight, tokens)
+
+
+def _by_token(
+    tokens: Int[Array, "batch seq"], d: Float[Array, "batch seq embed"], vocab: int
+) -> Float[Array, "shards vocab embed"]:
+    """Sums of the gradients of each token, for each group of devices that has rows of its own."""
+    axis = split_over("vocab", vocab)
+    size = vocab // (tensor_ways() if axis else 1)
+
+    def local(tokens, d):
+        first = jax.lax.axis_index(axis) * size if axis else 0
+        own = jnp.where(tokens < first, size, tokens - first)  # below 0 is counted from the end
+        zeros = jnp.zeros((size, d.shape[-1]), jnp.float32)
+        return zeros.at[own].add(d.astype(jnp.float32), mode="drop")[None]
+
+    spec = layout(("batch", "", ""), d.shape)
+    if spec is None:
+        return local(tokens, d)
+    specs = PartitionSpec(*spec[:2]), spec
+    arrays = map(jax.sharding.reshard, (tokens, d), specs)
+    out = PartitionSpec(spec[0], axis, None)
+    return jax.shard_map(local, in_specs=specs, out_specs=out, check_vma=False)(*arrays)
 
 
 class LearnedPositions(Placed):

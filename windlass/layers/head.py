@@ -21,6 +21,7 @@ from windlass.devices.axes import (
     device,
     gathered,
     layout,
+    reduce_scattered,
     shard,
     split_over,
 )
@@ -99,13 +100,13 @@ class Head(TokenTable):
         changes from step to step, or the head of a frozen model. They have no gradient. With
         `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        axes, dtype, cap = self.axes["weight"], hidden.dtype, self.cap
         tiles = _Tiles(hidden.shape, tile_tokens)
-        dtype, cap = hidden.dtype, self.cap
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns, constants):
+            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(sums, tile):
@@ -117,6 +118,7 @@ class Head(TokenTable):
             return _over_shards(sums)
 
         def value_and_gradient(hidden, weight, columns, constants):
+            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def of_one(tile):
@@ -162,7 +164,7 @@ class Head(TokenTable):
                 return carry, jnp.concatenate([d_h[None], d_hidden])
 
             (sums, d_weight), d_hidden = from_first() if on_one_gpu() else from_zeros()
-            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
+            d_weight = reduce_scattered(d_weight.astype(gradient_dtype), axes)
             return _over_shards(sums), (tiles.join(d_hidden), d_weight)
 
         @jax.custom_vjp
@@ -175,7 +177,7 @@ class Head(TokenTable):
             return d_hidden, d_weight, None, None
 
         total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, weight, columns, constants)
+        summed, others = total(hidden, self.weight.astype(dtype), columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     @jax.named_scope("head")
