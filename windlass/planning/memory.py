@@ -169,6 +169,12 @@ def _gathered_by_copy(x: Any, about: ArrayFacts) -> int:
     return round(math.prod(shape) * x.dtype.itemsize * min(_padded(n) / n for n in others))
 
 
+def _is_joined(x: Any) -> bool:
+    """Return True if shards of whole registers are all-gathered where they lie, innermost."""
+    cut = [size for i, size in enumerate(_shard_shape(x)) if _is_over_fsdp(x, i)]
+    return bool(cut) and cut[0] % LANES == 0
+
+
 def _is_over_fsdp(x: Any, axis: int) -> bool:
     return axis < len(x.sharding.spec) and "fsdp" in per_device.names(x.sharding.spec[axis])
 
@@ -182,9 +188,10 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
     kernel = traced.described.attention
     is_flash = kernel is not None and kernel.name != "xla"
     head = traced.described.run.model.sizes.get("head_dim") if is_flash else None
+    joined = {_shard_shape(x) for x in jax.tree.leaves(traced.state.weights) if _is_joined(x)}
 
     def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
-        if is_tpu and len(shape) > 3 and shape[-1] == head:
+        if is_tpu and len(shape) > 3 and shape[-1] == head and shape not in joined:
             # The kernel takes head_dim as the innermost axis, padded to whole registers.
             shape = (*shape[:-1], _padded(shape[-1]))
         return math.prod(shape) * itemsize
@@ -194,7 +201,6 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         reuses_buffers=is_tpu,
         materializes_shared=chip.kind == "cpu",
         has_random_kernel=chip.kind == "gpu",
-        keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
         lanes=LANES if is_tpu else None,
         # In another layout, and on most beside it what is made of it, in half the precision.
