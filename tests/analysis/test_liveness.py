@@ -29,6 +29,8 @@ def held(function, *shapes, **compiler) -> int:
         sums_devices_at_once=False,
         layers_per_round=1,
         unstacked=0.0,
+        has_residuals=False,
+        zeros_at_once=False,
     )._replace(**compiler)
     program = jax.make_jaxpr(function)(*shapes).jaxpr
     return sum(array.bytes for array in peak_buffers(program, usual))
@@ -199,41 +201,17 @@ def test_of_whole_tiles_slices_are_summed():
     assert on_four(both, P(), P(), lanes=SIDE // 8) < on_four(both, P(), P(), lanes=SIDE) == whole
 
 
-def scattered_sum(whole, *, over: tuple[str, ...] = ()):
+def scattered_sum(whole):
     """As `devices.axes.reduce_scattered` sums the parts of devices."""
-
-    def local(part):
-        part = jax.lax.psum_scatter(part, "fsdp", tiled=True)
-        return jax.lax.psum(part, over)
-
-    out = P() if over else P("fsdp")
-    return jax.shard_map(local, in_specs=P(), out_specs=out)(whole)
+    local = functools.partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
+    return jax.shard_map(local, in_specs=P(), out_specs=P("fsdp"))(whole)
 
 
-@pytest.mark.parametrize("over", [(), ("fsdp",)])  # others, in a real program
-def test_scattered_sums_that_are_added_are_one_for_which_a_matmul_waits_with_what_it_reads(over):
-    def both(x, y, *, is_tied):
-        logits = jnp.tanh(y @ y)
-        head = scattered_sum(jnp.zeros_like(x) + logits @ logits, over=over) * 1.0
-        _, layers = jax.lax.scan(lambda c, _: (c, c @ c), x, length=2)
-        table = scattered_sum(jnp.sum(layers, axis=0) @ x, over=over)
-        return jnp.tanh(head + table) if is_tied else (jnp.tanh(head), jnp.tanh(table))
+def test_of_a_sum_over_devices_each_has_what_it_adds_and_keeps_its_slice():
+    def summed(x):
+        return jnp.tanh(scattered_sum(jnp.tanh(x)))
 
-    tied, untied = (
-        on_four(functools.partial(both, is_tied=is_tied), P(), P(), fuses_epilogues=True)
-        for is_tied in (True, False)
-    )
-    assert tied == untied + ONE - ONE // 4  # the logits in the place of a slice
-
-
-def test_scattered_rows_are_cast_to_another_layout_before_they_are_part_of_a_sum():
-    def both(x):
-        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
-        rows = zeros.at[jnp.arange(SIDE) // 2].add(x)[None].astype(jnp.bfloat16)
-        head = (x @ x).astype(jnp.bfloat16)
-        return scattered_sum(head) + scattered_sum(rows[0])
-
-    assert on_four(both, P(), lanes=SIDE) == on_four(both, P()) + ONE // 2
+    assert on_four(summed, P()) == ONE + ONE // 4
 
 
 def test_a_mask_of_which_devices_have_slices_is_computed_where_it_is_read():
@@ -246,6 +224,33 @@ def test_a_mask_of_which_devices_have_slices_is_computed_where_it_is_read():
         return jnp.tanh(x) @ jnp.ones((SIDE, 1))
 
     assert on_four(masked, P("fsdp")) == on_four(unmasked, P("fsdp"))
+
+
+def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
+    def both(x, y, columns):
+        first, second = (
+            jax.sharding.reshard(one @ one[:, :columns], P(None, "fsdp")) for one in (x, y)
+        )
+        return jnp.tanh(first + second) @ jnp.ones((columns, 1))
+
+    def held_of(columns):
+        of = functools.partial(both, columns=columns)
+        return on_four(of, P(), P(), lanes=SIDE // 8) / (SIDE * columns * 4)
+
+    assert held_of(32) == 2 + 1 / 4
+    assert held_of(48) == 3
+
+
+def test_a_scattered_sum_that_is_added_to_another_is_copied_as_their_sum():
+    def added(x, y):
+        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
+        total = zeros.at[jnp.arange(SIDE) // 2].add(x).astype(jnp.bfloat16)
+        product = (y @ y).astype(jnp.bfloat16)
+        first, second = (jax.sharding.reshard(one, P(None, "fsdp")) for one in (product, total))
+        return first + second
+
+    apart = [on_four(added, P(), P(), lanes=SIDE, sums_devices_at_once=one) for one in (0, 1)]
+    assert apart[1] - apart[0] == ONE // 2  # in bfloat16, or in float32 as each is
 
 
 def test_a_scattered_sum_is_copied_before_devices_slice_it():

@@ -23,7 +23,6 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
-_SUMS_OVER_DEVICES = ("psum", "psum_invariant", "reduce_scatter")
 SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
@@ -53,6 +52,8 @@ class CompilerModel(NamedTuple):
     sums_devices_at_once: bool  # without a buffer for what each has to add
     layers_per_round: int  # of a loop over layers, where their kinds take turns
     unstacked: float  # times its residuals, which a layer leaves until the end of an iteration
+    has_residuals: bool  # what goes through a barrier to be read a second time is in memory
+    zeros_at_once: bool  # of all arrays alike that loops of a program stack
 
 
 def peak_buffers(program: Jaxpr, compiler: CompilerModel) -> list[Buffer]:
@@ -67,16 +68,14 @@ class _Liveness:
     def __init__(self, program: Flattened, compiler: CompilerModel):
         self.operations, self.compiler = program.operations, compiler
         self.variables, self.inputs = program.variables, set(program.inputs)
+        self.residuals = program.residuals if compiler.has_residuals else set[int]()
         self.results = {value for value in program.outputs if value is not None}
         self.readers: dict[int, list[int]] = defaultdict(list)
         self.maker: dict[int, int] = {}
-        self.constants: set[int] = set()  # values that no argument decides
         for i, operation in enumerate(self.operations):
             for value in operation.reads:
                 self.readers[value].append(i)
             self.maker |= dict.fromkeys(operation.results, i)
-            if self.constants.issuperset(operation.reads):
-                self.constants.update(operation.results)
         self.read_from_memory: dict[int, bool] = {}
         self.known_sources: dict[int, frozenset[int]] = {}
         self.used: dict[int, int] = {}  # the last use of a fused value
@@ -89,8 +88,9 @@ class _Liveness:
         live: dict[int, int] = {}
         most, then, inside = 0, live, []
         for i, operation in enumerate(self.operations):
+            live |= {value: self.bytes_of(value) for value in self.zeros[i]}
             for value in operation.results:
-                if value not in self.materialized:
+                if value not in self.materialized or value in live:
                     continue
                 old = self.reused(operation, value, live, ends[i])
                 if old is not None:
@@ -104,6 +104,20 @@ class _Liveness:
             for value in ends[i]:
                 live.pop(value, None)
         return [self.buffer(value, size) for value, size in then.items() if size] + inside
+
+    @cached_property
+    def zeros(self) -> dict[int, list[int]]:
+        """Arrays that loops stack, by the first loop that stacks one of their shape and dtype.
+
+        One kernel fills all of these with zeros, for all loops of a program.
+        """
+        found: dict[int, list[int]] = defaultdict(list)
+        first: dict[tuple, int] = {}
+        for i, operation in enumerate(self.operations if self.compiler.zeros_at_once else []):
+            for value in self.materialized.intersection(_stacked(operation)) - self.results:
+                like = self.shape(value), self.variables[value].aval.dtype
+                found[first.setdefault(like, i)].append(value)
+        return found
 
     def inner(self, operation: Operation) -> list[Buffer]:
         """The live buffers of the body of a loop at its peak."""
@@ -132,7 +146,9 @@ class _Liveness:
         maker = self.maker.get(scattered)
         if maker is None or self.operations[maker].kind is not Kind.UPDATE:
             return []
-        is_cast = self.is_sum_over_devices(i) or self.shape(value)[-1] % lanes == 0
+        # Of what is added to another sum, which is a buffer by then, both are all-reduced as one.
+        is_added = self.is_summed(i) and not self.compiler.sums_devices_at_once
+        is_cast = is_added or self.shape(value)[-1] % lanes == 0
         return [self.buffer(scattered, self.bytes_of(read if is_cast else scattered))]
 
     def indexed(self, i: int) -> int | None:
@@ -177,6 +193,8 @@ class _Liveness:
             reads = operation.reads
         elif (carried := _carried(operation, value)) is not None:
             reads = [carried]
+        elif (overwritten := _overwritten(operation, value)) is not None:
+            reads = list(self.sources(overwritten))
         else:
             return None
         size = self.bytes_of(value)
@@ -254,8 +272,6 @@ class _Liveness:
         kind = self.operations[i].kind
         if kind is Kind.RANDOM and self.compiler.has_random_kernel:
             return False
-        if self.is_sum_over_devices(i):
-            return self.is_summed(i)
         return kind in _FUSED | _REDUCED or self.is_slice(i)
 
     def is_alias(self, i: int) -> bool:
@@ -300,20 +316,11 @@ class _Liveness:
         return all(map(self.is_uniform, operation.reads))
 
     def is_slice(self, i: int) -> bool:
-        """Return True if each device keeps only its slice, as a reduce-scatter gives at once.
-
-        An all-reduce is one that keeps all.
-        """
+        """Return True if each device keeps only its slice, as a reduce-scatter gives at once."""
         operation = self.operations[i]
-        if self.is_sum_over_devices(i):
-            return True
         if operation.kind is not Kind.RESHARD or not operation.reads or self.is_own_rows(i):
             return False
         return self.size(operation.reads[0]) > self.size(operation.results[0])
-
-    def is_sum_over_devices(self, i: int) -> bool:
-        operation = self.operations[i]
-        return operation.name in _SUMS_OVER_DEVICES and len(operation.reads) == 1
 
     def is_own_rows(self, i: int) -> bool:
         """Return True if devices keep rows of a scattered sum: each adds to its own rows alone.
@@ -393,17 +400,26 @@ class _Liveness:
         Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
         """
         (value,), lanes = self.operations[i].results, self.compiler.lanes
-        is_tiled = lanes is not None and self.shape(value)[0] % (SUBLANES * lanes) == 0
-        if is_tiled and self.operations[i].kind is Kind.RESHARD:
+        if lanes is not None and self.fills_tiles(value):
             return False
         while len(self.readers[value]) == 1:
             (reader,) = self.readers[value]
-            if not self.is_cast(reader) and not self.is_sum_over_devices(reader):
+            if not self.is_cast(reader):
                 return self.is_sum_of_slices(reader)
             operation = self.operations[reader]
             several = len(operation.results) > 1  # each of its argument, in their order
             value = operation.results[operation.arguments.index(value) if several else 0]
         return False
+
+    def fills_tiles(self, value: int) -> bool:
+        """Return True if a slice of a table fills whole tiles of registers.
+
+        One that does not is never reduce-scattered: tables that are added are all-reduced as one,
+        at the end of the step. Where devices are summed at once the last matmul of a gradient waits
+        for that, and what it reads stays until then, such as the logits of a tied head.
+        """
+        lanes, shape = self.compiler.lanes or 1, self.shape(value)
+        return shape[0] % (SUBLANES * lanes) == 0 and shape[-1] % lanes == 0
 
     def is_sum_of_slices(self, i: int) -> bool:
         operation = self.operations[i]
@@ -423,20 +439,7 @@ class _Liveness:
         return value
 
     def is_cast(self, i: int) -> bool:
-        operation = self.operations[i]
-        if operation.name == "broadcast_in_dim" and operation.reads:  # an axis of one
-            return self.size(operation.reads[0]) == self.size(operation.results[0])
-        is_alias = self.is_alias(i) or operation.name == "convert_element_type"
-        return is_alias or self.is_scaled_by_constant(i)
-
-    def is_scaled_by_constant(self, i: int) -> bool:
-        """Return True if a value is multiplied by one number of the program, such as a loss's 1."""
-        operation = self.operations[i]
-        if operation.name != "mul":
-            return False
-        first, by = operation.arguments
-        is_constant = by is None or by in self.constants and self.size(by) == 1
-        return first is not None and is_constant
+        return self.is_alias(i) or self.operations[i].name == "convert_element_type"
 
     def is_fused_into_sum(self, i: int) -> bool:
         """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
@@ -456,8 +459,9 @@ class _Liveness:
     def is_read_from_memory(self, value: int) -> bool:
         """Return True if an unfused operation reads the value."""
         if value not in self.read_from_memory:
-            self.read_from_memory[value] = value in self.results or any(
-                self.is_read_from_memory(self.operations[i].results[0])
+            is_kept = value in self.results or value in self.residuals
+            self.read_from_memory[value] = is_kept or any(
+                any(map(self.is_read_from_memory, self.operations[i].aliases(value)))
                 if self.is_alias(i)
                 else not self.is_fused(i)
                 for i in self.readers[value]
@@ -472,7 +476,7 @@ class _Liveness:
             elif value in self.materialized:
                 sources = frozenset([value])
             else:
-                reads = self.operations[self.maker[value]].reads
+                reads = self.operations[self.maker[value]].sources(value)
                 sources = frozenset[int]().union(*map(self.sources, reads))
             self.known_sources[value] = sources
         return self.known_sources[value]
@@ -500,6 +504,23 @@ def _carried(operation: Operation, value: int) -> int | None:
     first, carried = constants_and_carry(body, operation.equation)
     i = operation.results.index(value)
     return operation.arguments[first + i] if i < carried else None
+
+
+def _stacked(operation: Operation) -> list[int]:
+    """Results of a scan that have an axis of its iterations."""
+    if operation.name != "scan":
+        return []
+    (body,) = sub_jaxprs(operation.equation)
+    _, carried = constants_and_carry(body, operation.equation)
+    return operation.results[carried:]
+
+
+def _overwritten(operation: Operation, value: int) -> int | None:
+    """The argument of a kernel in whose buffer it writes a result, by its declaration."""
+    written: Any = operation.equation.params.get("aliases", ())
+    places = {result: argument for argument, result in written}
+    i = operation.results.index(value)
+    return operation.arguments[places[i]] if i in places else None
 
 
 def _is_constant(value: int, operation: Operation) -> bool:

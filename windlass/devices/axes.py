@@ -232,13 +232,15 @@ def _met() -> dict[str, Any]:
     return {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
 
 
-def reduce_scattered(parts: Array, axes: tuple[str, ...]) -> Array:
-    """Sum of the parts of a weight's gradient, each device with the shard that it stores.
+def reduce_scattered(parts: Array, axes: tuple[str, ...], weight: Any) -> Array:
+    """Sum of the parts of a weight's gradient, laid out as the abstract array of the weight is.
 
     In front, `parts` has an axis for the groups of devices that have rows of the batch of their
-    own, each of which has one part.
+    own, each of which has one part. A compiler is kept from making one sum of several, of a tied
+    table or of microbatches, for which it would hold all of each; libtpu 0.0.48 refuses the latter
+    ("RET_CHECK failure … while_loop_all_reduce_code_motion").
     """
-    to = stored(axes, parts.shape[1:])
+    to = None if stored(axes, parts.shape[1:]) is None else weight.sharding.spec
     if to is None or len(parts) == 1:
         total = jnp.sum(parts, axis=0)
         return total if to is None else jax.sharding.reshard(total, to)
@@ -254,7 +256,8 @@ def reduce_scattered(parts: Array, axes: tuple[str, ...]) -> Array:
         return jax.lax.psum(total, others)
 
     spec = PartitionSpec(over, *_gathered_spec(axes, parts.shape[1:]))
-    return jax.shard_map(local, in_specs=spec, out_specs=to)(jax.sharding.reshard(parts, spec))
+    summed = jax.shard_map(local, in_specs=spec, out_specs=to)
+    return jax.lax.optimization_barrier(summed(jax.sharding.reshard(parts, spec)))
 
 
 def replicated(x: Array) -> Array:

@@ -129,15 +129,16 @@ def looked_up(
 
     In float32: bfloat16 would lose most of the gradients of a token that occurs a thousand times.
     """
-    shape = weight.shape
+    stored = jax.typeof(weight)
 
     @jax.custom_vjp
     def rows(weight, tokens):
-        out = layout("batch seq embed", (*tokens.shape, shape[-1]))
+        out = layout("batch seq embed", (*tokens.shape, stored.shape[-1]))
         return gathered(weight, axes).at[tokens].get(out_sharding=out)
 
     def backward(tokens, d):
-        return reduce_scattered(_by_token(tokens, d, shape[0]).astype(d.dtype), axes), None
+        parts = _by_token(tokens, d, stored.shape[0]).astype(d.dtype)
+        return reduce_scattered(parts, axes, stored), None
 
     rows.defvjp(lambda weight, tokens: (rows(weight, tokens), tokens), backward)
     return rows(weight, tokens)
