@@ -15,9 +15,11 @@ from jaxtyping import Array, Float, Int, PRNGKeyArray
 from windlass.devices.axes import (
     Placed,
     gathered,
+    kept_apart,
     layout,
-    reduce_scattered,
+    over_rows,
     split_over,
+    stored,
     tensor_ways,
 )
 from windlass.layers.initializers import Initializer, small
@@ -125,45 +127,56 @@ class Embedding(TokenTable):
 def looked_up(
     weight: Float[Array, "vocab embed"], tokens: Int[Array, "batch seq"], axes: tuple[str, ...]
 ) -> Float[Array, "batch seq embed"]:
-    """Rows of a table by token. Their gradients are added where they are, then reduce-scattered.
-
-    In float32: bfloat16 would lose most of the gradients of a token that occurs a thousand times.
-    """
-    stored = jax.typeof(weight)
+    """Rows of a table by token."""
+    table = jax.typeof(weight)
 
     @jax.custom_vjp
     def rows(weight, tokens):
-        out = layout("batch seq embed", (*tokens.shape, stored.shape[-1]))
+        out = layout("batch seq embed", (*tokens.shape, table.shape[-1]))
         return gathered(weight, axes).at[tokens].get(out_sharding=out)
 
-    def backward(tokens, d):
-        parts = _by_token(tokens, d, stored.shape[0]).astype(d.dtype)
-        return reduce_scattered(parts, axes, stored), None
-
-    rows.defvjp(lambda weight, tokens: (rows(weight, tokens), tokens), backward)
+    rows.defvjp(
+        lambda weight, tokens: (rows(weight, tokens), tokens),
+        lambda tokens, d: (summed_by_token(tokens, d, table, axes), None),
+    )
     return rows(weight, tokens)
 
 
-def _by_token(
-    tokens: Int[Array, "batch seq"], d: Float[Array, "batch seq embed"], vocab: int
-) -> Float[Array, "shards vocab embed"]:
-    """Sums of the gradients of each token, for each group of devices that has rows of its own."""
-    axis = split_over("vocab", vocab)
-    size = vocab // (tensor_ways() if axis else 1)
+def summed_by_token(
+    tokens: Int[Array, "batch seq"],
+    d: Float[Array, "batch seq embed"],
+    weight: Any,
+    axes: tuple[str, ...],
+) -> Float[Array, "vocab embed"]:
+    """Gradient of a table, laid out as the abstract array of its weight is.
+
+    Devices that store columns of the table send each other those of the gradients of tokens, which
+    are less than a table, and each adds up its own. In float32: bfloat16 would lose most of the
+    gradients of a token that occurs a thousand times.
+    """
+    if stored(axes, weight.shape) is None:
+        zeros = jnp.zeros(weight.shape, jnp.float32)
+        return zeros.at[tokens].add(d.astype(jnp.float32)).astype(d.dtype)
+    to, over = weight.sharding.spec, over_rows(len(tokens))
+    columns, axis = to[1], split_over("vocab", weight.shape[0])
+    is_sent = columns in over
+    others = tuple(name for name in over if name != columns)
+    size = weight.shape[0] // (tensor_ways() if axis else 1)
 
     def local(tokens, d):
+        if is_sent:
+            tokens = jax.lax.all_gather(tokens, columns, tiled=True)
+            d = jax.lax.all_to_all(d, columns, split_axis=2, concat_axis=0, tiled=True)
         first = jax.lax.axis_index(axis) * size if axis else 0
         own = jnp.where(tokens < first, size, tokens - first)  # below 0 is counted from the end
         zeros = jnp.zeros((size, d.shape[-1]), jnp.float32)
-        return zeros.at[own].add(d.astype(jnp.float32), mode="drop")[None]
+        total = zeros.at[own].add(d.astype(jnp.float32), mode="drop").astype(d.dtype)
+        return jax.lax.psum(total, others)
 
-    spec = layout(("batch", "", ""), d.shape)
-    if spec is None:
-        return local(tokens, d)
-    specs = PartitionSpec(*spec[:2]), spec
+    specs = PartitionSpec(over), PartitionSpec(over, None, None if is_sent else columns)
     arrays = map(jax.sharding.reshard, (tokens, d), specs)
-    out = PartitionSpec(spec[0], axis, None)
-    return jax.shard_map(local, in_specs=specs, out_specs=out, check_vma=False)(*arrays)
+    found = jax.shard_map(local, in_specs=specs, out_specs=to, check_vma=False)(*arrays)
+    return kept_apart(found)
 
 
 class LearnedPositions(Placed):
