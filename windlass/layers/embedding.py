@@ -19,7 +19,6 @@ from windlass.devices.axes import (
     layout,
     over_rows,
     split_over,
-    stored,
     tensor_ways,
 )
 from windlass.layers.initializers import Initializer, small
@@ -127,36 +126,35 @@ class Embedding(TokenTable):
 def looked_up(
     weight: Float[Array, "vocab embed"], tokens: Int[Array, "batch seq"], axes: tuple[str, ...]
 ) -> Float[Array, "batch seq embed"]:
-    """Rows of a table by token."""
-    table = jax.typeof(weight)
+    """Rows of a table by token.
+
+    Their gradients are added in float32: bfloat16 would lose most of those of a token that occurs a
+    thousand times.
+    """
+    table, out = jax.typeof(weight), layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
+    if not over_rows(len(tokens)):
+        whole = gathered(weight, axes).astype(jnp.float32)
+        return whole.at[tokens].get(out_sharding=out).astype(weight.dtype)
 
     @jax.custom_vjp
     def rows(weight, tokens):
-        out = layout("batch seq embed", (*tokens.shape, table.shape[-1]))
         return gathered(weight, axes).at[tokens].get(out_sharding=out)
 
     rows.defvjp(
         lambda weight, tokens: (rows(weight, tokens), tokens),
-        lambda tokens, d: (summed_by_token(tokens, d, table, axes), None),
+        lambda tokens, d: (summed_by_token(tokens, d, table), None),
     )
     return rows(weight, tokens)
 
 
 def summed_by_token(
-    tokens: Int[Array, "batch seq"],
-    d: Float[Array, "batch seq embed"],
-    weight: Any,
-    axes: tuple[str, ...],
+    tokens: Int[Array, "batch seq"], d: Float[Array, "batch seq embed"], weight: Any
 ) -> Float[Array, "vocab embed"]:
-    """Gradient of a table, laid out as the abstract array of its weight is.
+    """Gradient of a table of which devices have rows of the batch, laid out as its weight is.
 
-    Devices that store columns of the table send each other those of the gradients of tokens, which
-    are less than a table, and each adds up its own. In float32: bfloat16 would lose most of the
-    gradients of a token that occurs a thousand times.
+    Those that store columns of the table send each other these columns of the gradients of tokens,
+    which are less than a table, and each adds up its own.
     """
-    if stored(axes, weight.shape) is None:
-        zeros = jnp.zeros(weight.shape, jnp.float32)
-        return zeros.at[tokens].add(d.astype(jnp.float32)).astype(d.dtype)
     to, over = weight.sharding.spec, over_rows(len(tokens))
     columns, axis = to[1], split_over("vocab", weight.shape[0])
     is_sent = columns in over
