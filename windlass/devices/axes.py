@@ -240,7 +240,7 @@ def reduce_scattered(parts: Array, axes: tuple[str, ...], weight: Any) -> Array:
     """
     to = None if stored(axes, parts.shape[1:]) is None else weight.sharding.spec
     if to is None or len(parts) == 1:
-        total = jnp.sum(parts, axis=0)
+        total = jnp.squeeze(parts, axis=0) if len(parts) == 1 else jnp.sum(parts, axis=0)
         return total if to is None else jax.sharding.reshard(total, to)
     over = over_rows(len(parts))
     scattered = tuple(name for name in over if name in to)
