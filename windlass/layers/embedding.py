@@ -9,11 +9,13 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
 from windlass.devices.axes import (
     Placed,
+    device,
     gathered,
     kept_apart,
     layout,
@@ -24,6 +26,7 @@ from windlass.devices.axes import (
 from windlass.layers.initializers import Initializer, small
 
 AXES = ("vocab", "embed")
+LANES = 128  # width of a TPU's registers
 
 
 class TokenRows(Placed):
@@ -174,6 +177,10 @@ def summed_by_token(
     specs = PartitionSpec(over), PartitionSpec(over, None, None if is_sent else columns)
     arrays = map(jax.sharding.reshard, (tokens, d), specs)
     found = jax.shard_map(local, in_specs=specs, out_specs=to, check_vma=False)(*arrays)
+    if device().platform == "tpu" and weight.sharding.shard_shape(weight.shape)[1] % LANES:
+        # A table of such columns is stored in the other order, without gaps: left to itself libtpu
+        # copies it and its moments to the order in which rows are added.
+        found = with_layout_constraint(found, Layout(major_to_minor=(1, 0)))
     return kept_apart(found)
 
 
