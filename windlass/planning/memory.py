@@ -109,17 +109,6 @@ def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
     yield "copies", _sum(traced.state.weights, _widened)
     if traced.split["fsdp"] > 1:
         yield "copies", _sum(traced.frozen.model, _gathered_by_copy)
-    if traced.split["fsdp"] > 1 and traced.split["tensor"] > 1:
-        # Tables that are split both ways, too narrowly to fill registers, are updated as copies.
-        yield "copies", sum(_narrow_tables(traced))
-
-
-def _narrow_tables(traced: Traced) -> Iterator[int]:
-    vocab = traced.described.run.model.sizes["vocab"]
-    for x in jax.tree.leaves((traced.state.weights, traced.state.moments)):
-        *rows, columns = _shard_shape(x) or (0,)
-        if x.ndim == 2 and x.shape[0] == vocab and columns % LANES:
-            yield math.prod(rows) * _padded(columns) * x.dtype.itemsize
 
 
 def _padded(width: int) -> int:
