@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 from windlass.columns import DocumentsPerRow  # noqa: E402
 from windlass.devices import mesh  # noqa: E402
 from windlass.layers import kernels, softmax  # noqa: E402
+from windlass.layers.document_attention import attended  # noqa: E402
 from windlass.layers.pattern import CAUSAL  # noqa: E402
 
 ROUNDS, CALLS = 3, 10
@@ -155,6 +156,7 @@ def packed() -> None:
         for is_spread in (False, True):
             spread = ", heads spread" if is_spread else ""
             ways.append((name + spread, of(by_lengths(places, rounds), is_spread=is_spread)))
+    ways.append(("our kernels", of(lambda q, k, v: attended(q, k, v, document, scale))))
     print(f"{sum(map(len, rows))} documents in {document.shape[0]} rows\n")
     print("| places | forward, ms | and backward, ms | apart |\n|---|---|---|---|")
     expected = None
