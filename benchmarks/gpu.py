@@ -38,7 +38,7 @@ sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import rivals  # noqa: E402
 from benchmarks.plan_cases import MODELS  # noqa: E402
-from windlass.columns import DocumentsPerRow  # noqa: E402
+from windlass.columns import DocumentsInRows  # noqa: E402
 
 SHAPES: dict[str, dict[str, Any]] = {**MODELS}
 AGREE, WITHIN = 20, 1e-2  # steps whose losses must agree, and how closely
@@ -46,7 +46,6 @@ WARM, TURNS, STEPS = 5, 4, 10  # steps that are not counted; turns of a side; st
 RIVALS = ("transformers", "tuned")
 ALONE = "none"
 BEGAN = time.perf_counter()
-SINGLE = DocumentsPerRow(1, 1.0)
 TINY = dict(vocab=512, embed=64, mlp=128, layers=2, heads=4, kv_heads=2, head_dim=16)
 
 
@@ -186,9 +185,9 @@ def programs(
     *,
     is_adapted: bool,
     settings: Sequence[str] = (),
-    documents: DocumentsPerRow = SINGLE,
+    documents: DocumentsInRows = "one",
 ) -> Any:
-    """Programs that `windlass train` compiles of the recipe, of rows with so many documents."""
+    """Programs that `windlass train` compiles of the recipe, of rows packed with such documents."""
     import jax
 
     from windlass.devices import selection

@@ -24,15 +24,15 @@ import jax.numpy as jnp
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from benchmarks import gpu_profile  # noqa: E402
+from benchmarks import gpu_profile, sft  # noqa: E402
 from benchmarks.gpu_parts import apart  # noqa: E402
 from windlass.devices import mesh  # noqa: E402
-from windlass.layers import attention, low_rank, mlp, norm  # noqa: E402
+from windlass.layers import attention, document_attention, kernels, low_rank, mlp, norm  # noqa: E402
 
 CALLS = 10
 COMPILING = 12  # programs at once
 
-Values = Mapping[str, int]  # of constants
+Values = Mapping[str, Any]  # of constants
 
 
 class Kernel(NamedTuple):
@@ -120,7 +120,35 @@ def gates() -> Iterator[Kernel]:
     yield Kernel("1.7B, rank 16", mlp, names, both, (gate, up, low, d, inner[2]), tried)
 
 
-KERNELS = {one.__name__: one for one in (heads, norms, products, gates)}
+def documents() -> Iterator[Kernel]:
+    sizes = [(64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (128, 64, 4, 2)]
+    sizes += [(128, 64, 8, 3), (128, 32, 4, 3), (64, 128, 8, 2), (128, 128, 8, 2)]
+    blocks = [document_attention.Block(*one) for one in sizes]
+    tried = [
+        {"BLOCKS": {document_attention.WIDEST: document_attention.Blocks(*[one] * 3)}}
+        for one in blocks
+    ]
+    names = "document_attention", "document_queries", "document_keys"
+    rows = next(rows for rows in sft.documents(sft.CASE) if 88 <= sum(map(len, rows)) <= 96)
+    document = jnp.asarray(sft.packed(rows, sft.CASE.length)["document"])
+    for name, heads, kv_heads, dim in (("0.5B", 14, 2, 64), ("1.7B", 16, 8, 128)):
+        q, k, v, d = (
+            normal(i, *document.shape, count, dim)
+            for i, count in enumerate((heads, kv_heads, kv_heads, heads))
+        )
+
+        def both(q, k, v, d, scale=dim**-0.5):
+            def mixed(q, k, v):
+                how = dict(scale=scale, saved_as=kernels.MIXED)
+                return document_attention.attend(q, k, v, document, **how)
+
+            out, back = jax.vjp(mixed, q, k, v)
+            return out, back(d)
+
+        yield Kernel(name, document_attention, names, both, (q, k, v, d), tried)
+
+
+KERNELS = {one.__name__: one for one in (heads, norms, products, gates, documents)}
 
 
 def normal(seed: int, *shape: int) -> jax.Array:

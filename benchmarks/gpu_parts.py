@@ -1,12 +1,10 @@
 """Parts of a training step alone, on the NVIDIA GPU that is here: ours beside plain XLA or a mask.
 
     python benchmarks/gpu_parts.py
-    python benchmarks/gpu_parts.py --packed    # attention alone, of the rows of benchmarks/sft.py
 
 Values and gradients of each part are computed both ways; printed are milliseconds of both, their
 ratio, and how far they are apart where it matters (padding is left out). Attention is over rows of
-one document, of several, and of several with padding behind them. Of packed rows it is computed
-with places for documents in several ways, whose constants in `windlass/layers/kernels.py` follow.
+one document, of several, and of several with padding behind them.
 """
 
 import argparse
@@ -22,29 +20,20 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[1]))
 
-from windlass.columns import DocumentsPerRow  # noqa: E402
+from windlass.columns import DocumentsInRows  # noqa: E402
 from windlass.devices import mesh  # noqa: E402
 from windlass.layers import kernels, softmax  # noqa: E402
-from windlass.layers.pattern import CAUSAL  # noqa: E402
 
 ROUNDS, CALLS = 3, 10
 VOCAB, TILE = 151_936, (1, 32, 128)
-# Rows, positions, heads, key heads, head dim: Qwen2.5-0.5B and Qwen3-1.7B.
-SHAPES = [(32, 1024, 14, 2, 64), (16, 1024, 16, 8, 128)]
-DOCUMENTS = (1, 2, 5, 8, 15)
-# Places, each with its positions, and rounds of the last of them.
-PACKED = [
-    ([(96, 2048)], 1),
-    ([(128, 2048)], 1),
-    ([(128, 2048)], 7),
-    ([(160, 2048)], 1),
-    ([(224, 2048)], 1),
-    ([(32, 2048), (64, 1024)], 1),
-    ([(32, 2048), (128, 1024)], 1),
-    ([(64, 2048), (128, 512)], 1),
-    ([(64, 2048), (192, 512)], 1),
-    ([(32, 2048), (64, 1024), (128, 512)], 1),
+# Rows, positions, heads, key heads, head dim: Qwen2.5-0.5B, long too, Qwen3-1.7B and Phi-3-mini.
+SHAPES = [
+    (32, 1024, 14, 2, 64),
+    (4, 8192, 14, 2, 64),
+    (16, 1024, 16, 8, 128),
+    (8, 1024, 32, 32, 96),
 ]
+DOCUMENTS = (1, 2, 5, 8, 15)
 
 
 class Part(NamedTuple):
@@ -87,9 +76,8 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
     ids = np.sort(random.integers(0, documents, (rows, length)), axis=1).astype(np.int32)
     ids[:, length - padding :] = -1
     document = jnp.asarray(ids)
-    per_row = DocumentsPerRow(documents, float(documents))
 
-    def mixed(known: DocumentsPerRow | None) -> Callable:
+    def mixed(known: DocumentsInRows | None) -> Callable:
         def both(q, k, v, d):
             def attend(q, k, v):
                 return kernels.attend(q, k, v, document=document, slots=document, first=0)
@@ -110,60 +98,9 @@ def _attention(shape: tuple[int, ...], documents: int, padding: int) -> Part:
     arrays[-1] = jnp.where(counts, arrays[-1], 0)  # padding has no gradient
     name = f"attention {rows} × {length}, {heads}/{key_heads} heads of {dim}, {documents} documents"
     name += f", {padding} of padding" if padding else ""
-    return Part(name, mixed(None), mixed(per_row), tuple(arrays), counts)
-
-
-def packed() -> None:
-    """Attention of a batch of packed rows with its documents in each of these places."""
-    from benchmarks import sft
-
-    rows = next(rows for rows in sft.documents(sft.CASE) if 88 <= sum(map(len, rows)) <= 96)
-    document = jnp.asarray(sft.packed(rows, sft.CASE.length)["document"])
-    _, _, heads, key_heads, dim = SHAPES[0]
-    keys = jax.random.split(jax.random.key(0), 4)
-    arrays = [
-        jax.random.normal(key, (*document.shape, size, dim), jnp.bfloat16)
-        for key, size in zip(keys, (heads, key_heads, key_heads, heads), strict=True)
-    ]
-    counts = (document >= 0)[..., None, None]
-    arrays[-1] = jnp.where(counts, arrays[-1], 0)
-    scale = dim**-0.5
-
-    def of(mix: Callable, *, is_spread: bool = False) -> tuple[Callable, Callable]:
-        def forward(q, k, v, d):
-            if is_spread:  # keys and values for each head of queries, whose sum XLA computes
-                k, v = (jnp.repeat(x, heads // key_heads, axis=2) for x in (k, v))
-            return mix(q, k, v)
-
-        def both(q, k, v, d):
-            out, back = jax.vjp(lambda q, k, v: forward(q, k, v, d), q, k, v)
-            return out, back(d)
-
-        return forward, both
-
-    def masked(q, k, v):
-        return kernels.cudnn(q, k, v, document, document, 0, pattern=CAUSAL, scale=scale)
-
-    def by_lengths(places: list[tuple[int, int]], rounds: int) -> Callable:
-        calls = kernels.Calls(tuple(kernels.DocumentPlaces(*one) for one in places), rounds, scale)
-        return lambda q, k, v: kernels._by_lengths(calls, q, k, v, document)
-
-    ways = [("a mask", of(masked))]
-    for places, rounds in PACKED:
-        name = " + ".join(f"{count} × {span}" for count, span in places)
-        name += f", {rounds} rounds" if rounds > 1 else ""
-        for is_spread in (False, True):
-            spread = ", heads spread" if is_spread else ""
-            ways.append((name + spread, of(by_lengths(places, rounds), is_spread=is_spread)))
-    print(f"{sum(map(len, rows))} documents in {document.shape[0]} rows\n")
-    print("| places | forward, ms | and backward, ms | apart |\n|---|---|---|---|")
-    expected = None
-    for name, (forward, both) in ways:
-        _, first = measured(forward, tuple(arrays))
-        found, all_ = measured(both, tuple(arrays))
-        expected = found if expected is None else expected
-        far = apart(expected, found, counts)
-        print(f"| {name} | {first:.3f} | {all_:.3f} | {far:.1e} |", flush=True)
+    return Part(
+        name, mixed(None), mixed("one" if documents == 1 else "several"), tuple(arrays), counts
+    )
 
 
 def measured(function: Callable, arguments: tuple[jax.Array, ...]) -> tuple[Any, float]:
@@ -196,16 +133,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--packed", action="store_true", help="attention of packed rows alone")
-    asked = parser.parse_args()
+    parser.parse_args()
     here = jax.devices()[0]
     if here.platform not in ("gpu", "cuda"):
         sys.exit(f"this needs an NVIDIA GPU; here is {here.device_kind}")
     jax.set_mesh(mesh.build(dict(data=1, fsdp=1, tensor=1), [here]))
     print(f"{here.device_kind}, JAX {jax.__version__}\n")
-    if asked.packed:
-        packed()
-        return
     print("| part | plain, ms | ours, ms | ratio | apart |\n|---|---|---|---|---|")
     for part in parts():
         (plain, before), (ours, after) = (

@@ -67,7 +67,7 @@ def profile(name: str, settings: list[str]) -> Profile:
     case = CASES[name]
     if name == PACKED:
         rows = list(sft.documents(case))
-        own, given = sft.running(case, sft.counted(rows), settings), rows[:STEPS]
+        own, given = sft.running(case, settings), rows[:STEPS]
     else:
         own = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
         given = list(itertools.islice(gpu.batches(case), STEPS))

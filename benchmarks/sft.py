@@ -35,7 +35,6 @@ HERE = Path(__file__).parent
 sys.path.insert(0, str(HERE.parent))
 
 from benchmarks import gpu, rivals  # noqa: E402
-from windlass.columns import DocumentsPerRow  # noqa: E402
 
 CASE = gpu.Case("Qwen2.5-0.5B", 16, rivals.LONGEST)
 RIVALS = {"padded": 16, "padding-free": None}  # documents at a time
@@ -86,24 +85,16 @@ def flat(rows: list[Documents]) -> Documents:
     return [one for each in rows for one in each]
 
 
-def counted(given: list[list[Documents]]) -> DocumentsPerRow:
-    """What a run knows of the rows of its steps before it begins."""
-    counts = np.array([[len(each) for each in rows] for rows in given])
-    most = counts.sum(axis=1).max()
-    return DocumentsPerRow(int(counts.max()), float(counts.mean()), (counts.shape[1], int(most)))
-
-
-def running(case: gpu.Case, per_row: DocumentsPerRow, settings: Sequence[str] = ()) -> gpu.Running:
-    """Windlass's step of rows with so many documents."""
-    programs = gpu.programs(case, is_adapted=False, settings=settings, documents=per_row)
+def running(case: gpu.Case, settings: Sequence[str] = ()) -> gpu.Running:
+    """Windlass's step of packed rows."""
+    programs = gpu.programs(case, is_adapted=False, settings=settings, documents="several")
     return gpu.running(programs, lambda rows: packed(rows, case.length))
 
 
 def measured(case: gpu.Case, rival: str) -> dict[str, Any]:
     given = list(documents(case))
-    per_row = counted(given)
     config, tensors = gpu.first(case)
-    own = running(case, per_row)
+    own = running(case)
     gpu.note("windlass has its weights")
     agreed, steps = (gpu.AGREE, gpu.STEPS) if RIVALS[rival] is None else FEW
     with ThreadPoolExecutor(1) as pool:
@@ -122,7 +113,7 @@ def measured(case: gpu.Case, rival: str) -> dict[str, Any]:
         "losses": {name: each[-1] for name, each in losses.items()},
         "trained_tokens_a_step": round(tokens),
         "of_positions": round(tokens / case.tokens, 3),
-        "documents_per_row": per_row._asdict(),
+        "documents_per_row": round(statistics.mean(len(one) for rows in timed for one in rows), 2),
         **{
             name: {
                 "trained_tokens_per_second": round(tokens / statistics.median(times)),

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -16,22 +16,8 @@ LENGTH = "length"  # the sequence axis, as long as data.length says
 OPEN = 96  # files of a reader: each takes a descriptor, of which a process may have 1024
 
 
-class DocumentsPerRow(NamedTuple):
-    """Number of documents in rows: at most, and on average.
-
-    `drawn` says more of so many rows, those that a device has at once: how many documents they
-    have together, at most, in any step of a run.
-    """
-
-    most: int
-    mean: float
-    drawn: tuple[int, int] | None = None
-
-    def at_most(self, rows: int) -> int:
-        """Documents of some rows of a batch, at most."""
-        if self.drawn is not None and self.drawn[0] == rows:
-            return self.drawn[1]
-        return rows * self.most
+# In packed rows each document is in one piece, and padding is behind them all.
+DocumentsInRows = Literal["one", "several"]
 
 
 @dataclass(frozen=True)

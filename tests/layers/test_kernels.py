@@ -1,7 +1,6 @@
 """Every kernel computes what plain XLA does, and each device gets the one it has."""
 
 import functools
-from typing import Any
 
 import equinox as eqx
 import jax
@@ -10,10 +9,9 @@ import numpy as np
 import pytest
 
 from tests import tiny
-from windlass.columns import DocumentsPerRow
 from windlass.layers import kernels
 from windlass.layers.kernels import choose
-from windlass.layers.pattern import CAUSAL, Pattern
+from windlass.layers.pattern import Pattern
 from windlass.models import qwen3
 
 LENGTH = 200  # no multiple of what a TPU kernel takes at a time, nor of a stride of 3
@@ -205,123 +203,3 @@ def test_the_name_of_a_kernel_in_a_program_says_its_pattern_and_its_cost(both_wa
 def test_other_functions_of_a_program_are_no_attention():
     assert Pattern.of("attention") is None
     assert Pattern.of("causal_attention_of_mine") is None
-
-
-def calls(*places: tuple[int, int], rounds: int = 1) -> kernels.Calls:
-    return kernels.Calls(tuple(kernels.DocumentPlaces(*each) for each in places), rounds, 0.25)
-
-
-def test_segments_are_documents_of_all_rows_with_the_padding_behind_them():
-    document = jnp.array([[0, 0, 0, 1, 1, -1], [0] * 6, [0, 1, 2, 3, 3, 3], [-1] * 6])
-    begin, size, number = kernels.segmented(document, calls((12, 6)))
-    assert begin.tolist() == [0, 3, 6, 12, 13, 14, 15, 18, 24, 24, 24, 24]
-    assert size.tolist() == [3, 3, 6, 1, 1, 1, 3, 6, 0, 0, 0, 0]
-    assert number.tolist() == [[0, 0, 0, 1, 1, 1], [2] * 6, [3, 4, 5, 6, 6, 6], [7] * 6]
-
-
-def test_segments_of_the_longest_documents_come_first_each_call_in_the_order_of_rows():
-    document = jnp.array([[0, 0, 0, 1, 1, -1], [0] * 6, [0, 1, 2, 3, 3, 3], [-1] * 6])
-    begin, size, number = kernels.segmented(document, calls((3, 6), (8, 3)))
-    assert begin.tolist() == [0, 6, 18, 3, 12, 13, 14, 15, 24, 24, 24]
-    assert size.tolist() == [3, 6, 6, 3, 1, 1, 1, 3, 0, 0, 0]
-    assert number.tolist() == [[0, 0, 0, 3, 3, 3], [1] * 6, [4, 5, 6, 7, 7, 7], [2] * 6]
-
-
-@pytest.mark.parametrize(
-    ("documents", "rows", "length", "expected"),
-    [
-        # All that there can be, of rows too short for shorter places.
-        (DocumentsPerRow(2, 1.9), 16, 256, [(32, 256), 1]),
-        # No more than a batch of the run has, in one call and in two.
-        (DocumentsPerRow(52, 5.5, (16, 94)), 16, 2048, [(96, 2048), 1]),
-        (DocumentsPerRow(52, 5.5, (16, 157)), 16, 2048, [(32, 2048), (128, 1024), 1]),
-        (DocumentsPerRow(52, 5.5, (16, 230)), 16, 2048, [(64, 2048), (192, 512), 1]),
-        # Known of other rows: as many as are likely, and again.
-        (DocumentsPerRow(52, 5.5, (8, 47)), 16, 2048, [(32, 2048), (96, 1024), 9]),
-        (DocumentsPerRow(9, 1.0), 64, 2048, [(128, 2048), 5]),  # at least two of a row
-        (DocumentsPerRow(90, 40.0, (16, 900)), 16, 2048, None),  # a mask is faster
-    ],
-)
-def test_calls_have_places_for_the_documents_of_most_batches(documents, rows, length, expected):
-    found = kernels.Calls.of(documents, rows, length, 1.0)
-    assert (found and [*found.places, found.rounds]) == expected
-    if found:
-        assert found.documents >= documents.at_most(rows)
-        assert all(places.count % (rows * length // places.span) == 0 for places in found.places)
-
-
-def test_no_document_is_longer_than_its_place_whatever_the_data():
-    random, rows, length = np.random.default_rng(0), 4, 64
-    for _ in range(50):
-        cuts = [np.sort(random.choice(length, random.integers(1, 30))) for _ in range(rows)]
-        document = np.stack([np.searchsorted(cut, np.arange(length), "right") for cut in cuts])
-        document = jnp.asarray(np.where(random.random((rows, 1)) < 0.2, 0, document))
-        for span in (8, 16, 32):
-            each = rows * length // span
-            made = calls((each, length), (4 * each, span), rounds=8)
-            begin, size, number = kernels.segmented(document, made)
-            assert int(size[each:].max()) <= span
-            at = np.arange(rows * length).reshape(rows, length)
-            assert (begin[number] <= at).all() and (at < (begin + size)[number]).all()
-            assert int(size.sum()) == rows * length
-
-
-@pytest.mark.parametrize(
-    "made",
-    [
-        calls((4, 8), rounds=6),
-        calls((6, 8), rounds=4),
-        calls((8, 8), rounds=3),
-        calls((24, 8)),
-        calls((6, 8), (12, 4)),
-        calls((6, 8), (2, 4), rounds=9),
-        calls((2, 8), (4, 8), (3, 8), rounds=6),
-    ],
-)
-def test_attention_by_lengths_takes_as_many_calls_as_a_batch_has_documents(monkeypatch, made):
-    """Calls of stand-ins for cuDNN's kernels, which as these leave out what is of other calls."""
-
-    def mixed(q, k, v, held, scale):
-        at = jnp.arange(q.shape[0] * q.shape[1]).reshape(q.shape[:2])[..., None]
-        is_in = (at >= held.begin) & (at < held.begin + jnp.minimum(held.size, held.span))
-        is_own = jnp.any(is_in, axis=-1)
-        document = jnp.where(is_own, jnp.argmax(is_in, axis=-1), -1)
-        out = kernels.xla(q, k, v, document, document, 0, pattern=CAUSAL, scale=scale)
-        return jnp.where(is_own[..., None, None], out, 0), is_own[..., None, None]
-
-    def flash(q, k, v, held, scale):
-        out, is_own = mixed(q, k, v, held, scale)
-        return jnp.where(is_own, out, jnp.nan), held.begin
-
-    def flash_gradient(q, k, v, held, scale, *, mixed: jax.Array, sums: jax.Array, d: jax.Array):
-        _, back, is_own = jax.vjp(
-            lambda q, k, v: stand_in(q, k, v, held, scale), q, k, v, has_aux=True
-        )
-        bad = jnp.where((sums == held.begin).all() & jnp.isfinite(mixed).all(), 0, jnp.nan)
-        return tuple(jnp.where(is_own, one + bad, jnp.nan) for one in back(d))
-
-    stand_in = mixed
-    monkeypatch.setattr(kernels, "flash", flash)
-    monkeypatch.setattr(kernels, "flash_gradient", flash_gradient)
-    # Nine documents, of a batch in which a row could have eight; three rows have padding.
-    document = jnp.array([[0, 0, 1, 2, 2, 3, -1, -1], [0] * 8, [0, 0, 0, 1, 1, 2, 3, -1]])
-    q, k, v, d = (
-        jax.random.normal(jax.random.key(i), (3, 8, heads, 16))
-        for i, heads in enumerate((4, 2, 2, 4))
-    )
-    counts = (document >= 0)[..., None, None]
-    d = jnp.where(counts, d, 0)  # padding has no gradient
-
-    def by_lengths(q, k, v) -> Any:
-        return kernels._by_lengths(made, q, k, v, document)
-
-    found, back = jax.vjp(by_lengths, q, k, v)
-    masked = functools.partial(kernels.xla, pattern=CAUSAL, scale=0.25)
-    expected, expected_back = jax.vjp(
-        lambda q, k, v: masked(q, k, v, document, document, 0), q, k, v
-    )
-    assert jnp.isfinite(found).all()
-    own, masked_own = (jnp.where(counts, x, 0) for x in (found, expected))
-    np.testing.assert_allclose(own, masked_own, atol=1e-6)
-    for one, other in zip(back(d), expected_back(d), strict=True):
-        np.testing.assert_allclose(one, other, atol=1e-5)

@@ -6,6 +6,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.extend.core import Primitive
 from jaxtyping import Array, PyTree
 
@@ -75,16 +76,33 @@ def sigmoid(x: Array, *, interpret: bool) -> Array:
 
     A division takes more instructions than all else that SwiGLU computes; the reciprocal is one.
     """
+    below = 1 + jnp.exp(-x)
+    return 1 / below if interpret else _assembled("rcp.approx.ftz.f32 $0, $1;", below)
+
+
+def shares(x: Array, scale: float, less: Array, *, interpret: bool) -> Array:
+    """2 ** (scale * x - less) of float32 numbers in a kernel, but for its last bits.
+
+    A multiply-add and a power: what is compiled of the formula multiplies, subtracts, and handles
+    numbers below the least normal one, which takes more instructions than a softmax's other parts.
+    """
+    less = jnp.broadcast_to(less, x.shape)
+    if interpret:
+        return jnp.exp2(scale * x - less)
+    factor = f"0f{np.float32(scale).view(np.uint32):08X}"
+    powers = f"{{ .reg .f32 t; fma.rn.ftz.f32 t, $1, {factor}, $2; ex2.approx.ftz.f32 $0, t; }}"
+    return _assembled(powers, x, -less)
+
+
+def _assembled(instructions: str, *inputs: Array) -> Array:
+    """Float32 numbers by instructions of PTX, one by one."""
     from jax.experimental.pallas import triton
 
-    below = 1 + jnp.exp(-x)
-    if interpret:
-        return 1 / below
     (found,) = triton.elementwise_inline_asm(
-        "rcp.approx.ftz.f32 $0, $1;",
-        args=[below],
-        constraints="=f,f",
+        instructions,
+        args=inputs,
+        constraints=",".join(["=f", *("f" for _ in inputs)]),
         pack=1,
-        result_shape_dtypes=[jax.ShapeDtypeStruct(x.shape, x.dtype)],
+        result_shape_dtypes=[jax.ShapeDtypeStruct(inputs[0].shape, jnp.float32)],
     )
     return found

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 from typing import Any, NamedTuple
@@ -13,10 +13,11 @@ from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Bool, Float, Int
 
-from windlass.columns import DocumentsPerRow
+from windlass.columns import DocumentsInRows
 from windlass.devices import chips
 from windlass.devices.axes import device, is_nvidia, layout, tensor_ways
 from windlass.devices.sketch import is_sketched
+from windlass.layers import document_attention
 from windlass.layers.pattern import CAUSAL, Pattern
 
 # Plain XLA holds a number for every pair of positions, in every head: 4 GiB a row at this length
@@ -25,20 +26,17 @@ LONGEST_WITHOUT_FLASH = 8192
 
 MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization policies
 
-# What cuDNN's kernels take to be told of documents, in positions of their places, filled or empty,
-# for each position of the rows: blocks are started for all of them.
-MOST_SEGMENTS = 16  # beyond this a mask is faster
-MERGED = 2  # outputs of two calls put together
-AWAITED = 3  # a loop, whose number of rounds the host waits for, and its second round now and then
-SHORTEST = 256  # places
-SPREAD = 1.5  # of the documents of a row about their mean, in parts of it
+LARGEST = 2**31  # elements of queries that our kernels' offsets reach
 
-_DOCUMENTS: ContextVar[DocumentsPerRow | None] = ContextVar("_DOCUMENTS", default=None)
+_DOCUMENTS: ContextVar[DocumentsInRows | None] = ContextVar("_DOCUMENTS", default=None)
 
 
 @contextmanager
-def rows_of(documents: DocumentsPerRow | None) -> Iterator[None]:
-    """Attention traced here is over rows of so many documents; None: of any number."""
+def rows_of(documents: DocumentsInRows | None) -> Iterator[None]:
+    """Attention traced here is over rows of packed documents, one in each or several.
+
+    None: where documents lie in a row is not known.
+    """
     before = _DOCUMENTS.set(documents)
     try:
         yield
@@ -213,20 +211,17 @@ def cudnn(
     *,
     pattern: Pattern,
     scale: float,
-    documents: DocumentsPerRow | None = None,
+    documents: DocumentsInRows | None = None,
 ) -> Array:
-    """cuDNN's kernels, which know documents by their lengths or by a mask.
+    """cuDNN's flash attention; within several documents of a row, that of our kernels.
 
-    A mask costs them half as much time again, and what it hides is computed all the same. Rows of
-    a single document need neither: what stands behind it is padding, which no query of the document
-    sees.
+    cuDNN knows documents by a mask, and computes what it hides. Rows of a single document need
+    none: what stands behind it is padding, which no query of the document sees.
     """
-    is_plain = pattern.causal and pattern.window is None and q.shape[-1] <= 128
-    if is_plain and documents is not None and documents.most > 1 and _takes_lengths(q):
-        calls = Calls.of(documents, q.shape[0], q.shape[1], scale)
-        if calls is not None:
-            return _by_lengths(calls, q, k, v, document)
-    is_single = pattern.causal and documents is not None and documents.most == 1
+    if documents == "several" and pattern.causal and _is_in_reach(q):
+        how: dict[str, Any] = dict(scale=scale, window=pattern.window, saved_as=MIXED)
+        return document_attention.attend(q, k, v, document, **how)
+    is_single = pattern.causal and documents == "one"
     same = document[:, None, :, None] == slots[:, None, None, :]
     return jax.nn.dot_product_attention(
         q,
@@ -240,265 +235,8 @@ def cudnn(
     )
 
 
-def _takes_lengths(q: Array) -> bool:
-    chip = chips.find(device().device_kind)
-    return chip is not None and chip.has_segments and q.size < 2**31  # offsets have 32 bits
-
-
-class DocumentPlaces(NamedTuple):
-    """Places for documents in a call of cuDNN's kernel, each of as many positions."""
-
-    count: int
-    span: int
-
-    @property
-    def size(self) -> int:
-        return self.count * self.span
-
-
-class Calls(NamedTuple):
-    """Calls of cuDNN's kernel by which attention is computed within documents.
-
-    The longest documents have places as long as a row. Of n positions, the document behind the p
-    longest has less than n / p: none is too long for shorter places behind those, whatever the
-    data. A batch with more documents than places takes further rounds of the last call.
-    """
-
-    places: tuple[DocumentPlaces, ...]
-    rounds: int  # of a batch that has most documents
-    scale: float
-
-    @property
-    def documents(self) -> int:
-        return self.before + self.places[-1].count * self.rounds
-
-    @property
-    def before(self) -> int:
-        """Documents that have a place before those of the last call."""
-        return sum(each.count for each in self.places[:-1])
-
-    @staticmethod
-    def of(documents: DocumentsPerRow, rows: int, length: int, scale: float) -> "Calls | None":
-        """The calls that take least time; None where a mask takes less."""
-        most = documents.at_most(rows)
-        likely = rows * math.ceil(documents.mean * (1 + SPREAD / math.sqrt(rows)))
-        found = [
-            calls
-            for count in dict.fromkeys((most, min(likely, most)))
-            for span in _spans(length)
-            if (calls := _with_places(count, most, rows, length, span, scale))
-        ]
-        best = min(found, key=lambda calls: calls.cost(rows * length))
-        return best if best.cost(rows * length) <= MOST_SEGMENTS else None
-
-    def cost(self, positions: int) -> float:
-        merged, awaited = len(self.places) > 1, self.rounds > 1
-        cells = sum(each.size for each in self.places)
-        return cells / positions + MERGED * merged + AWAITED * awaited
-
-
-def _spans(length: int) -> Iterator[int]:
-    """Lengths of places: that of a row, halved as often as it can be."""
-    yield length
-    while length % 2 == 0 and length >= 2 * SHORTEST:
-        length //= 2
-        yield length
-
-
-def _with_places(
-    count: int, most: int, rows: int, length: int, span: int, scale: float
-) -> Calls | None:
-    """Calls with places for so many documents, most of them of this span; None: there are none."""
-    each = rows * length // span  # cuDNN takes them by rows of this span, two of each at least
-    first = () if span == length else (DocumentPlaces(each, length),)
-    count, most = (one - sum(places.count for places in first) for one in (count, most))
-    if count <= 0:
-        return None
-    last = DocumentPlaces(each * max(2, -(-count // each)), span)
-    return Calls((*first, last), max(1, -(-most // last.count)), scale)
-
-
-class Segments(NamedTuple):
-    """Documents of all rows, which are laid end to end, in the order of their places."""
-
-    begin: Int[Array, " documents"]  # position of the first token; of an empty place, the end
-    size: Int[Array, " documents"]
-    number: Int[Array, "batch seq"]  # of the document of each position
-
-
-def segmented(document: Int[Array, "batch seq"], calls: Calls) -> Segments:
-    """Documents by their places: the longest first, those of a call in the order of the rows.
-
-    Padding is computed with the document before it, which does not see it.
-    """
-    is_first = jnp.diff(document, axis=1, prepend=document[:, :1] - 1) != 0
-    is_first &= (document >= 0) | (jnp.arange(document.shape[1]) == 0)
-    most, end = calls.documents, is_first.size
-    begin = jnp.nonzero(is_first.ravel(), size=most + 1, fill_value=end)[0].astype(jnp.int32)
-    size = jnp.diff(begin)
-    number = (jnp.cumsum(is_first.ravel()) - 1).reshape(is_first.shape).astype(jnp.int32)
-    if not calls.before:
-        return Segments(begin[:-1], size, number)
-    rank = jnp.argsort(jnp.argsort(-size))
-    order = jnp.argsort(rank >= calls.before)  # which is stable
-    place = jnp.argsort(order).astype(jnp.int32)
-    return Segments(begin[order], size[order], place[number])
-
-
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _by_lengths(calls: Calls, q: Array, k: Array, v: Array, document: Array) -> Array:
-    """Causal attention within documents, in as many calls as a batch needs.
-
-    Places are for the documents of the whole batch: a row may have many where others have few.
-    """
-    return _by_lengths_forward(calls, q, k, v, document)[0]
-
-
-def _by_lengths_forward(calls: Calls, q: Array, k: Array, v: Array, document: Array):
-    segments = segmented(document, calls)
-
-    def computed(held: "Held") -> tuple[Array, Array]:
-        return flash(q, k, v, held, calls.scale)
-
-    mixed, *sums = computed(first := _held(calls, segments, 0))
-    for number in range(1, len(calls.places)):
-        own, more = computed(held := _held(calls, segments, number))
-        mixed = jnp.where(held.holds(segments.number), own, mixed)
-        sums.append(more)
-
-    def further(number, mixed):
-        held = _held(calls, segments, number)
-        return jnp.where(held.holds(segments.number), computed(held)[0], mixed)
-
-    if calls.rounds > 1:
-        mixed = jax.lax.fori_loop(len(calls.places), _needed(calls, segments), further, mixed)
-    mixed, sums, segments = jax.tree.map(
-        lambda x: checkpoint_name(x, MIXED), (mixed, sums, segments)
-    )
-    return mixed, (q, k, v, mixed, sums, segments)
-
-
-def _by_lengths_backward(calls: Calls, kept, d: Array):
-    q, k, v, mixed, sums, segments = kept
-
-    def joined(number: int | Array, sums: Array | None, gradients: Any) -> Any:
-        held = _held(calls, segments, number)
-        if sums is None:  # which are kept of the first rounds
-            _, sums = flash(q, k, v, held, calls.scale)
-        own = flash_gradient(q, k, v, held, calls.scale, mixed=mixed, sums=sums, d=d)
-        if gradients is None:
-            return own
-        is_own = held.holds(segments.number)
-        return tuple(jnp.where(is_own, *pair) for pair in zip(own, gradients, strict=True))
-
-    gradients = None
-    for number, one in enumerate(sums):
-        gradients = joined(number, one, gradients)
-    if calls.rounds > 1:
-        gradients = jax.lax.fori_loop(
-            len(calls.places),
-            _needed(calls, segments),
-            lambda number, gradients: joined(number, None, gradients),
-            gradients,
-        )
-    assert gradients is not None
-    return *gradients, None
-
-
-_by_lengths.defvjp(_by_lengths_forward, _by_lengths_backward)
-
-
-class Held(NamedTuple):
-    """Documents of a call."""
-
-    begin: Int[Array, " places"]  # position of the first token
-    size: Int[Array, " places"]
-    span: int  # that none is longer than
-    first: int | Int[Array, ""]  # number of the first of them
-
-    def holds(self, number: Int[Array, "batch seq"]) -> Bool[Array, "batch seq 1 1"]:
-        """Mask of the positions of these documents, from the numbers of theirs."""
-        after = self.first + len(self.begin)
-        return ((number >= self.first) & (number < after))[..., None, None]
-
-
-def _held(calls: Calls, segments: Segments, number: int | Array) -> Held:
-    """Documents of a call by its number; behind the last of `places` are its further rounds."""
-    if isinstance(number, int) and number < len(calls.places) - 1:
-        places, first = calls.places[number], sum(each.count for each in calls.places[:number])
-    else:
-        places = calls.places[-1]
-        first = calls.before + (number - len(calls.places) + 1) * places.count
-    begin, size = (
-        jax.lax.dynamic_slice(x, [first], [places.count]) for x in (segments.begin, segments.size)
-    )
-    return Held(begin, size, places.span, first)
-
-
-def _needed(calls: Calls, segments: Segments) -> Int[Array, ""]:
-    """Number of calls that a batch needs."""
-    behind = jnp.max(segments.number) - calls.before
-    return len(calls.places) + jnp.maximum(behind, 0) // calls.places[-1].count
-
-
-def flash(q, k, v, held: Held, scale: float) -> tuple[Array, Array]:
-    """cuDNN's attention within documents, and the logarithms of its sums."""
-    lowest, packed, how = _packed(q, k, v, held, scale)
-    rows = (_cut(x, held.span) for x in (q, k, v))
-    mixed, sums = lowest._dot_product_attention_fwd_p.bind(*rows, *packed, **how, is_training=True)
-    return mixed.reshape(q.shape), sums
-
-
-def flash_gradient(
-    q, k, v, held: Held, scale: float, *, mixed: Array, sums: Array, d: Array
-) -> tuple[Array, ...]:
-    lowest, packed, how = _packed(q, k, v, held, scale)
-    (q, k, v, mixed, d), shapes = (
-        [_cut(x, held.span) for x in (q, k, v, mixed, d)],
-        [x.shape for x in (q, k, v)],
-    )
-    found = lowest._dot_product_attention_bwd_p.bind(q, k, v, *packed, sums, mixed, d, **how)
-    return tuple(x.reshape(shape) for x, shape in zip(found, shapes, strict=True))
-
-
-def _cut(x: Array, span: int) -> Array:
-    """Rows as long as a place, which cuDNN starts blocks for; a document may begin in any."""
-    return x.reshape(-1, span, *x.shape[2:])
-
-
-def _packed(q, k, v, held: Held, scale: float) -> tuple[Any, Sequence[Array], dict[str, Any]]:
-    """JAX's module, and what its operations of cuDNN take of packed rows.
-
-    JAX shows them nowhere else; its own function before 0.11.1 takes keys of fewer heads than
-    queries have from wrong places, and counts places for documents in each row by itself.
-    """
-    from jax._src.cudnn import fused_attention_stablehlo as lowest
-
-    layout = lowest.AttentionLayout.BTNH.value
-    version = lowest.check_cudnn_version()
-    lowest.check_is_flash_attention(q, k, v, layout, version, False, True, True)
-    positions = q.shape[0] * q.shape[1]
-    rows = positions // held.span
-    # As many offsets as JAX has for each row; what follows the last is the end.
-    after = jnp.full(rows, positions, held.begin.dtype)
-    offsets = jnp.concatenate([held.begin, after]).reshape(rows, -1)
-    lengths = held.size.reshape(rows, -1)
-    none = jnp.zeros(0, q.dtype)
-    packed = [
-        *(none, lengths, lengths),
-        *(offsets * math.prod(x.shape[2:]) for x in (q, k)),
-        *(none, none),
-    ]
-    how = dict(
-        scale=scale,
-        seed=0,
-        dropout_rate=0.0,
-        variadic_args=(False, False),  # no bias, no gradient of it
-        mask_type=lowest.MaskType.PADDING_CAUSAL,
-        layout=layout,
-        sliding_window_length=None,
-    )
-    return lowest, packed, how
+def _is_in_reach(q: Array) -> bool:
+    return q.shape[-1] <= document_attention.WIDEST and q.size < LARGEST
 
 
 def splash(
@@ -586,7 +324,7 @@ def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
 
 
 @functools.cache
-def _program(kernel: str, pattern: Pattern, scale: float, documents: DocumentsPerRow | None):
+def _program(kernel: str, pattern: Pattern, scale: float, documents: DocumentsInRows | None):
     """A kernel as a part of its own in a program."""
     how: dict[str, Any] = {} if documents is None else {"documents": documents}
 

@@ -41,11 +41,6 @@ class Flash:
     operations: tuple[int, int] = (0, 0)
 
 
-# Flash attention of 1k to 8k positions by cuDNN on an H200, within documents by their lengths, and
-# with a mask of documents, which it takes as numbers to be added to the scores.
-_BY_LENGTHS = Flash(forward=0.485, backward=0.355, narrow=0.8, ramp=380)
-_BY_MASK = Flash(forward=0.32, backward=0.235, narrow=0.8, ramp=380)
-
 # Of an H200, measured: matmuls by the best that cuBLAS sustains (the MAMF table of the book "ML
 # engineering", 794 of 989 TFLOP/s), a copy of 1 GB at 3.6 to 4.0 TB/s, and the
 # kernels of layers with LoRA together at 2.8 (benchmarks/RESULTS.md). The
@@ -60,7 +55,8 @@ _GPU = Efficiency(
     loop_round=5e-6,
     loop_source="GRUs measured on an H200",
     vector=30e12,
-    attention=_BY_LENGTHS,
+    # cuDNN's flash attention of 1k to 8k positions in rows of one document.
+    attention=Flash(forward=0.485, backward=0.355, narrow=0.8, ramp=380),
     kernels=0.71,
     units=132,
     source="measured on an H200, a GPU of another kind",
@@ -124,8 +120,7 @@ def find(chip: Chip) -> Efficiency:
         return dataclasses.replace(_TPU, **known)
     # A multiplication and a sum count twice in the peak of a GPU, and here once.
     vector = chip.peak.get("float32", 2 * _GPU.vector) / 2
-    attention = _BY_LENGTHS if chip.has_segments else _BY_MASK
-    return dataclasses.replace(_GPU, vector=vector, attention=attention, **known)
+    return dataclasses.replace(_GPU, vector=vector, **known)
 
 
 def rates(chip: Chip) -> Rates:

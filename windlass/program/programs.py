@@ -14,7 +14,7 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Array, Int, PRNGKeyArray, PyTree
 
 from windlass.checkpoint.fingerprint import named
-from windlass.columns import DocumentsPerRow
+from windlass.columns import DocumentsInRows
 from windlass.devices.axes import layout
 from windlass.devices.sketch import on_one_gpu
 from windlass.layers.stack import by_layer
@@ -40,10 +40,10 @@ class Programs:
     """The programs of a run of `steps` steps. To be used with its mesh set.
 
     Devices that are described and not here will do, for whoever only compiles. Rows that are
-    trained on have so many `documents`, where that is known.
+    trained on are packed with such `documents`; None: where they lie is not known.
     """
 
-    def __init__(self, built: Built, steps: int, documents: DocumentsPerRow | None = None):
+    def __init__(self, built: Built, steps: int, documents: DocumentsInRows | None = None):
         self.built, self.run, self.mesh = built, built.run, built.mesh
         self.batches, self.documents = built.described.batches, documents
         trained, _ = built.parted(built.abstract)

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import optax
 from jaxtyping import Array, Bool, Float, Int, PRNGKeyArray, PyTree, UInt32
 
-from windlass.columns import DocumentsPerRow
+from windlass.columns import DocumentsInRows
 from windlass.devices.axes import layout
 from windlass.layers import kernels
 from windlass.layers.dropout import keyed
@@ -136,7 +136,7 @@ def make_step(
     ema: float | None = None,
     hashed: Sequence[str] = ("tokens",),
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
-    documents: DocumentsPerRow | None = None,
+    documents: DocumentsInRows | None = None,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
@@ -149,7 +149,7 @@ def make_step(
     so that the loop may find out late. With a loss scale such a step is first taken for an
     overflow, which only halves the scale.
     `ema` is how much of the average of the weights is kept at each step, `hashed` the columns
-    of a batch that the token hash is over, and `documents` those that rows have, if known.
+    of a batch that the token hash is over, and `documents` those that rows are packed with, if any.
     """
     call = make_training_call(model, objective, steps, helpers)
 

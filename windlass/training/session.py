@@ -28,7 +28,7 @@ from windlass.run import Run
 from windlass.run_folder import folder as folders
 from windlass.starting import frozen_models
 from windlass.telemetry.compiles import Program
-from windlass.training.documents import Drawing, documents_per_row
+from windlass.training.documents import documents_in_rows
 
 NO_TEXT = "the data has blocks without a vocabulary, so that there is no text"
 # What decides, of given documents, which rows a step has.
@@ -66,8 +66,7 @@ class Session:
         self.built, self.run, self.prepared = built, run, prepared
         self.batches = built.described.batches
         self.length = Length.of(run.train, len(prepared.split("train")) // self.batches.rows)
-        drawing = Drawing(self.batches, self.length.steps, run.train.seed, run.data.shuffle)
-        documents = documents_per_row(prepared.split("train"), drawing)
+        documents = documents_in_rows(prepared.split("train"))
         self.programs = Programs(built, self.length.steps, documents)
 
     def evaluation(self) -> Callable[..., Tally]:
