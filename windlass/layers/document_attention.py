@@ -144,12 +144,14 @@ def _mixed(
         at = _at(pl, block.queries)
         query = at + jnp.arange(block.queries)
 
-        def one(number, carry):
+        def one(number, carry, is_edge):
             most, total, mixed = carry
             here = pl.ds(number * block.keys, block.keys)
-            key = number * block.keys + jnp.arange(block.keys)
             logits = dot(q, k_ref[here, :], over=(1, 1))
-            logits = jnp.where(_is_seen(query[:, None], key[None], first[:, None]), logits, LEAST)
+            if is_edge:
+                key = number * block.keys + jnp.arange(block.keys)
+                is_seen = _is_seen(query[:, None], key[None], first[:, None])
+                logits = jnp.where(is_seen, logits, LEAST)
             # A block of which a query sees nothing has no share beside that with itself.
             more = jnp.maximum(most, jnp.max(logits, axis=1))
             own = shares(logits, factor, (more * factor)[:, None], interpret=interpret)
@@ -159,7 +161,18 @@ def _mixed(
 
         zeros = jnp.zeros(block.queries, jnp.float32)
         carry = zeros + LEAST, zeros, jnp.zeros(q.shape, jnp.float32)
-        most, total, mixed = jax.lax.fori_loop(*_keys(pl, first_ref, at, block), one, carry)
+        begin, end = _keys(pl, first_ref, at, block)
+        # Of the blocks between, queries see all: they need no mask.
+        inside = pl.cdiv(first_ref[block.queries - 1], block.keys)
+        outside = jnp.maximum(inside, (at + 1) // block.keys)
+
+        def at_edge(number, carry):
+            number += jnp.where(number < inside, 0, outside - inside)
+            return one(number, carry, is_edge=True)
+
+        carry = jax.lax.fori_loop(begin, end - (outside - inside), at_edge, carry)
+        between = functools.partial(one, is_edge=False)
+        most, total, mixed = jax.lax.fori_loop(inside, outside, between, carry)
         out_ref[...] = (mixed / total[:, None]).astype(q.dtype)
         sums_ref[...] = most * factor + jnp.log2(total)
 
