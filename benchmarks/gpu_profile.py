@@ -30,7 +30,7 @@ HEAD = "head: softmax and its gradient"  # what reads logits, but matmuls
 # Other kinds by parts of a kernel's name, the first that fits.
 NAMES = {
     HEAD: ("softmax",),
-    "attention": ("cudnn", "fmha", "sdpa"),
+    "attention": ("cudnn", "fmha", "sdpa", "document_"),
     "matmuls": ("nvjet", "gemm", "cutlass", "splitKreduce"),
     "copies": ("memcpy", "Memcpy", "Memset", "dynamic_update_slice", "loop_broadcast", "wrapped_"),
 }

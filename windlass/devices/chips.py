@@ -26,7 +26,6 @@ class Chip:
     memory_bytes: int  # of a TPU what a program may use, of a GPU what is written on it
     device_kinds: tuple[str, ...]  # JAX's names of it
     widest_head: int = 128  # that its flash attention takes
-    kernel_rows: int = 0  # longest of one document for which our attention is faster than cuDNN's
     bandwidth: float | None = None  # bytes/s of its memory
     link: float | None = None  # bytes/s one way: over one link of a torus; NVLink to all; PCIe
     axes: int = 0  # of the torus; 1: NVLink; 0: PCIe alone
@@ -160,7 +159,6 @@ def _gpu(
     network: _Number | None = None,
     reported: float | None = None,  # GiB
     widest_head: int = 128,
-    kernel_rows: int = 0,
     per_host: int = 8,
     joined: int = 8,
     **peak: _Number,
@@ -172,7 +170,6 @@ def _gpu(
         int(gigabytes * _GB),
         device_kinds,
         widest_head,
-        kernel_rows,
         bandwidth=bandwidth * _GB,
         link=(nvlink or pcie) * _GB,
         axes=1 if nvlink else 0,
@@ -218,12 +215,12 @@ _GPUS = [
     _gpu(
         "H100", 80, "NVIDIA H100 80GB HBM3",
         bandwidth=3350, pcie=64, nvlink=450, network=50, reported=79.14, widest_head=256,
-        kernel_rows=1024, bfloat16=989, float16=989, float32=67, float8=1979, int8=1979,
+        bfloat16=989, float16=989, float32=67, float8=1979, int8=1979,
     ),
     _gpu(
         "H200", 141, "NVIDIA H200",
         bandwidth=4800, pcie=64, nvlink=450, network=50, reported=139.80, widest_head=256,
-        kernel_rows=1024, bfloat16=989, float16=989, float32=67, float8=1979, int8=1979,
+        bfloat16=989, float16=989, float32=67, float8=1979, int8=1979,
     ),
     _gpu(
         "B200", 180, "NVIDIA B200",

@@ -113,7 +113,7 @@ def _forward(
     interpret: bool,
 ):
     mixed, sums = _mixed(q, k, v, first, scale, interpret)
-    mixed, sums = (checkpoint_name(x, saved_as) for x in (mixed, sums))
+    mixed, sums, first, last = (checkpoint_name(x, saved_as) for x in (mixed, sums, first, last))
     return mixed, (q, k, v, mixed, sums, first, last)
 
 

@@ -218,7 +218,7 @@ def cudnn(
     cuDNN knows documents by a mask, and computes what it hides. Rows of a single document need
     none: what stands behind it is padding, which no query of the document sees.
     """
-    if pattern.causal and _is_ours(q, documents):
+    if documents == "several" and pattern.causal and _is_in_reach(q):
         how: dict[str, Any] = dict(scale=scale, window=pattern.window, saved_as=MIXED)
         return document_attention.attend(q, k, v, document, **how)
     is_single = pattern.causal and documents == "one"
@@ -235,14 +235,8 @@ def cudnn(
     )
 
 
-def _is_ours(q: Array, documents: DocumentsInRows | None) -> bool:
-    """Return True if our kernels are faster than cuDNN's."""
-    length, dim = q.shape[1], q.shape[3]
-    if documents is None or dim > document_attention.WIDEST or q.size >= LARGEST:
-        return False
-    chip = chips.find(device().device_kind)
-    is_short = chip is not None and length <= chip.kernel_rows
-    return documents == "several" or (is_short and dim in document_attention.BLOCKS)
+def _is_in_reach(q: Array) -> bool:
+    return q.shape[-1] <= document_attention.WIDEST and q.size < LARGEST
 
 
 def splash(
