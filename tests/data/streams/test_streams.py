@@ -29,6 +29,7 @@ from windlass.errors import UserError
 from windlass.hub import download as downloads
 from windlass.run_folder.verify import verify_cache
 from windlass.sources.hub import Source
+from windlass.training.documents import documents_in_rows
 
 BATCH, STEPS = 4, 60
 CONSOLE = Console(file=io.StringIO())
@@ -75,6 +76,12 @@ def flip(file: Path) -> None:
 
 def parts(prepared: StreamedData) -> list[str]:
     return sorted(path.name for path in prepared.stream.folder.glob("part-*") if path.is_dir())
+
+
+def test_attention_is_told_that_rows_to_come_may_have_several_documents(folder, tmp_path):
+    rows = streamed(folder, tmp_path / "cache", packing="none").rows
+    assert documents_in_rows(rows.first) == "one"
+    assert documents_in_rows(rows) == "several"
 
 
 def test_every_document_is_in_one_part_and_parts_end_where_they_are_full(folder, tmp_path):
