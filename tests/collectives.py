@@ -52,12 +52,18 @@ def collectives(text: str, mesh: Mapping[str, int]) -> list[Collective]:
     for name, lines in computations.items():
         for number, line in enumerate(lines if times[name] else []):
             for one in _read(line, mesh, name):
-                said = re.search(r"channel_id=(\d+)", line)
-                channels[said[1] if said else f"{name} {number}"] = one, times[name]
+                channels[_channel(line) or f"{name} {number}"] = one, times[name]
     found: Counter[tuple[str, tuple[str, ...], int]] = Counter()
     for one, count in channels.values():
         found[one] += count
     return [Collective(*one, count) for one, count in sorted(found.items())]
+
+
+def _channel(line: str) -> str | None:
+    """The channel, with the place in the program: what is written by hand has one for all."""
+    found = re.search(r"channel_id=(\d+)", line)
+    place = re.search(r'op_name="([^"]*)"', line)
+    return found and f"{found[1]} {place[1] if place else ''}"
 
 
 def _computations(text: str) -> tuple[dict[str, list[str]], str]:

@@ -23,7 +23,6 @@ def held(function, *shapes, **compiler) -> int:
         reuses_buffers=True,
         materializes_shared=False,
         has_random_kernel=False,
-        keeps_gathered=False,
         bytes_of=lambda shape, itemsize: itemsize * math.prod(shape),
         lanes=None,
         indexed=0.0,
@@ -202,6 +201,31 @@ def test_of_whole_tiles_slices_are_summed():
     assert on_four(both, P(), P(), lanes=SIDE // 8) < on_four(both, P(), P(), lanes=SIDE) == whole
 
 
+def scattered_sum(whole):
+    """As `devices.axes.reduce_scattered` sums the parts of devices."""
+    local = functools.partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
+    return jax.shard_map(local, in_specs=P(), out_specs=P("fsdp"))(whole)
+
+
+def test_of_a_sum_over_devices_each_has_what_it_adds_and_keeps_its_slice():
+    def summed(x):
+        return jnp.tanh(scattered_sum(jnp.tanh(x)))
+
+    assert on_four(summed, P()) == ONE + ONE // 4
+
+
+def test_a_mask_of_which_devices_have_slices_is_computed_where_it_is_read():
+    def masked(x):
+        rows = jnp.arange(SIDE)
+        mask = jax.sharding.reshard(rows[:, None] >= rows, P("fsdp"))
+        return jnp.where(mask, x, 0) @ jnp.ones((SIDE, 1))
+
+    def unmasked(x):
+        return jnp.tanh(x) @ jnp.ones((SIDE, 1))
+
+    assert on_four(masked, P("fsdp")) == on_four(unmasked, P("fsdp"))
+
+
 def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
     def both(x, y, columns):
         first, second = (
@@ -251,29 +275,6 @@ def test_what_enters_a_loop_of_one_round_is_resharded_as_elsewhere():
     for spec in (P("fsdp"), P(None, "fsdp")):  # a TPU looks up the rows of each, or gathers all
         once, looped = (on_four(one, spec, lanes=SIDE) for one in (looked_up, in_loop))
         assert looped == once + ONE // 4  # what it is cut of
-
-
-def test_gathered_weights_are_live_in_the_last_matmul_before_a_loop():
-    def loop(x):
-        return jax.lax.scan(lambda c, _: (c @ c, None), x, None, length=3)[0]
-
-    def head(more):
-        def both(w, x):
-            whole = jax.sharding.reshard(w, P())
-            first = x @ whole
-            second = x @ x
-            for _ in range(more):
-                first = first @ x
-            return loop(first) + second
-
-        return both
-
-    def kept(more):
-        how = [on_four(head(more), P("fsdp"), P(), keeps_gathered=is_so) for is_so in (0, 1)]
-        return how[1] > how[0]
-
-    assert kept(0)
-    assert not kept(1)
 
 
 def test_a_sum_over_devices_alone_may_need_no_buffer_of_its_own():

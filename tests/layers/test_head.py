@@ -166,6 +166,30 @@ def test_log_probabilities_of_targets_and_their_gradients_are_those_of_a_log_sof
         assert found[0][1].sharding == head.weight.sharding
 
 
+def probabilities(head, hidden, columns):
+    return jnp.sum(head.log_probabilities(hidden, columns["targets"]) * columns["weight"])
+
+
+def reduced(head, hidden, columns):
+    return head.reduce(entropy, hidden, columns)[0]
+
+
+@pytest.mark.parametrize("loss", [reduced, probabilities])
+def test_of_a_frozen_weight_no_gradient_is_computed_nor_summed_over_devices(loss):
+    hidden, weight, columns = example(3_000)
+    with tiny.on(MESH) as mesh:
+        head, (hidden, columns) = tiny.placed(Head(weight), (hidden, columns), mesh)
+
+        def sums(which):
+            gradient = jax.grad(lambda h, w: loss(Head(w), h, columns), which)
+            text = jax.jit(gradient).lower(hidden, head.weight).as_text()
+            return text.count("stablehlo.reduce_scatter"), text.count("stablehlo.dot_general")
+
+        (trained, products), (frozen, fewer) = sums((0, 1)), sums(0)
+        assert trained == 1 and frozen == 0
+        assert products == fewer + 1
+
+
 # What is never held
 
 

@@ -47,6 +47,7 @@ def test_a_compiler_that_is_here_is_asked_once_and_remembered(tmp_path, monkeypa
     assert found.flops is not None and found.flops > head  # and the layers
     assert compiler.find(layers, here) == found  # with the seconds that it took
     (kept,) = (tmp_path / "plans").iterdir()
+    assert compiler.key(layers, here) == kept.stem
     kept.write_text('{"compiler": ')
     again = compiler.find(layers, here)
     assert isinstance(again, compiler.CompilerReport) and again.peak_bytes == found.peak_bytes

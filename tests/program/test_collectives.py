@@ -51,8 +51,11 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     def spread(x: jax.Array, about: ArrayFacts) -> int:
         return 0 if about.is_matrix else held(x, about)
 
-    weights, in_pieces, vectors = (
-        sum(jax.tree.leaves(annotate(model, of))) for of in (held, stored, spread)
+    def by_token(x: jax.Array, about: ArrayFacts) -> int:
+        return held(x, about) if "vocab" in about.axes else 0
+
+    weights, in_pieces, vectors, tables = (
+        sum(jax.tree.leaves(annotate(model, of))) for of in (held, stored, spread, by_token)
     )
     tokens = ROWS // (sizes["data"] * sizes["fsdp"]) * LENGTH
     stream = tokens * config.embed * WORD
@@ -62,10 +65,20 @@ def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     # Loss, weight, norm and whether they are finite; the sum of squares of each array's pieces.
     figures = WORD * (2 * len(jax.tree.leaves(model)) + 16)
     table: Table = {}
+    head = tables // 2  # and as much is the table of tokens
     if rows:
         # Every gradient once, over all devices with rows of their own.
         table["sum", rows] = Share(weights, weights + figures)
+    if rows == ("fsdp",):
+        table["sum", rows] = Share(weights - head, weights - head + figures)
+    if len(rows) == 2:
+        # The head's in two steps: the second sums what each device keeps of it, as of the tokens'.
+        table["sum", rows] = Share(weights - tables, weights - tables + figures)
+        for axis, size in (("fsdp", head), ("data", tables // sizes["fsdp"])):
+            table["sum", (axis,)] = Share(size, size + figures)
     if sizes["fsdp"] > 1:
+        # Gradients of tokens, of which each device gets the columns that it stores of the table.
+        table["all-to-all", ("fsdp",)] = Share(stream, stream)
         # Every weight before it is used: forward, and again in the backward pass.
         table["gather", ("fsdp",)] = Share(in_pieces, 2 * in_pieces)
     if sizes["tensor"] > 1:

@@ -9,7 +9,6 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from functools import cached_property
-from itertools import islice
 from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
@@ -47,7 +46,6 @@ class CompilerModel(NamedTuple):
     reuses_buffers: bool  # of anything a result is computed from, however indirectly
     materializes_shared: bool  # what several operations read, instead of computing it in each
     has_random_kernel: bool  # random bits are never fused into what reads them
-    keeps_gathered: bool  # what was all-gathered for the last but one matmul before a loop
     bytes_of: Callable[[tuple[int, ...], int], int]  # of a buffer of a shape and an item size
     lanes: int | None  # width of a register that the innermost axis of an array is to fill
     indexed: float  # times its bytes, to read or add at indices of the innermost axis of an array
@@ -221,7 +219,7 @@ class _Liveness:
                     ends[source] = max(ends[source], i)
         for i, operation in enumerate(self.operations):
             for source in frozenset().union(*map(self.sources, operation.reads)):
-                ends[source] = max(ends[source], self.last_use(i, source))
+                ends[source] = max(ends[source], i)
         for value in self.results:
             ends |= dict.fromkeys(self.sources(value), len(self.operations))
         return ends
@@ -231,27 +229,11 @@ class _Liveness:
         writes = self.operations[i].results
         return i if not writes or writes[0] in self.materialized else self.used[writes[0]]
 
-    def last_use(self, i: int, source: int) -> int:
-        """Last use of a buffer that operation i reads.
-
-        The last matmul before a loop may come before the one that all-gathered weights are for;
-        where more follow, it is put off until nothing of them is left.
-        """
-        is_gathered = self.operations[self.maker[source]].kind is Kind.RESHARD
-        if not (self.compiler.keeps_gathered and is_gathered):
-            return i
-        heavy = {Kind.LOOP, *_CONTRACTED}
-        later = range(i + 1, len(self.operations))
-        then = list(islice((j for j in later if self.operations[j].kind in heavy), 2))
-        if [self.operations[j].kind is Kind.LOOP for j in then] == [False, True]:
-            return self.computed_at(then[0])
-        return i
-
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
         if self.is_alias(i) or self.is_update_of_argument(i) or self.is_sunk(value):
             return False
-        if self.is_slice(i):
+        if self.is_slice(i) and not self.is_mask(value):
             # At once, as that frees the rest; but of two that are summed, the whole is summed.
             return not self.is_summed(i)
         if self.is_sum_of_slices(i):
@@ -271,6 +253,10 @@ class _Liveness:
             return False
         target = operation.arguments[0]
         return target is not None and self.uncast(target) in self.inputs
+
+    def is_mask(self, value: int) -> bool:
+        """Return True if a value is of booleans, which are computed where they are read."""
+        return str(self.variables[value].aval.dtype) == "bool"
 
     def is_random_word(self, value: int) -> bool:
         """Return True if a value is hashed bits, of which a mask is made by comparison."""

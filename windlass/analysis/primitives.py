@@ -85,7 +85,8 @@ _TABLE: dict[str, Primitive] = {
     **_rows(Kind.INDEXING, "dynamic_slice gather", operations=0),
     **_rows(
         Kind.ALIAS,
-        "copy copy_p expand_dims name optimization_barrier pbroadcast pvary reshape squeeze",
+        "copy copy_p expand_dims layout_constraint name optimization_barrier pbroadcast pvary "
+        "reshape squeeze",
         operations=0,
     ),
     # As JAX marks what a forward pass saves, to the precision that it has.

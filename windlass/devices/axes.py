@@ -215,7 +215,11 @@ def gathered(weight: Array, axes: tuple[str, ...], like: Sequence[int] | None = 
     """
     if _mesh().empty or _mesh().are_all_axes_auto:
         return weight
-    return jax.sharding.reshard(weight, _spec(_met(), axes, like or weight.shape, _mesh()))
+    return jax.sharding.reshard(weight, _gathered_spec(axes, like or weight.shape))
+
+
+def _gathered_spec(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
+    return _spec(_met(), axes, shape, _mesh())
 
 
 def in_use(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
@@ -226,6 +230,41 @@ def in_use(axes: tuple[str, ...], shape: Sequence[int]) -> PartitionSpec:
 def _met() -> dict[str, Any]:
     """Axes that weights and activations have split alike, and are multiplied in pieces."""
     return {name: axis for name, axis in WEIGHTS.items() if axis == ACTIVATIONS.get(name)}
+
+
+def reduce_scattered(parts: Array, axes: tuple[str, ...], weight: Any) -> Array:
+    """Sum of the parts of a weight's gradient, laid out as the abstract array of the weight is.
+
+    In front, `parts` has an axis for the groups of devices that have rows of the batch of their
+    own, each of which has one part.
+    """
+    to = None if stored(axes, parts.shape[1:]) is None else weight.sharding.spec
+    if to is None or len(parts) == 1:
+        total = jnp.squeeze(parts, axis=0) if len(parts) == 1 else jnp.sum(parts, axis=0)
+        return total if to is None else jax.sharding.reshard(total, to)
+    over = over_rows(len(parts))
+    scattered = tuple(name for name in over if name in to)
+    others = tuple(name for name in over if name not in to)
+
+    def local(part):
+        total = part[0]
+        for name in scattered:  # first: what is then summed over the others is less
+            at = to.index(name)
+            total = jax.lax.psum_scatter(total, name, scatter_dimension=at, tiled=True)
+        return jax.lax.psum(total, others)
+
+    spec = PartitionSpec(over, *_gathered_spec(axes, parts.shape[1:]))
+    summed = jax.shard_map(local, in_specs=spec, out_specs=to)
+    return kept_apart(summed(jax.sharding.reshard(parts, spec)))
+
+
+def kept_apart(total: Array) -> Array:
+    """A sum over devices of which a compiler is to make no part of another sum.
+
+    Of those of a tied table, or of microbatches, it would hold all until the last is there; libtpu
+    0.0.48 refuses the latter ("RET_CHECK failure … while_loop_all_reduce_code_motion").
+    """
+    return jax.lax.optimization_barrier(total)
 
 
 def replicated(x: Array) -> Array:
@@ -255,6 +294,12 @@ def batch_shards(rows: int) -> int:
     """Number of shards of a batch of `rows`: groups of devices that it is split over."""
     ways = _ways(_mesh(), ACTIVATIONS["batch"])
     return 1 if rows % ways else ways
+
+
+def over_rows(rows: int) -> tuple[str, ...]:
+    """Mesh axes of several devices that a batch of `rows` is split over."""
+    names = ACTIVATIONS["batch"] if batch_shards(rows) > 1 else ()
+    return tuple(name for name in names if _ways(_mesh(), name) > 1)
 
 
 def split_over(axis: str, size: int) -> str | tuple[str, ...] | None:

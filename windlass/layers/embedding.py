@@ -9,12 +9,24 @@ import equinox as eqx
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.layout import Layout, with_layout_constraint
+from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray
 
-from windlass.devices.axes import Placed, gathered, layout
+from windlass.devices.axes import (
+    Placed,
+    device,
+    gathered,
+    kept_apart,
+    layout,
+    over_rows,
+    split_over,
+    tensor_ways,
+)
 from windlass.layers.initializers import Initializer, small
 
 AXES = ("vocab", "embed")
+LANES = 128  # width of a TPU's registers
 
 
 class TokenRows(Placed):
@@ -107,15 +119,69 @@ class Embedding(TokenTable):
 
     @jax.named_scope("embedding")
     def __call__(self, tokens: Int[Array, "batch seq"]) -> Float[Array, "batch seq embed"]:
-        weight = gathered(self.weight, self.axes["weight"])
-        out = layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
-        # Through float32, so that the gradients of a token that occurs a thousand times are added
-        # in float32: bfloat16 would lose most of them.
-        rows = weight.astype(jnp.float32).at[tokens].get(out_sharding=out)
+        rows = looked_up(self.weight, tokens, self.axes["weight"])
         if self.tuned is not None:
-            rows = self.tuned.looked_up(tokens, rows, len(weight), "batch seq embed")
+            rows = self.tuned.looked_up(tokens, rows, len(self.weight), "batch seq embed")
         # The scale in the precision of the weights, as the models that have one were trained.
-        return rows.astype(weight.dtype) * jnp.asarray(self.scale, weight.dtype)
+        return rows * jnp.asarray(self.scale, rows.dtype)
+
+
+def looked_up(
+    weight: Float[Array, "vocab embed"], tokens: Int[Array, "batch seq"], axes: tuple[str, ...]
+) -> Float[Array, "batch seq embed"]:
+    """Rows of a table by token.
+
+    Their gradients are added in float32: bfloat16 would lose most of those of a token that occurs a
+    thousand times.
+    """
+    table, out = jax.typeof(weight), layout("batch seq embed", (*tokens.shape, weight.shape[-1]))
+    if not over_rows(len(tokens)):
+        whole = gathered(weight, axes).astype(jnp.float32)
+        return whole.at[tokens].get(out_sharding=out).astype(weight.dtype)
+
+    @jax.custom_vjp
+    def rows(weight, tokens):
+        return gathered(weight, axes).at[tokens].get(out_sharding=out)
+
+    rows.defvjp(
+        lambda weight, tokens: (rows(weight, tokens), tokens),
+        lambda tokens, d: (summed_by_token(tokens, d, table), None),
+    )
+    return rows(weight, tokens)
+
+
+def summed_by_token(
+    tokens: Int[Array, "batch seq"], d: Float[Array, "batch seq embed"], weight: Any
+) -> Float[Array, "vocab embed"]:
+    """Gradient of a table of which devices have rows of the batch, laid out as its weight is.
+
+    Those that store columns of the table send each other these columns of the gradients of tokens,
+    which are less than a table, and each adds up its own.
+    """
+    to, over = weight.sharding.spec, over_rows(len(tokens))
+    columns, axis = to[1], split_over("vocab", weight.shape[0])
+    is_sent = columns in over
+    others = tuple(name for name in over if name != columns)
+    size = weight.shape[0] // (tensor_ways() if axis else 1)
+
+    def local(tokens, d):
+        if is_sent:
+            tokens = jax.lax.all_gather(tokens, columns, tiled=True)
+            d = jax.lax.all_to_all(d, columns, split_axis=2, concat_axis=0, tiled=True)
+        first = jax.lax.axis_index(axis) * size if axis else 0
+        own = jnp.where(tokens < first, size, tokens - first)  # below 0 is counted from the end
+        zeros = jnp.zeros((size, d.shape[-1]), jnp.float32)
+        total = zeros.at[own].add(d.astype(jnp.float32), mode="drop").astype(d.dtype)
+        return jax.lax.psum(total, others)
+
+    specs = PartitionSpec(over), PartitionSpec(over, None, None if is_sent else columns)
+    arrays = map(jax.sharding.reshard, (tokens, d), specs)
+    found = jax.shard_map(local, in_specs=specs, out_specs=to, check_vma=False)(*arrays)
+    if device().platform == "tpu" and weight.sharding.shard_shape(weight.shape)[1] % LANES:
+        # A table of such columns is stored in the other order, without gaps: left to itself libtpu
+        # copies it and its moments to the order in which rows are added.
+        found = with_layout_constraint(found, Layout(major_to_minor=(1, 0)))
+    return kept_apart(found)
 
 
 class LearnedPositions(Placed):

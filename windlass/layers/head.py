@@ -13,6 +13,7 @@ from typing import Any, ClassVar, NamedTuple
 import equinox as eqx
 import jax
 import jax.numpy as jnp
+from jax.custom_derivatives import CustomVJPPrimal
 from jax.sharding import PartitionSpec
 from jaxtyping import Array, Float, Int, PRNGKeyArray, PyTree
 
@@ -21,6 +22,7 @@ from windlass.devices.axes import (
     device,
     gathered,
     layout,
+    reduce_scattered,
     shard,
     split_over,
 )
@@ -99,13 +101,13 @@ class Head(TokenTable):
         changes from step to step, or the head of a frozen model. They have no gradient. With
         `statistics_of` its third is the `Statistics` of the tile with that column's targets.
         """
-        weight = gathered(self.weight.astype(hidden.dtype), self.axes["weight"])
+        axes, dtype, cap = self.axes["weight"], hidden.dtype, self.cap
         tiles = _Tiles(hidden.shape, tile_tokens)
-        dtype, cap = hidden.dtype, self.cap
         # What float16 cannot hold before the backward pass scales it must wait in float32.
         gradient_dtype = jnp.float32 if dtype == jnp.float16 else dtype
 
         def value(hidden, weight, columns, constants):
+            weight = gathered(weight, axes)
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def add(sums, tile):
@@ -116,7 +118,9 @@ class Head(TokenTable):
             sums, _ = jax.lax.scan(add, zeros, (tiles.cut(hidden), tiles.cut(columns)))
             return _over_shards(sums)
 
-        def value_and_gradient(hidden, weight, columns, constants):
+        def value_and_gradient(hidden, weight, columns, constants, is_trained):
+            stored, weight = jax.typeof(weight), gathered(weight, axes)
+            in_turn = is_trained and tiles.shards > 1
             of_tile = _with(loss, constants, statistics_of, dtype, cap)
 
             def of_one(tile):
@@ -132,6 +136,10 @@ class Head(TokenTable):
                     preferred_element_type=gradient_dtype,
                     out_sharding=_rows(h),
                 )
+                if in_turn:
+                    # The gathered weight is free before its gradient takes as much. A barrier would
+                    # be gone when the compiler orders what it computes.
+                    h = h + (0 * d_h[:, :1, :1, :1]).astype(h.dtype)
                 more = _weight_gradient(d_logits, h)
                 if back is not None:
                     d_h, more = d_h * back, more * back[:, 0]
@@ -162,20 +170,29 @@ class Head(TokenTable):
                 return carry, jnp.concatenate([d_h[None], d_hidden])
 
             (sums, d_weight), d_hidden = from_first() if on_one_gpu() else from_zeros()
-            d_weight = jnp.sum(d_weight, axis=0).astype(gradient_dtype)
-            return _over_shards(sums), (tiles.join(d_hidden), d_weight)
+            d_weight = reduce_scattered(d_weight.astype(gradient_dtype), axes, stored)
+            gradients = tiles.join(d_hidden), d_weight
+            if in_turn:
+                # At once: libtpu would keep logits, or the whole gradient, to the step's end.
+                gradients = jax.lax.optimization_barrier(gradients)
+            return _over_shards(sums), gradients
 
         @jax.custom_vjp
         def total(hidden, weight, columns, constants):
             return value(hidden, weight, columns, constants)
+
+        def forward(*inputs):
+            hidden, weight, columns, constants = _values(inputs)
+            is_trained = inputs[1].perturbed
+            return value_and_gradient(hidden, weight, columns, constants, is_trained)
 
         def backward(gradients, cotangents):
             scale = cotangents[0]
             d_hidden, d_weight = ((g * scale.astype(g.dtype)).astype(dtype) for g in gradients)
             return d_hidden, d_weight, None, None
 
-        total.defvjp(value_and_gradient, backward)
-        summed, others = total(hidden, weight, columns, constants)
+        total.defvjp(forward, backward, symbolic_zeros=True)
+        summed, others = total(hidden, self.weight.astype(dtype), columns, constants)
         return summed, jax.tree.map(jax.lax.stop_gradient, others)
 
     @jax.named_scope("head")
@@ -203,18 +220,23 @@ class Head(TokenTable):
             cut = tiles.cut(hidden), tiles.cut(targets)
             return tiles.join(jax.lax.scan(one, None, cut)[1])
 
+        def forward(*inputs):
+            hidden, weight, targets = _values(inputs)
+            trained, frozen = (weight, None) if inputs[1].perturbed else (None, weight)
+            return values(hidden, weight, targets), (hidden, trained, frozen, targets)
+
         def backward(saved, cotangent):
-            hidden, weight, targets = saved
+            hidden, trained, frozen, targets = saved
             columns = {"targets": targets, "weight": cotangent}
 
-            def weighted(hidden, weight):
-                head = Head(weight, cap=self.cap)
+            def weighted(hidden, trained):
+                head = Head(frozen if trained is None else trained, cap=self.cap)
                 return head.reduce(_weighted, hidden, columns, tile_tokens=tile_tokens)[0]
 
-            return *jax.grad(weighted, (0, 1))(hidden, weight), None
+            return *jax.grad(weighted, (0, 1))(hidden, trained), None
 
         function = jax.custom_vjp(values)
-        function.defvjp(lambda *inputs: (values(*inputs), inputs), backward)
+        function.defvjp(forward, backward, symbolic_zeros=True)
         return function(hidden, self.weight, targets)
 
     @jax.named_scope("head")
@@ -295,6 +317,11 @@ class _Tiles:
         shape = (self.batch, self.seq, *x.shape[3:])
         out = layout(("batch", *[""] * (len(shape) - 1)), shape)
         return jnp.reshape(x, shape, out_sharding=out)
+
+
+def _values(inputs: PyTree) -> PyTree:
+    """What a forward pass is called with, without what of it has a gradient."""
+    return jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: isinstance(x, CustomVJPPrimal))
 
 
 def pick_several(

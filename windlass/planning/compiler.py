@@ -122,23 +122,51 @@ def compiled(described: Described) -> CompiledStep:
         return CompiledStep(program, time.monotonic() - began)
 
 
+class _Step(NamedTuple):
+    """A lowered step, and what else decides what its compiler reports."""
+
+    lowered: jax.stages.Lowered
+    laid_out: Described
+    by: str
+    limit: int | None  # of the chip's memory
+
+    @property
+    def key(self) -> str:
+        fields = " ".join(field.name for field in dataclasses.fields(CompilerReport))
+        given = [json.dumps(self.laid_out.compiler_options), flags(os.environ)]
+        known = [self.by, fields, str(self.limit), *given, self.lowered.as_text()]
+        return hashlib.sha256("\n".join(known).encode()).hexdigest()[:32]
+
+
 def find(layers: Layers, target: Target) -> CompilerReport | NoCompiler:
-    """The report of a target's compiler on a recipe's step, cached by program and flags."""
+    """The report of a target's compiler on a recipe's step, cached by `key`."""
+    step = _step(layers, target)
+    if isinstance(step, NoCompiler):
+        return step
+    place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
+    file = place / "plans" / f"{step.key}.json"
+    with suppress(OSError, ValueError, TypeError):  # what is missing or corrupt is compiled anew
+        return CompilerReport(**json.loads(file.read_text(encoding="utf-8")))
+    with step.laid_out.scope(), _uncached():
+        report = _report(step.lowered, step.by, step.limit)
+    files.write(file, json.dumps(dataclasses.asdict(report)))
+    return report
+
+
+def key(layers: Layers, target: Target) -> str | NoCompiler:
+    """Hash of a lowered step, its compiler, options, flags and memory limit: none is compiled."""
+    step = _step(layers, target)
+    return step if isinstance(step, NoCompiler) else step.key
+
+
+def _step(layers: Layers, target: Target) -> _Step | NoCompiler:
     devices = _devices(target)
     if isinstance(devices, NoCompiler):
         return devices
     laid_out = _laid_out(layers, target.chip.kind, devices)
-    by = _compiler(target)
     limit = usable(laid_out.chip) if laid_out.chip else None
     with laid_out.scope():
-        lowered = _lowered(laid_out)
-    file = _file(lowered, laid_out.compiler_options, by, limit)
-    with suppress(OSError, ValueError, TypeError):  # what is missing or corrupt is compiled anew
-        return CompilerReport(**json.loads(file.read_text(encoding="utf-8")))
-    with laid_out.scope(), _uncached():
-        report = _report(lowered, by, limit)
-    files.write(file, json.dumps(dataclasses.asdict(report)))
-    return report
+        return _Step(_lowered(laid_out), laid_out, _compiler(target), limit)
 
 
 def _report(lowered: jax.stages.Lowered, by: str, limit: int | None) -> CompilerReport:
@@ -191,17 +219,6 @@ def _compiler(target: Target) -> str:
     ours = {"tpu": ("libtpu",), "gpu": gpus.PLUGINS}.get(kind, ())
     named = [f"{name} {version(name)}" for name in ours if find_spec(name.replace("-", "_"))]
     return ", ".join([*named, f"JAX {jax.__version__}", f"for {target.name}"])
-
-
-def _file(
-    lowered: jax.stages.Lowered, options: dict[str, bool], by: str, limit: int | None
-) -> Path:
-    """The cache file of a report, by program, compiler, options, flags and memory limit."""
-    place = Path(os.environ.get("WINDLASS_CACHE") or "~/.cache/windlass").expanduser()
-    fields = " ".join(field.name for field in dataclasses.fields(CompilerReport))
-    given = [json.dumps(options), flags(os.environ)]
-    known = "\n".join([by, fields, str(limit), *given, lowered.as_text()])
-    return place / "plans" / f"{hashlib.sha256(known.encode()).hexdigest()[:32]}.json"
 
 
 def _laid_out(layers: Layers, kind: str, devices: list) -> Described:

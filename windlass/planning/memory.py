@@ -109,17 +109,6 @@ def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
     yield "copies", _sum(traced.state.weights, _widened)
     if traced.split["fsdp"] > 1:
         yield "copies", _sum(traced.frozen.model, _gathered_by_copy)
-    if traced.split["fsdp"] > 1 and traced.split["tensor"] > 1:
-        # Tables that are split both ways, too narrowly to fill registers, are updated as copies.
-        yield "copies", sum(_narrow_tables(traced))
-
-
-def _narrow_tables(traced: Traced) -> Iterator[int]:
-    vocab = traced.described.run.model.sizes["vocab"]
-    for x in jax.tree.leaves((traced.state.weights, traced.state.moments)):
-        *rows, columns = _shard_shape(x) or (0,)
-        if x.ndim == 2 and x.shape[0] == vocab and columns % LANES:
-            yield math.prod(rows) * _padded(columns) * x.dtype.itemsize
 
 
 def _padded(width: int) -> int:
@@ -169,6 +158,12 @@ def _gathered_by_copy(x: Any, about: ArrayFacts) -> int:
     return round(math.prod(shape) * x.dtype.itemsize * min(_padded(n) / n for n in others))
 
 
+def _is_joined(x: Any) -> bool:
+    """Return True if shards of whole registers are all-gathered where they lie, innermost."""
+    cut = [size for i, size in enumerate(_shard_shape(x)) if _is_over_fsdp(x, i)]
+    return bool(cut) and cut[0] % LANES == 0
+
+
 def _is_over_fsdp(x: Any, axis: int) -> bool:
     return axis < len(x.sharding.spec) and "fsdp" in per_device.names(x.sharding.spec[axis])
 
@@ -182,9 +177,10 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
     kernel = traced.described.attention
     is_flash = kernel is not None and kernel.name != "xla"
     head = traced.described.run.model.sizes.get("head_dim") if is_flash else None
+    joined = {_shard_shape(x) for x in jax.tree.leaves(traced.state.weights) if _is_joined(x)}
 
     def bytes_of(shape: tuple[int, ...], itemsize: int) -> int:
-        if is_tpu and len(shape) > 3 and shape[-1] == head:
+        if is_tpu and len(shape) > 3 and shape[-1] == head and shape not in joined:
             # The kernel takes head_dim as the innermost axis, padded to whole registers.
             shape = (*shape[:-1], _padded(shape[-1]))
         return math.prod(shape) * itemsize
@@ -194,7 +190,6 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
         reuses_buffers=is_tpu,
         materializes_shared=chip.kind == "cpu",
         has_random_kernel=chip.kind == "gpu",
-        keeps_gathered=is_tpu and chip.slug != "v6e",
         bytes_of=bytes_of,
         lanes=LANES if is_tpu else None,
         # In another layout, and on most beside it what is made of it, in half the precision.
