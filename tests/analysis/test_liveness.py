@@ -80,6 +80,19 @@ def test_a_result_lies_where_what_it_was_made_of_is_no_longer_needed():
     assert held(far, matrix(), reuses_buffers=False) == 2 * ONE
 
 
+def test_an_argument_is_written_over_as_soon_as_its_update_is_there():
+    def updated(x, y, *, scale):
+        one, two = x @ x, y @ y
+        return x + scale(one, two) * one, y + scale(one, two) * two
+
+    assert held(functools.partial(updated, scale=lambda *_: 2), matrix(), matrix()) == ONE
+
+    def norm(one, two):  # waits for both
+        return jnp.sum(one * one) + jnp.sum(two * two)
+
+    assert held(functools.partial(updated, scale=norm), matrix(), matrix()) > 2 * ONE
+
+
 def test_random_bits_are_held_where_a_kernel_of_its_own_draws_them():
     def dropped(x):
         return jnp.where(jax.random.bits(jax.random.key(0), x.shape) > 7, x, 0) @ x

@@ -211,23 +211,46 @@ class _Liveness:
         used = self.used
         for i in reversed(range(len(self.operations))):
             for value in self.operations[i].results:
-                used[value] = max([i, *(self.computed_at(j) for j in self.readers[value])])
+                used[value] = max(map(self.computed_at, self.readers[value]), default=i)
         ends = {value: self.maker[value] for value in self.materialized}
         for value, i in used.items():
             if value not in self.materialized:
                 for source in self.sources(value):
                     ends[source] = max(ends[source], i)
         for i, operation in enumerate(self.operations):
-            for source in frozenset().union(*map(self.sources, operation.reads)):
-                ends[source] = max(ends[source], i)
+            for source in self.read_by(operation):
+                ends[source] = max(ends[source], self.computed_at(i))
         for value in self.results:
             ends |= dict.fromkeys(self.sources(value), len(self.operations))
         return ends
 
     def computed_at(self, i: int) -> int:
-        """Place of an operation in the program: its own, or that of what it is fused into."""
-        writes = self.operations[i].results
-        return i if not writes or writes[0] in self.materialized else self.used[writes[0]]
+        """Place of an operation in the program: its own, or that of what it is fused into.
+
+        What is written over an argument is computed as soon as all that it reads is there, such as
+        a weight, before the update of the next one.
+        """
+        operation = self.operations[i]
+        if operation.results and operation.results[0] not in self.materialized:
+            return self.used[operation.results[0]]
+        if self.is_written_over(operation):
+            makers = [self.maker[source] for source in self.read_by(operation)]
+            return max(map(self.computed_at, makers), default=i)
+        return i
+
+    def is_written_over(self, operation: Operation) -> bool:
+        """Return True if a result is computed by element of an argument, whose buffer it takes."""
+        if operation.kind is not Kind.ELEMENTWISE or operation.results[0] not in self.results:
+            return False
+        shape = self.shape(operation.results[0])
+        return any(
+            self.uncast(value) in self.inputs and self.shape(value) == shape
+            for value in operation.reads
+        )
+
+    def read_by(self, operation: Operation) -> frozenset[int]:
+        """The buffers that an operation reads."""
+        return frozenset[int]().union(*map(self.sources, operation.reads))
 
     def is_materialized(self, value: int) -> bool:
         i = self.maker[value]
