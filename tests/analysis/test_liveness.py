@@ -239,6 +239,16 @@ def test_a_mask_of_which_devices_have_slices_is_computed_where_it_is_read():
     assert on_four(masked, P("fsdp")) == on_four(unmasked, P("fsdp"))
 
 
+def test_parts_of_a_product_that_devices_have_are_summed_before_more_is_added():
+    def added(x, y, z):
+        one, two = (jnp.einsum("ij,jk->ik", left, z, out_sharding=P()) for left in (x, y))
+        return (one + two) @ jnp.ones((SIDE, 1))
+
+    rows, columns = P("fsdp"), P(None, "fsdp")
+    assert on_four(added, columns, columns, rows, fuses_epilogues=True) == 2 * ONE
+    assert on_four(added, P(), P(), P(), fuses_epilogues=True) < 2 * ONE
+
+
 def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
     def both(x, y, columns):
         first, second = (

@@ -14,8 +14,8 @@ from typing import Any, NamedTuple
 from jax.extend.core import Jaxpr
 
 from windlass.analysis.flattened import Flattened, Operation
-from windlass.analysis.per_device import device_shape
-from windlass.analysis.primitives import Kind, constants_and_carry, sub_jaxprs
+from windlass.analysis.per_device import device_shape, shape
+from windlass.analysis.primitives import Kind, constants_and_carry, contraction, sub_jaxprs
 
 # Fused into the operations that read it.
 _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSPOSE}
@@ -467,12 +467,13 @@ class _Liveness:
     def is_fused_into_sum(self, i: int) -> bool:
         """Return True if a matmul is only read by a sum or a cast, which is its epilogue.
 
-        A grouped matmul is a kernel by itself, which writes what it computes.
+        A grouped matmul is a kernel by itself, which writes what it computes, and sums of which
+        devices have parts are all-reduced first.
         """
         operation = self.operations[i]
         if operation.kind not in _CONTRACTED or not self.compiler.fuses_epilogues:
             return False
-        if operation.name == GROUPED:
+        if operation.name == GROUPED or _is_partial(operation):
             return False
         (value,) = operation.results
         readers = [self.operations[j].name for j in self.readers[value]]
@@ -517,6 +518,12 @@ class _Liveness:
         i, of = self.maker.get(value), self.variables[value].aval
         maker = "parameter" if i is None else self.operations[i].name
         return Buffer(self.shape(value), of.shape, str(of.dtype), size, maker)
+
+
+def _is_partial(operation: Operation) -> bool:
+    """Return True if a device adds only a part of what is contracted in a matmul."""
+    own, whole = (contraction(operation.equation, of).k for of in (device_shape, shape))
+    return own < whole
 
 
 def _carried(operation: Operation, value: int) -> int | None:
