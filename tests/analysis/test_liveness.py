@@ -197,23 +197,6 @@ def test_a_slice_is_taken_at_once_as_that_frees_the_rest_of_what_each_device_com
     assert on_four(together, P(), P()) == ONE + 2 * ONE // 4
 
 
-def test_slices_that_are_summed_are_taken_of_the_sum():
-    def both(x, y):
-        first, second = (jax.sharding.reshard(one @ one, P("fsdp")) for one in (x, y))
-        return jnp.tanh(first + second) @ jnp.ones((SIDE, 1))
-
-    assert on_four(both, P(), P()) >= 2 * ONE
-
-
-def test_of_whole_tiles_slices_are_summed():
-    def both(x, y):
-        first, second = (jax.sharding.reshard(one @ one, P(None, "fsdp")) for one in (x, y))
-        return jnp.tanh(first + second) @ jnp.ones((SIDE, 1))
-
-    whole = on_four(both, P(), P())
-    assert on_four(both, P(), P(), lanes=SIDE // 8) < on_four(both, P(), P(), lanes=SIDE) == whole
-
-
 def scattered_sum(whole):
     """As `devices.axes.reduce_scattered` sums the parts of devices."""
     local = functools.partial(jax.lax.psum_scatter, axis_name="fsdp", tiled=True)
@@ -247,44 +230,6 @@ def test_parts_of_a_product_that_devices_have_are_summed_before_more_is_added():
     rows, columns = P("fsdp"), P(None, "fsdp")
     assert on_four(added, columns, columns, rows, fuses_epilogues=True) == 2 * ONE
     assert on_four(added, P(), P(), P(), fuses_epilogues=True) < 2 * ONE
-
-
-def test_of_tiles_that_columns_do_not_fill_the_sum_is_sliced():
-    def both(x, y, columns):
-        first, second = (
-            jax.sharding.reshard(one @ one[:, :columns], P(None, "fsdp")) for one in (x, y)
-        )
-        return jnp.tanh(first + second) @ jnp.ones((columns, 1))
-
-    def held_of(columns):
-        of = functools.partial(both, columns=columns)
-        return on_four(of, P(), P(), lanes=SIDE // 8) / (SIDE * columns * 4)
-
-    assert held_of(32) == 2 + 1 / 4
-    assert held_of(48) == 3
-
-
-def test_a_scattered_sum_that_is_added_to_another_is_copied_as_their_sum():
-    def added(x, y):
-        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
-        total = zeros.at[jnp.arange(SIDE) // 2].add(x).astype(jnp.bfloat16)
-        product = (y @ y).astype(jnp.bfloat16)
-        first, second = (jax.sharding.reshard(one, P(None, "fsdp")) for one in (product, total))
-        return first + second
-
-    apart = [on_four(added, P(), P(), lanes=SIDE, sums_devices_at_once=one) for one in (0, 1)]
-    assert apart[1] - apart[0] == ONE // 2  # in bfloat16, or in float32 as each is
-
-
-def test_a_scattered_sum_is_copied_before_devices_slice_it():
-    def scattered(x):
-        zeros = jnp.zeros((SIDE, SIDE), out_sharding=P())
-        total = zeros.at[jnp.arange(SIDE) // 2].add(x).astype(jnp.bfloat16)
-        return jax.sharding.reshard(total, P(None, "fsdp")) + 1
-
-    alone = on_four(scattered, P())
-    assert on_four(scattered, P(), lanes=SIDE // 4) == alone + ONE // 2  # in bfloat16
-    assert on_four(scattered, P(), lanes=SIDE) == alone + ONE  # to another layout
 
 
 def test_what_enters_a_loop_of_one_round_is_resharded_as_elsewhere():

@@ -23,7 +23,6 @@ _FUSED = {Kind.ELEMENTWISE, Kind.RANDOM, Kind.LAYOUT, Kind.INDEXING, Kind.TRANSP
 _REDUCED = {Kind.REDUCTION, Kind.CUMULATIVE}
 _IN_PLACE = {*_FUSED, Kind.UPDATE}
 _SUMS = ("add", "add_any")
-SUBLANES = 8  # rows of a tile of registers
 _CONTRACTED = {Kind.MATMUL, Kind.CONVOLUTION}
 GROUPED = "ragged_dot_general"  # of rows with the matrix of each row's group
 
@@ -130,26 +129,14 @@ class _Liveness:
         ]
 
     def relaid(self, i: int) -> list[Buffer]:
-        """The copy of a scattered sum, such as the gradient of embeddings, that devices then slice.
+        """The copy, in another layout, of an array that is indexed along its innermost axis.
 
-        Where a slice would not fill registers the whole is first copied to another layout, and
-        otherwise all-reduced in the dtype of the slice. So is what is indexed along its innermost
-        axis, as the logits of candidates are, and the gradient that is scattered there.
+        Such as the logits of candidates, and the gradient that is scattered there.
         """
-        if (indexed := self.indexed(i)) is not None:
-            return [self.buffer(indexed, round(self.compiler.indexed * self.bytes_of(indexed)))]
-        lanes = self.compiler.lanes
-        if lanes is None or not self.is_slice(i):
+        value = self.indexed(i)
+        if value is None:
             return []
-        (read,), (value,) = self.operations[i].reads, self.operations[i].results
-        scattered = self.uncast(read)
-        maker = self.maker.get(scattered)
-        if maker is None or self.operations[maker].kind is not Kind.UPDATE:
-            return []
-        # Of what is added to another sum, which is a buffer by then, both are all-reduced as one.
-        is_added = self.is_summed(i) and not self.compiler.sums_devices_at_once
-        is_cast = is_added or self.shape(value)[-1] % lanes == 0
-        return [self.buffer(scattered, self.bytes_of(read if is_cast else scattered))]
+        return [self.buffer(value, round(self.compiler.indexed * self.bytes_of(value)))]
 
     def indexed(self, i: int) -> int | None:
         """The array that an operation reads, or adds to, at indices of its innermost axis."""
@@ -257,10 +244,7 @@ class _Liveness:
         if self.is_alias(i) or self.is_update_of_argument(i) or self.is_sunk(value):
             return False
         if self.is_slice(i) and not self.is_mask(value):
-            # At once, as that frees the rest; but of two that are summed, the whole is summed.
-            return not self.is_summed(i)
-        if self.is_sum_of_slices(i):
-            return True
+            return True  # at once, as that frees the rest
         if self.compiler.has_random_kernel and self.is_random_word(value):
             return True
         if self.is_fused(i) and self.operations[i].kind not in _REDUCED:
@@ -416,42 +400,6 @@ class _Liveness:
         first = len(new) - own
         pairs = zip(old[len(old) - own :], new[first:], strict=True)
         return [first + axis for axis, (one, other) in enumerate(pairs) if one != other]
-
-    def is_summed(self, i: int) -> bool:
-        """Return True if a slice is only read by a sum with another slice.
-
-        Of what fills whole tiles of registers, slices are summed, by a reduce-scatter of each.
-        """
-        (value,), lanes = self.operations[i].results, self.compiler.lanes
-        if lanes is not None and self.fills_tiles(value):
-            return False
-        while len(self.readers[value]) == 1:
-            (reader,) = self.readers[value]
-            if not self.is_cast(reader):
-                return self.is_sum_of_slices(reader)
-            operation = self.operations[reader]
-            several = len(operation.results) > 1  # each of its argument, in their order
-            value = operation.results[operation.arguments.index(value) if several else 0]
-        return False
-
-    def fills_tiles(self, value: int) -> bool:
-        """Return True if a slice of a table fills whole tiles of registers.
-
-        One that does not is never reduce-scattered: tables that are added are all-reduced as one,
-        at the end of the step. Where devices are summed at once the last matmul of a gradient waits
-        for that, and what it reads stays until then, such as the logits of a tied head.
-        """
-        lanes, shape = self.compiler.lanes or 1, self.shape(value)
-        return shape[0] % (SUBLANES * lanes) == 0 and shape[-1] % lanes == 0
-
-    def is_sum_of_slices(self, i: int) -> bool:
-        operation = self.operations[i]
-        return operation.name in _SUMS and all(map(self.is_sliced, operation.arguments))
-
-    def is_sliced(self, value: int | None) -> bool:
-        """Return True if a value is a slice, or one in another dtype."""
-        i = None if value is None else self.maker.get(self.uncast(value))
-        return i is not None and self.is_slice(i)
 
     def uncast(self, value: int) -> int:
         """The value that was cast to this one."""
