@@ -123,9 +123,9 @@ def gates() -> Iterator[Kernel]:
 def documents() -> Iterator[Kernel]:
     sizes = [(64, 64, 4, 2), (64, 64, 4, 3), (64, 32, 4, 3), (32, 64, 4, 3), (128, 64, 4, 2)]
     sizes += [(128, 64, 8, 3), (128, 32, 4, 3), (64, 128, 8, 2), (128, 128, 8, 2)]
-    blocks = [document_attention.Block(*one) for one in sizes]
+    blocks = [document_attention.AttentionBlock(*one) for one in sizes]
     tried = [
-        {"BLOCKS": {document_attention.WIDEST: document_attention.Blocks(*[one] * 3)}}
+        {"BLOCKS": {document_attention.WIDEST: document_attention.AttentionBlocks(*[one] * 3)}}
         for one in blocks
     ]
     names = "document_attention", "document_queries", "document_keys"

@@ -20,7 +20,7 @@ LEAST = -(2.0**100)  # logit of what is not seen; a power of 2, of which no prod
 LOG2_E = math.log2(math.e)
 
 
-class Block(NamedTuple):
+class AttentionBlock(NamedTuple):
     """Queries and keys that a program of a kernel has at once, and its threads."""
 
     queries: int
@@ -29,18 +29,22 @@ class Block(NamedTuple):
     stages: int  # of keys, or of queries, that are under way
 
 
-class Blocks(NamedTuple):
+class AttentionBlocks(NamedTuple):
     """Blocks of the three kernels."""
 
-    forward: Block
-    of_queries: Block
-    of_keys: Block
+    forward: AttentionBlock
+    of_queries: AttentionBlock
+    of_keys: AttentionBlock
 
 
 # The fastest on an H200 (benchmarks/gpu_blocks.py), by the widest heads that they are for.
 BLOCKS = {
-    64: Blocks(Block(64, 64, 4, 2), Block(64, 64, 4, 2), Block(64, 64, 4, 3)),
-    128: Blocks(Block(64, 64, 4, 3), Block(64, 32, 4, 3), Block(64, 64, 4, 2)),
+    64: AttentionBlocks(
+        AttentionBlock(64, 64, 4, 2), AttentionBlock(64, 64, 4, 2), AttentionBlock(64, 64, 4, 3)
+    ),
+    128: AttentionBlocks(
+        AttentionBlock(64, 64, 4, 3), AttentionBlock(64, 32, 4, 3), AttentionBlock(64, 64, 4, 2)
+    ),
 }
 WHOLE = 64  # rows are padded to a multiple of this
 NARROWEST, WIDEST = 16, max(BLOCKS)  # heads; those between powers of 2 are padded
@@ -127,7 +131,7 @@ def _backward(scale: float, _: str, interpret: bool, saved: tuple[Array, ...], d
 _attended.defvjp(_forward, _backward)
 
 
-def _blocks(q: Array) -> Blocks:
+def _blocks(q: Array) -> AttentionBlocks:
     return next(blocks for widest, blocks in BLOCKS.items() if q.shape[-1] <= widest)
 
 
@@ -306,7 +310,7 @@ def _at(pl: Any, queries: int) -> Array:
     return (pl.num_programs(2) - 1 - pl.program_id(2)) * queries
 
 
-def _keys(pl: Any, first: Any, at: Array, block: Block) -> tuple[Array, Array]:
+def _keys(pl: Any, first: Any, at: Array, block: AttentionBlock) -> tuple[Array, Array]:
     """Blocks of keys that queries from a position on see, [begin, end)."""
     return first[0] // block.keys, pl.cdiv(at + block.queries, block.keys)
 
@@ -316,9 +320,9 @@ def _is_seen(query: Array, key: Array, first: Array) -> Array:
 
 
 class _Specs:
-    """What a program of a kernel has of each array, by row, head and block."""
+    """Parts of each array that a program of a kernel has, by row, head and block."""
 
-    def __init__(self, q: Array, k: Array, block: Block):
+    def __init__(self, q: Array, k: Array, block: AttentionBlock):
         from jax.experimental import pallas as pl
 
         batch, length, heads, dim = q.shape

@@ -320,7 +320,7 @@ class _Tiles:
 
 
 def _values(inputs: PyTree) -> PyTree:
-    """What a forward pass is called with, without what of it has a gradient."""
+    """Arguments of a forward pass, without the word on which of them have a gradient."""
     return jax.tree.map(lambda x: x.value, inputs, is_leaf=lambda x: isinstance(x, CustomVJPPrimal))
 
 

@@ -33,7 +33,7 @@ from windlass.devices.axes import Placed, device, gathered, layout
 from windlass.doubly_stochastic import Matrix, Vector, total, transposed
 from windlass.layers.auxiliary import Report, over_tokens
 from windlass.layers.residual import Branch, Connection, Hidden, Plain
-from windlass.layers.sinkhorn import sinkhorn
+from windlass.networks.sinkhorn import sinkhorn
 from windlass.residuals import BaseResidual
 
 Tokens = Float[Array, "batch seq"]

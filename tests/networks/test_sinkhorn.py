@@ -9,7 +9,7 @@ import pytest
 
 from windlass import doubly_stochastic
 from windlass.devices import absent
-from windlass.layers import sinkhorn
+from windlass.networks import sinkhorn
 
 
 def random(*shape: int, seed: int) -> jax.Array:
