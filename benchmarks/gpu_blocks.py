@@ -139,8 +139,9 @@ def documents() -> Iterator[Kernel]:
 
         def both(q, k, v, d, scale=dim**-0.5):
             def mixed(q, k, v):
-                how = dict(scale=scale, saved_as=kernels.MIXED)
-                return document_attention.attend(q, k, v, document, **how)
+                return document_attention.attend(
+                    q, k, v, document, scale=scale, saved_as=kernels.MIXED
+                )
 
             out, back = jax.vjp(mixed, q, k, v)
             return out, back(d)

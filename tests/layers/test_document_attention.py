@@ -54,8 +54,9 @@ def test_attention_by_documents_is_that_with_a_mask(rows, length, dim, window):
         return kernels.xla(q, k, v, document, document, 0, pattern=pattern, scale=scale)
 
     def by_documents(q, k, v):
-        how = dict(scale=scale, window=window, saved_as=kernels.MIXED)
-        return document_attention.attend(q, k, v, document, **how, interpret=True)
+        return document_attention.attend(
+            q, k, v, document, scale=scale, window=window, saved_as=kernels.MIXED, interpret=True
+        )
 
     expected, got = (found(attend, arrays, document) for attend in (plain, by_documents))
     for one, other in zip(got, expected, strict=True):

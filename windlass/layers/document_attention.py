@@ -71,7 +71,7 @@ def attend(
     wider = max(NARROWEST, 1 << (dim - 1).bit_length()) - dim
     q, k, v = (jnp.pad(x, ((0, 0), (0, after), (0, 0), (0, wider))) for x in (q, k, v))
     document = jnp.pad(document, ((0, 0), (0, after)), constant_values=-1)
-    mixed = _attended(q, k, v, *seen(document, window), scale, saved_as, interpret)
+    mixed: Array = _attended(q, k, v, *seen(document, window), scale, saved_as, interpret)
     return mixed[:, :length, :, :dim]
 
 

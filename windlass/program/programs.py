@@ -45,7 +45,8 @@ class Programs:
 
     def __init__(self, built: Built, steps: int, documents: DocumentsInRows | None = None):
         self.built, self.run, self.mesh = built, built.run, built.mesh
-        self.batches, self.documents = built.described.batches, documents
+        self.batches = built.described.batches
+        self.documents: DocumentsInRows | None = documents
         trained, _ = built.parted(built.abstract)
         self.optimizer: optax.GradientTransformationExtraArgs
         self.steps, self.optimizer = steps, trainable.optimizer(self.run, steps, trained)
