@@ -12,7 +12,7 @@ import orbax.checkpoint as ocp
 from jaxtyping import Array, PyTree
 
 from windlass import seal
-from windlass.checkpoint import orbax_faults
+from windlass.checkpoint import host_memory, orbax_faults
 from windlass.checkpoint.fingerprint import measure, named
 from windlass.processes import hosts
 
@@ -72,6 +72,7 @@ def write(orbax: ocp.AsyncCheckpointer, folder: Path, tree: PyTree, manifest: di
     items: dict[str, Any] = {"manifest": ocp.args.JsonSave(seal.signed(manifest))}
     # Orbax refuses arrays without elements, and trees without arrays.
     if arrays := {name: array for name, array in named(tree).items() if array.size}:
+        host_memory.reserve(arrays.values())
         items["state"] = ocp.args.PyTreeSave(arrays)
     orbax.save(folder.absolute(), args=ocp.args.Composite(**items))
 
