@@ -96,8 +96,9 @@ def test_rows_of_as_many_places_as_there_are_words_are_no_logits(on, mesh, lengt
 def test_random_numbers_are_drawn_for_the_rows_that_a_device_has():
     alone = work_of("v5e-1", rank=8, dropout=0.1, batch=2)
     together = work_of("v5e-8", (8, 1, 1), rank=8, dropout=0.1, batch=16)
-    one, each = (work.operations["elementwise"] for work in (alone, together))
-    assert each == pytest.approx(one, rel=1e-3)
+    # One chip alone looks tokens up in a float32 copy of the table, so that it adds up in float32.
+    copied = {"head": alone.operations["head"] - VOCAB * EMBED}
+    assert together.operations == pytest.approx(alone.operations | copied, rel=1e-3)
 
 
 def test_weights_in_pieces_are_gathered_for_each_pass_and_their_gradients_summed_by_pieces():

@@ -34,7 +34,14 @@ def planned(one: Case) -> memory.Memory:
         (case(SPARSE, "v5e-16", 16, rank=16), 0.05),
         (case(SPARSE, "v6e-8", 16, rank=16, mesh=(1, 2, 1), expert=4), 0.05),
         (case(OSS, "v6e-8", 16, rank=16), 0.05),
-        (case(DELTA, "v6e-8", 16, remat="full"), 0.06),
+        pytest.param(
+            case(DELTA, "v6e-8", 16, remat="full"),
+            0.05,
+            marks=pytest.mark.xfail(
+                reason="5.7% too low: libtpu holds nine arrays as wide as the MLP, the plan three",
+                strict=True,
+            ),
+        ),
         (case(HALF, "h200", 32), 0.03),
         (case(HALF, "h200", 16, remat="none"), 0.03),
         (case(MIDDLE, "h200", 16, rank=16), 0.03),
