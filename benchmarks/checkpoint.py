@@ -14,6 +14,7 @@ import statistics
 import sys
 import tempfile
 import time
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -40,28 +41,31 @@ class TimedStore(Store):
     """The checkpoints of a run, with a clock beside each save; the last is followed by a rival."""
 
     blocked: list[float] = []
-    durable: list[float] = []
+    durable: list[float] = []  # from step 0, whose save nothing waits for
     waited: list[float] = []  # for the save before it, which was not done yet
     rival: list[float] = []
     state_bytes = 0
 
+    def begin(self, step: int, state: Any, *others: Any, **more: Any) -> bool:
+        self._began = time.perf_counter()
+        return super().begin(step, state, *others, **more)
+
     def save(self, step: int, state: Any, *others: Any, **more: Any) -> bool:
-        if len(self.durable) > SAVES:  # that of the end of the run
+        if len(self.blocked) == SAVES:  # that of the end of the run
             return super().save(step, state, *others, **more)
         began = time.perf_counter()
         self.wait()
-        self._began = time.perf_counter()
+        self.waited.append(time.perf_counter() - began)
         is_new = super().save(step, state, *others, **more)
         self.blocked.append(time.perf_counter() - self._began)
-        self.waited.append(self._began - began)
-        if len(self.blocked) > SAVES:
+        if len(self.blocked) == SAVES:
             self.wait()
             self.save_as_others_do(state)
             os.kill(os.getpid(), signal.SIGTERM)
         return is_new
 
-    def _finish(self, name: str) -> None:
-        super()._finish(name)
+    def _finish(self, name: str, written: Future) -> None:
+        super()._finish(name, written)
         self.durable.append(time.perf_counter() - self._began)
 
     def save_as_others_do(self, state: Any) -> None:
@@ -96,8 +100,7 @@ def main() -> None:
     loop.Store = TimedStore
     with tempfile.TemporaryDirectory() as folder, Signals().listening() as signals:
         train(recipe(asked.gib, asked.every, Path(folder)), signals=signals)
-    # The first is saved before the first step, and compiles what hashes the arrays.
-    blocked, durable = TimedStore.blocked[1:], TimedStore.durable[1 : SAVES + 1]
+    blocked, durable = TimedStore.blocked, TimedStore.durable[1 : SAVES + 1]
     size = f"{TimedStore.state_bytes / 2**30:.2f} GiB on {jax.devices()[0].device_kind}"
     rival = statistics.median(TimedStore.rival)
     if any(late > 0.1 for late in TimedStore.waited):

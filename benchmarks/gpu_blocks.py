@@ -42,7 +42,7 @@ class Kernel(NamedTuple):
     module: Any
     names: tuple[str, ...]  # of kernels that are timed
     function: Callable[..., Any]
-    arguments: Sequence[jax.Array]
+    arguments: Sequence[Any]  # arrays, and trees of them
     tried: Sequence[Values]
 
 
@@ -107,9 +107,9 @@ def gates() -> Iterator[Kernel]:
     sizes += [(32, 512, 4, 4), (32, 1024, 4, 3), (16, 1024, 4, 4), (16, 1024, 2, 4)]
     tried = [dict(SHORT=a, LONG=b, WARPS=c, STAGES=d) for a, b, c, d in sizes]
     gate, up, d = (normal(i, 16, 1024, 6144) for i in range(3))
-    inner = [normal(3 + i, 16, 1024, 16) for i in range(3)]
+    of_gate, of_up, d_inner = (normal(3 + i, 16, 1024, 16) for i in range(3))
     low = mlp.LowRankFactors(
-        *inner[:2], normal(6, 16, 6144), normal(7, 16, 6144), normal(8, 6144, 16)
+        of_gate, of_up, normal(6, 16, 6144), normal(7, 16, 6144), normal(8, 6144, 16)
     )
 
     def both(gate, up, low, d, d_inner):
@@ -117,7 +117,7 @@ def gates() -> Iterator[Kernel]:
         return out, back((d, d_inner))
 
     names = "swiglu_low_rank", "swiglu_low_rank_gradient"
-    yield Kernel("1.7B, rank 16", mlp, names, both, (gate, up, low, d, inner[2]), tried)
+    yield Kernel("1.7B, rank 16", mlp, names, both, (gate, up, low, d, d_inner), tried)
 
 
 def documents() -> Iterator[Kernel]:

@@ -65,9 +65,9 @@ def profile(name: str, settings: list[str]) -> Profile:
     import jax
 
     case = CASES[name]
+    given: list[Any]
     if name == PACKED:
-        rows = list(sft.documents(case))
-        own, given = sft.running(case, settings), rows[:STEPS]
+        own, given = sft.running(case, settings), [*itertools.islice(sft.documents(case), STEPS)]
     else:
         own = gpu.running(gpu.programs(case, is_adapted=True, settings=settings))
         given = list(itertools.islice(gpu.batches(case), STEPS))

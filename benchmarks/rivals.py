@@ -142,8 +142,9 @@ def _of_documents(module: Any, q: Any, k: Any, v: Any, mask: Any, **how: Any) ->
     takes = inspect.signature(varlen_attn).parameters  # releases differ in how it is made causal
     causal: dict[str, Any] = {"window_size": (-1, 0)} if "window_size" in takes else {}
     causal = causal or {"is_causal": True}
+    attend: Callable[..., Any] = varlen_attn  # its type has what else it gives when asked
     longest = how["max_length_q"]
-    return varlen_attn(q, k, v, ends, ends, longest, longest, **causal)[None], None
+    return attend(q, k, v, ends, ends, longest, longest, **causal)[None], None
 
 
 def _model(begin: Begin, device: str, attention: str = "sdpa") -> torch.nn.Module:
