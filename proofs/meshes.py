@@ -33,20 +33,40 @@ def prove() -> dict:
 
 
 def gaps(family: str, is_adapted: bool) -> dict[str, dict[str, float]]:
-    """How far a family's losses and gradient norms on each mesh are from those on one device."""
+    """How far a family's losses and gradient norms on each mesh are from those on one device.
+
+    A balance loss is that of each microbatch: such a family is compared with one device that
+    accumulates as much, and, without that loss, with one that does not.
+    """
     import tests.conftest  # noqa: F401  the settings under which the numbers are compared
+    from tests import tiny
     from tests.program.test_step import MESHES, Bench
     from windlass.adapters.lora import Adapter
 
-    adapter = Adapter(rank=4) if is_adapted else None
-    expected, found = None, {}
-    for sizes, microbatches in product(MESHES, (1, 2)):
-        curve = Bench(family, sizes, microbatches, adapter=adapter).curve()
-        expected = curve if expected is None else expected
-        gap = np.abs(curve / expected - 1).max(axis=0)
-        name = f"{family}{' LoRA' * is_adapted} {'x'.join(map(str, sizes))}"
-        found[f"{name} accumulation {microbatches}"] = {
-            "loss": float(gap[0]),
-            "gradient_norm": float(gap[1]),
-        }
+    def curve(sizes: tuple[int, int, int], microbatches: int, **changes) -> np.ndarray:
+        adapter = Adapter(rank=4) if is_adapted else None
+        return Bench(family, sizes, microbatches, adapter=adapter, **changes).curve()
+
+    single = MESHES[0]
+    expected = {1: curve(single, 1)}
+    is_balanced = hasattr(tiny.config(family), "balance")
+    expected[2] = curve(single, 2) if is_balanced else expected[1]
+    own = {(single, microbatches) for microbatches in ((1, 2) if is_balanced else (1,))}
+    found = {}
+    for case in product(MESHES, (1, 2)):
+        if case not in own:
+            found[_name(family, is_adapted, *case)] = _gap(curve(*case), expected[case[1]])
+    if is_balanced:
+        name = f"{_name(family, is_adapted, single, 2)}, no balance loss"
+        found[name] = _gap(curve(single, 2, balance=0.0), curve(single, 1, balance=0.0))
     return found
+
+
+def _name(family: str, is_adapted: bool, sizes: tuple[int, int, int], microbatches: int) -> str:
+    mesh = "x".join(map(str, sizes))
+    return f"{family}{' LoRA' * is_adapted} {mesh} accumulation {microbatches}"
+
+
+def _gap(found: np.ndarray, expected: np.ndarray) -> dict[str, float]:
+    loss, norm = np.abs(found / expected - 1).max(axis=0)
+    return {"loss": float(loss), "gradient_norm": float(norm)}

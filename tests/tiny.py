@@ -34,13 +34,13 @@ def config(family: str):
     return importlib.import_module(f"windlass.models.{family}").Config.tiny()
 
 
-def wide(family: str, kv_heads: int = 2):
+def wide(family: str, **changes):
     """The tiny config with so many heads that eight devices can share them.
 
     And without dropout, whose masks are others where a batch is accumulated in other parts.
     """
     tiny = config(family)
-    fields = dict(heads=8, kv_heads=kv_heads, dropout=0.0)
+    fields = dict(heads=8, kv_heads=2, dropout=0.0) | changes
     own = {name: value for name, value in fields.items() if hasattr(tiny, name)}
     return dataclasses.replace(tiny, **own)
 

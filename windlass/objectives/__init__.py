@@ -51,8 +51,10 @@ def settled(tally: Tally, model: Any) -> Tally:
         L = Σ_m w_m (l_m + Σ_k c_k A_mk / W_mk) / Σ_m w_m
 
     with the objective's loss l_m and weight w_m, and of auxiliary loss k the coefficient c_k, the
-    sum A_mk and its weight W_mk: the same for any number of microbatches where W is proportional
-    to w. Each is reported by its name, as are auxiliary metrics, and l as `objective_loss`.
+    sum A_mk and its weight W_mk: the same for any number of microbatches where A is a sum over
+    tokens or rows, and W is proportional to w; a product of two means, as the balance loss of
+    experts is, is that of each microbatch. Each is reported by its name, as are auxiliary metrics,
+    and l as `objective_loss`.
     """
     losses = coefficients(model)
     if missing := [name for name in losses if name not in tally.auxiliary]:
