@@ -8,7 +8,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SPARSE, TPU, Case, case
+from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SEVEN, SPARSE, TPU, Case, case
 from tests.trained import recipe
 from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import sub_jaxprs
@@ -34,6 +34,10 @@ def planned(one: Case) -> memory.Memory:
         (case(SPARSE, "v5e-16", 16, rank=16), 0.05),
         (case(SPARSE, "v6e-8", 16, rank=16, mesh=(1, 2, 1), expert=4), 0.05),
         (case(OSS, "v6e-8", 16, rank=16), 0.05),
+        # Of the maps to heads values' alone is copied; where norms are computed again, all are.
+        (case(SEVEN, "v6e-8", 16, length=2048, rank=16), 0.02),
+        (case(MIDDLE, "v6e-1", 8, rank=16), 0.01),
+        (case(MIDDLE, "v5e-4", 16, rank=8, remat="full", objective="preference"), 0.01),
         pytest.param(
             case(DELTA, "v6e-8", 16, remat="full"),
             0.05,

@@ -13,6 +13,7 @@ from windlass.analysis.liveness import Buffer, CompilerModel
 from windlass.analysis.per_device import has_vocab_axis
 from windlass.devices.axes import ArrayFacts, annotate
 from windlass.devices.chips import Chip, usable
+from windlass.layers.attention import Attention
 from windlass.layers.stack import Stack
 from windlass.networks.experts.layer import Experts
 from windlass.planning.traced import Traced
@@ -103,8 +104,8 @@ def _besides(traced: Traced, chip: Chip) -> Iterator[tuple[str, float]]:
     yield "other", KERNELS
     if traced.split["fsdp"] == 1:
         # Projections to heads are copied to the layout of the loop, where no all-gather does it.
-        relaid = annotate(traced.frozen.model, _is_map_to_heads)
-        arrays = eqx.filter(traced.frozen.model, relaid)
+        relaid = _relaid(traced.frozen.model, traced.described.run.train.remat)
+        arrays = eqx.filter(relaid, annotate(relaid, _is_map_to_heads))
         yield "copies", _bytes(arrays)
     yield "copies", _sum(traced.state.weights, _widened)
     if traced.split["fsdp"] > 1:
@@ -169,7 +170,22 @@ def _is_over_fsdp(x: Any, axis: int) -> bool:
 
 
 def _is_map_to_heads(x: Any, about: ArrayFacts) -> bool:
-    return about.reads == 1 and len(about.axes) == 3
+    return about.reads == 1 and len(about.axes) > 2
+
+
+def _relaid(model: PyTree, remat: str) -> PyTree:
+    """A model without the maps to heads that a loop reads as they lie.
+
+    Those of queries and keys, whose rotation takes them in any layout, unless the backward pass
+    computes their norms again.
+    """
+
+    def without(node: Any) -> Any:
+        if not isinstance(node, Attention) or (remat == "full" and node.query_norm is not None):
+            return node
+        return eqx.tree_at(lambda one: (one.query, one.key), node, (None, None))
+
+    return jax.tree.map(without, model, is_leaf=lambda node: isinstance(node, Attention))
 
 
 def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
