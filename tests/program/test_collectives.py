@@ -32,7 +32,7 @@ Table = dict[tuple[str, tuple[str, ...]], Share]
 
 def named(sizes: dict[str, int], kv_heads: int = 2) -> Table:
     """What the design names on a mesh, from the shapes of the model and its batch."""
-    config = tiny.wide("qwen3", kv_heads)
+    config = tiny.wide("qwen3", kv_heads=kv_heads)
     model = tiny.made(config)
     rows = tuple(name for name in ("data", "fsdp") if sizes[name] > 1)
 

@@ -238,10 +238,10 @@ def reduce_scattered(parts: Array, axes: tuple[str, ...], weight: Any) -> Array:
     In front, `parts` has an axis for the groups of devices that have rows of the batch of their
     own, each of which has one part.
     """
-    to = None if stored(axes, parts.shape[1:]) is None else weight.sharding.spec
+    to = stored(axes, parts.shape[1:])
     if to is None or len(parts) == 1:
         total = jnp.squeeze(parts, axis=0) if len(parts) == 1 else jnp.sum(parts, axis=0)
-        return total if to is None else jax.sharding.reshard(total, to)
+        return total if to is None else jax.sharding.reshard(total, weight.sharding.spec)
     over = over_rows(len(parts))
     scattered = tuple(name for name in over if name in to)
     others = tuple(name for name in over if name not in to)
@@ -255,7 +255,14 @@ def reduce_scattered(parts: Array, axes: tuple[str, ...], weight: Any) -> Array:
 
     spec = PartitionSpec(over, *_gathered_spec(axes, parts.shape[1:]))
     summed = jax.shard_map(local, in_specs=spec, out_specs=to)
-    return kept_apart(summed(jax.sharding.reshard(parts, spec)))
+    return like_weight(kept_apart(summed(jax.sharding.reshard(parts, spec))), weight)
+
+
+def like_weight(gradient: Array, weight: Any) -> Array:
+    """A gradient laid out as its weight, which one that was made outside of a run has otherwise."""
+    to = weight.sharding.spec
+    is_so = jax.typeof(gradient).sharding.spec == to
+    return gradient if is_so else jax.sharding.reshard(gradient, to)
 
 
 def kept_apart(total: Array) -> Array:

@@ -19,8 +19,10 @@ from windlass.devices.axes import (
     gathered,
     kept_apart,
     layout,
+    like_weight,
     over_rows,
     split_over,
+    stored,
     tensor_ways,
 )
 from windlass.layers.initializers import Initializer, small
@@ -145,20 +147,23 @@ def looked_up(
 
     rows.defvjp(
         lambda weight, tokens: (rows(weight, tokens), tokens),
-        lambda tokens, d: (summed_by_token(tokens, d, table), None),
+        lambda tokens, d: (summed_by_token(tokens, d, table, axes), None),
     )
     return rows(weight, tokens)
 
 
 def summed_by_token(
-    tokens: Int[Array, "batch seq"], d: Float[Array, "batch seq embed"], weight: Any
+    tokens: Int[Array, "batch seq"],
+    d: Float[Array, "batch seq embed"],
+    weight: Any,
+    axes: tuple[str, ...],
 ) -> Float[Array, "vocab embed"]:
     """Gradient of a table of which devices have rows of the batch, laid out as its weight is.
 
     Those that store columns of the table send each other these columns of the gradients of tokens,
     which are less than a table, and each adds up its own.
     """
-    to, over = weight.sharding.spec, over_rows(len(tokens))
+    to, over = stored(axes, weight.shape), over_rows(len(tokens))
     columns, axis = to[1], split_over("vocab", weight.shape[0])
     is_sent = columns in over
     others = tuple(name for name in over if name != columns)
@@ -181,7 +186,7 @@ def summed_by_token(
         # A table of such columns is stored in the other order, without gaps: left to itself libtpu
         # copies it and its moments to the order in which rows are added.
         found = with_layout_constraint(found, Layout(major_to_minor=(1, 0)))
-    return kept_apart(found)
+    return like_weight(kept_apart(found), weight)
 
 
 class LearnedPositions(Placed):

@@ -126,7 +126,7 @@ def slower(ratio: float) -> str:
 def _left(folder: Path, has_changes: bool) -> str:
     how = "the same command with one of these" if has_changes else "the same command"
     steps: Sequence[int] = steps_in(folder_of(folder))
-    if not steps:
+    if not any(steps):
         return f"Nothing was trained yet: {how} begins again"
     return (
         f"Nothing up to step {steps[-1]}, the newest checkpoint in {folder}, is lost: {how} goes "
