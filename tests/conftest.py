@@ -45,8 +45,10 @@ import jax  # noqa: E402
 import tests.strangers  # noqa: E402, F401  found as what ships is: by being in the folder
 import windlass.models  # noqa: E402
 from tests import tiny  # noqa: E402
+from windlass.devices import selection  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+selection.keep_threads()
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 # Of layers that others have, in another order or with other constants.

@@ -1,9 +1,11 @@
 """The choice of devices, from invented inventories."""
 
+import os
+
 import pytest
 
 from windlass.config import read
-from windlass.devices.selection import Device, choose, devices, present
+from windlass.devices.selection import Device, choose, devices, keep_threads, present
 from windlass.errors import UserError
 
 CPU = {"cpu": ["cpu"]}
@@ -157,6 +159,23 @@ def test_a_count_is_one_or_more():
     assert str(refusal.value) == (
         "1 problem in the recipe:\n  count  is 0; it must be 1 or more, or null for all"
     )
+
+
+@pytest.mark.parametrize(
+    ("flags", "before", "after"),
+    [
+        ("--xla_dump_to=x --xla_force_host_platform_device_count=8", None, "32"),
+        ("--xla_force_host_platform_device_count=8", "3", "3"),
+        ("--xla_dump_to=x", None, None),
+    ],
+)
+def test_simulated_devices_have_threads_to_wait_in(flags, before, after, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setenv("PJRT_NPROC", before or "")
+    if before is None:
+        monkeypatch.delenv("PJRT_NPROC")
+    keep_threads()
+    assert os.environ.get("PJRT_NPROC") == after
 
 
 def test_the_devices_that_answer_are_the_ones_chosen():

@@ -1,6 +1,7 @@
 """Device selection: the devices a recipe requests, of those that are present."""
 
 import os
+import re
 from collections.abc import Mapping
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
@@ -37,6 +38,8 @@ class DeviceChoice(NamedTuple):
     warnings: list[str]
 
 
+SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
+THREADS = 4  # for each simulated device
 # What PyTorch/XLA users have in their environment, and what it means here.
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
@@ -108,8 +111,20 @@ def choose(
     return DeviceChoice(kind, min(count or have, have), device.kind, notes, warnings)
 
 
+def keep_threads() -> None:
+    """Have XLA start with threads for all that simulated devices wait for, unless the user has.
+
+    It has one for each device. Collectives of a program that do not need each other it begins in
+    another order on each: with all threads in one that waits, none is left for those waited for,
+    and XLA aborts after 40 seconds. To be called before a device is looked for.
+    """
+    if count := re.search(SIMULATED, os.environ.get("XLA_FLAGS", "")):
+        os.environ.setdefault("PJRT_NPROC", str(THREADS * int(count[1])))
+
+
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
+    keep_threads()
     failing.start()
     names = {}
     for kind in KINDS:
