@@ -13,9 +13,10 @@ import jax
 import jax.numpy as jnp
 from jax.errors import JaxRuntimeError
 from jaxtyping import PyTree
+from orbax.checkpoint import AsyncCheckpointer
 
 from windlass import seal
-from windlass.checkpoint import archive
+from windlass.checkpoint import archive, host_memory
 from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
 from windlass.files import DAMAGED, FULL, folder_lock, put_aside
@@ -63,7 +64,9 @@ class Store:
     ):
         self.folder = folder_of(run_dir)
         self._say, self._keep, self._best = say, keep, best
-        self._orbax = archive.writer(self._seal)
+        # The first save is beside the compilation, which is Python's, too.
+        self._first = archive.writer(self._seal, locks_pages=False)
+        self._orbax = archive.writer(self._seal, locks_pages=True)
         self._writing = ""
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
         self._pending: list[tuple[str, Future]] = []
@@ -84,6 +87,10 @@ class Store:
         """Start saving, behind what is being saved already; the state is still on the device."""
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
         return self._begin(str(step), state, step=step, identity=identity, metrics=numbers)
+
+    def reserve(self, state: PyTree) -> None:
+        """Start allocating the host memory that saves of such an abstract state go through."""
+        self._background.submit(host_memory.reserve, state)
 
     def save_frozen(self, arrays: PyTree, identity: Identity) -> bool:
         """Start saving what never changes in a run; False when it is there already."""
@@ -115,6 +122,7 @@ class Store:
             self.wait()
         finally:
             self._background.shutdown()
+            self._first.close()
             self._orbax.close()
 
     def steps(self) -> list[int]:
@@ -173,14 +181,17 @@ class Store:
         for one in before:
             one.result()
         self._writing = name
-        archive.write(self._orbax, self.folder / name, tree, manifest)
+        archive.write(self._writer(name), self.folder / name, tree, manifest)
+
+    def _writer(self, name: str) -> AsyncCheckpointer:
+        return self._first if name == "0" else self._orbax
 
     def _seal(self) -> None:
         seal.seal(self.folder / (self._writing + archive.UNFINISHED), leave=archive.LATE)
 
     def _finish(self, name: str, written: Future) -> None:
         written.result()
-        self._orbax.wait_until_finished()
+        self._writer(name).wait_until_finished()
         if not hosts.is_first():
             return
         seal.extend(self.folder / name, archive.LATE)

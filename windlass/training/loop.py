@@ -233,6 +233,8 @@ class Loop:
                 is_cut = run.tasks is not None and self.is_stopping()  # of one process
                 if is_cut or (done < self.steps and self.is_finished(state)):
                     saves = ends = True
+            if not first and done == 1:
+                self.store.reserve(self.abstract[0])
             if saves:
                 with (
                     meter.paused(CHECKPOINT),
