@@ -163,7 +163,8 @@ def summed_by_token(
     Those that store columns of the table send each other these columns of the gradients of tokens,
     which are less than a table, and each adds up its own.
     """
-    to, over = stored(axes, weight.shape), over_rows(len(tokens))
+    to = stored(axes, weight.shape) or weight.sharding.spec
+    over = over_rows(len(tokens))
     columns, axis = to[1], split_over("vocab", weight.shape[0])
     is_sent = columns in over
     others = tuple(name for name in over if name != columns)
