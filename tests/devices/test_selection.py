@@ -162,14 +162,17 @@ def test_a_count_is_one_or_more():
 
 
 @pytest.mark.parametrize(
-    ("flags", "before", "after"),
+    ("flags", "cores", "before", "after"),
     [
-        ("--xla_dump_to=x --xla_force_host_platform_device_count=8", None, "32"),
-        ("--xla_force_host_platform_device_count=8", "3", "3"),
-        ("--xla_dump_to=x", None, None),
+        ("--xla_dump_to=x --xla_force_host_platform_device_count=8", 2, None, "32"),
+        ("--xla_force_host_platform_device_count=8", 2, "3", "3"),
+        ("--xla_force_host_platform_device_count=8", 64, None, None),  # it has one for each core
+        ("--xla_force_host_platform_device_count=1", 2, None, None),
+        ("--xla_dump_to=x", 2, None, None),
     ],
 )
-def test_simulated_devices_have_threads_to_wait_in(flags, before, after, monkeypatch):
+def test_simulated_devices_have_threads_to_wait_in(flags, cores, before, after, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: cores)
     monkeypatch.setenv("XLA_FLAGS", flags)
     monkeypatch.setenv("PJRT_NPROC", before or "")
     if before is None:

@@ -114,12 +114,15 @@ def choose(
 def keep_threads() -> None:
     """Have XLA start with threads for all that simulated devices wait for, unless the user has.
 
-    It has one for each device. Collectives of a program that do not need each other it begins in
-    another order on each: with all threads in one that waits, none is left for those waited for,
-    and XLA aborts after 40 seconds. To be called before a device is looked for.
+    It has one for each device, or core where these are more. Collectives of a program that do not
+    need each other it begins in another order on each device: with all threads in one that waits,
+    none is left for those waited for, and XLA aborts after 40 seconds. To be called before a device
+    is looked for.
     """
-    if count := re.search(SIMULATED, os.environ.get("XLA_FLAGS", "")):
-        os.environ.setdefault("PJRT_NPROC", str(THREADS * int(count[1])))
+    found = re.search(SIMULATED, os.environ.get("XLA_FLAGS", ""))
+    count = int(found[1]) if found else 1
+    if count > 1 and THREADS * count > (os.cpu_count() or 1):
+        os.environ.setdefault("PJRT_NPROC", str(THREADS * count))
 
 
 def present() -> dict[str, list[str]]:
