@@ -48,7 +48,7 @@ from tests import tiny  # noqa: E402
 from windlass.devices import selection  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-selection.keep_threads()
+selection.present()  # JAX starts
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")
 # Of layers that others have, in another order or with other constants.

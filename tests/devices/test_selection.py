@@ -5,7 +5,7 @@ import os
 import pytest
 
 from windlass.config import read
-from windlass.devices.selection import Device, choose, devices, keep_threads, present
+from windlass.devices.selection import Device, choose, devices, enough_threads, present
 from windlass.errors import UserError
 
 CPU = {"cpu": ["cpu"]}
@@ -177,8 +177,9 @@ def test_simulated_devices_have_threads_to_wait_in(flags, cores, before, after, 
     monkeypatch.setenv("PJRT_NPROC", before or "")
     if before is None:
         monkeypatch.delenv("PJRT_NPROC")
-    keep_threads()
-    assert os.environ.get("PJRT_NPROC") == after
+    with enough_threads():
+        assert os.environ.get("PJRT_NPROC") == after
+    assert os.environ.get("PJRT_NPROC") == before
 
 
 def test_the_devices_that_answer_are_the_ones_chosen():

@@ -2,7 +2,8 @@
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from types import MappingProxyType
 from typing import ClassVar, Literal, NamedTuple
 
@@ -39,6 +40,7 @@ class DeviceChoice(NamedTuple):
 
 
 SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
+THREADS_OF_XLA = "PJRT_NPROC"
 THREADS = 4  # for each simulated device
 # What PyTorch/XLA users have in their environment, and what it means here.
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
@@ -111,30 +113,37 @@ def choose(
     return DeviceChoice(kind, min(count or have, have), device.kind, notes, warnings)
 
 
-def keep_threads() -> None:
-    """Have XLA start with threads for all that simulated devices wait for, unless the user has.
+@contextmanager
+def enough_threads() -> Iterator[None]:
+    """Let XLA start with threads for all that simulated devices wait for, unless the user counts.
 
     It has one for each device, or core where these are more. Collectives of a program that do not
     need each other it begins in another order on each device: with all threads in one that waits,
-    none is left for those waited for, and XLA aborts after 40 seconds. To be called before a device
-    is looked for.
+    none is left for those waited for, and XLA aborts after 40 seconds. Processes that are started
+    later count their own.
     """
     found = re.search(SIMULATED, os.environ.get("XLA_FLAGS", ""))
     count = int(found[1]) if found else 1
-    if count > 1 and THREADS * count > (os.cpu_count() or 1):
-        os.environ.setdefault("PJRT_NPROC", str(THREADS * count))
+    if count == 1 or THREADS * count <= (os.cpu_count() or 1) or THREADS_OF_XLA in os.environ:
+        yield
+        return
+    os.environ[THREADS_OF_XLA] = str(THREADS * count)
+    try:
+        yield
+    finally:
+        del os.environ[THREADS_OF_XLA]
 
 
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
-    keep_threads()
-    failing.start()
     names = {}
-    for kind in KINDS:
-        try:
-            names[kind] = [device.device_kind for device in jax.devices(kind)]
-        except RuntimeError as error:  # how JAX says that there is no such platform
-            failing.note(error)
+    with enough_threads():
+        failing.start()
+        for kind in KINDS:
+            try:
+                names[kind] = [device.device_kind for device in jax.devices(kind)]
+            except RuntimeError as error:  # how JAX says that there is no such platform
+                failing.note(error)
     return names
 
 
