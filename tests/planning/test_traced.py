@@ -3,6 +3,7 @@
 import gc
 
 from tests.trained import recipe
+from windlass.garbage import uncollected
 from windlass.models import qwen3
 from windlass.planning import targets, traced
 from windlass.program.abstract import abstract_model
@@ -27,9 +28,9 @@ def test_a_model_is_made_once_for_all_targets(monkeypatch):
 
 
 def test_python_looks_for_garbage_after_a_plan_as_it_did_before():
-    with traced.uncollected():
+    with uncollected():
         assert not gc.isenabled()
-        with traced.uncollected():
+        with uncollected():
             pass
         assert not gc.isenabled()
     assert gc.isenabled()

@@ -29,7 +29,9 @@ class Stub:
 
 
 def begin(file: Forecast, described: Described, stub: Stub) -> str | None:
-    return file.begin(described.run, described.facts["chose"], stub.plan)
+    why = file.begin(described.run, described.facts["chose"], stub.plan)
+    file.keep()
+    return why
 
 
 @pytest.fixture(scope="module")

@@ -5,6 +5,7 @@ import signal
 import sys
 from io import TextIOWrapper
 
+from windlass.garbage import uncollected
 from windlass.processes.signals import Signals
 
 
@@ -17,7 +18,8 @@ def main() -> None:
         signal.signal(signal.SIGINT, signal.SIG_DFL)
     # Before anything that takes a while to import: a signal is heard from the first moment on.
     with Signals().listening() as signals:
-        from windlass.cli.commands import run
+        with uncollected():
+            from windlass.cli.commands import run
 
         code = run(sys.argv[1:], signals)
     # All that JAX made goes with the process: without the interpreter's last look at each object a

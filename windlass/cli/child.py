@@ -6,6 +6,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from windlass.cli import prepare_streams
+from windlass.garbage import uncollected
 from windlass.processes.pipe import Pipe
 from windlass.processes.signals import Signals
 
@@ -20,7 +21,8 @@ def main() -> None:
     sys.stdout, sys.stderr = _apart(sys.stdout, log), _apart(sys.stderr, log)
     with Signals(pipe).listening() as signals:
         sys.excepthook = partial(_fail, signals)
-        from windlass.cli.commands import run
+        with uncollected():
+            from windlass.cli.commands import run
 
         code = run(words, signals)
     if signals.peers is not None and signals.peers.is_over:

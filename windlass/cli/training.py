@@ -1,5 +1,6 @@
 """The command that trains: a recipe, or a model on data."""
 
+import gc
 import os
 import sys
 from pathlib import Path
@@ -20,6 +21,7 @@ from windlass.cli.options import (
 )
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
+from windlass.garbage import uncollected
 from windlass.processes.clusters import ClusterFlags, find
 from windlass.processes.parent import stand_by
 from windlass.terminal import Terminal
@@ -99,8 +101,10 @@ def train(
         return stand_by(sys.argv[1:], hosts, signals, _newest_step)
     if hosts is not None and hosts.process:
         signals.who = f"{hosts}: "
-    from windlass.api import train as call
-    from windlass.processes.peers import together
+    with uncollected():
+        from windlass.api import train as call
+        from windlass.processes.peers import together
+    gc.freeze()  # what was imported stays, and need not be looked at again
 
     with together(hosts, signals, _newest_step):
         source: AnyRecipe | None = recipe

@@ -10,6 +10,7 @@ from windlass import markup, units
 from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
+from windlass.garbage import uncollected
 from windlass.planning import changes, compiler
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
@@ -196,7 +197,7 @@ class PlanRequest(NamedTuple):
 PLAIN = PlanRequest()
 
 
-@tracing.uncollected()
+@uncollected()
 def planned(
     described: Described,
     target: Target,

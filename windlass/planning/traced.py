@@ -1,8 +1,6 @@
 """Jaxpr of a run's step on devices that need not be here, traced and never run."""
 
-import gc
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -67,19 +65,6 @@ def laid_out(layers: Layers, target: Target) -> Described:
     """The same for a recipe that is loaded."""
     chosen = DeviceChoice(target.chip.kind, target.devices, target.chip.kind, [], [])
     return read_for(layers, chosen, target.absent)
-
-
-@contextmanager
-def uncollected() -> Iterator[None]:
-    """Defer Python's garbage collection to the end."""
-    # Among all that is imported, one collection takes as long as a quarter of a trace.
-    is_enabled = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if is_enabled:
-            gc.enable()
 
 
 def trace(described: Described, target: Target, make: MakeCall | None = None) -> Traced:

@@ -34,7 +34,7 @@ class Forecast:
     def begin(
         self, run: Run, chose: dict[str, Any], plan: Callable[[], dict[str, Any]]
     ) -> str | None:
-        """Make or keep the plan of a run on what it `chose`; return why there is none, if so."""
+        """Make the plan of a run on what it `chose`, or take its own; return why there is none."""
         if not hosts.is_first():
             return None
         of = _fingerprint(run, chose)
@@ -51,8 +51,12 @@ class Forecast:
         except Exception as error:
             why = f"this run could not be planned: {_summary(error)}"
         self.whole = {"of": of, "planned": planned, "measured": {}}
-        self._store()
         return why
+
+    def keep(self) -> None:
+        """Write the plan to its file."""
+        if hosts.is_first():
+            self._store()
 
     def measured(self, **figures: Any) -> None:
         """Note what was measured; what is not known is None."""

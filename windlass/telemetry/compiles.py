@@ -12,6 +12,7 @@ from typing import Any
 import jax
 
 from windlass.errors import UserError
+from windlass.garbage import uncollected
 from windlass.processes import hosts
 from windlass.processes.exclusive import EXCLUSIVE
 from windlass.telemetry.compile_cache import Kept
@@ -212,8 +213,9 @@ class Watch:
         name = f"compiling the {program.name}"
         last = self.last(program.name)
         with self.phases("compile"), self.report.phase(name, last=last) as remarks:
-            traced = trace()
-            lowered = traced.lower()
+            with uncollected():
+                traced = trace()
+                lowered = traced.lower()
             here.is_ours, here.hit = True, False
             try:
                 compiled = lowered.compile()

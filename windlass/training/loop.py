@@ -106,6 +106,10 @@ class Loop:
     def run(self) -> Trained:
         self.report.banner()
         self.evaluations.banner()
+        if self.plans:
+            name = "planning"
+            with self.signals.phase(name), self.terminal.doing(name), self.phases(name):
+                self.report.plan()
         try:
             with (
                 self.signals.phase("restoring"),
@@ -132,9 +136,7 @@ class Loop:
         self.report.begin(first)
         self.evaluations.truncate(first)
         if self.plans:
-            name = "planning"
-            with self.signals.phase(name), self.terminal.doing(name), self.phases(name):
-                self.report.plan()
+            self.report.planned()
         with (
             self.signals.phase("computing reference log-probabilities"),
             self.explains_exhaustion("while reference log-probabilities were computed"),

@@ -62,6 +62,7 @@ class RunReport:
         self.forecast = Forecast(folder / folders.PLAN)
         self._abstract = abstract
         self._part: int | None = None  # of a stream, that was reported last
+        self._unplanned: str | None = None  # why there is no plan
 
     @cached_property
     def meter(self) -> Meter:
@@ -137,11 +138,18 @@ class RunReport:
             self.terminal.note(schedule_change(optimizer.rate, before, self.steps, step))
 
     def plan(self) -> None:
+        """Plan the run, and write nothing yet."""
         rows, chose = len(self.loader.rows), self.described.facts["chose"]
         plan = self.forecast.begin
-        why = plan(self.described.run, chose, lambda: planner.plan(self.described, rows))
-        if why is not None:
-            self.terminal.note(why)
+        self._unplanned = plan(
+            self.described.run, chose, lambda: planner.plan(self.described, rows)
+        )
+
+    def planned(self) -> None:
+        """The run is as planned from here on."""
+        self.forecast.keep()
+        if self._unplanned is not None:
+            self.terminal.note(self._unplanned)
         if (line := plan_file.line({**self.forecast.whole, "measured": {}})) is not None:
             self.terminal.fact("plan", line)
 

@@ -9,6 +9,7 @@ from typing import Any
 
 from windlass.checkpoint.store import folder_of, newest_step, steps_in
 from windlass.config import AnyRecipe, tree
+from windlass.devices.preallocation import preallocate
 from windlass.errors import UserError
 from windlass.evaluation.harness import Harness
 from windlass.planning import planner
@@ -90,6 +91,7 @@ def _train(
     with signals.phase("reading the recipe"), phases("devices"):
         described = describe(recipe, overrides, doing=partial(report.doing, draws=True))
         trackers.check(described.run.telemetry)
+    preallocate(described.devices)
     benchmarks = None
     if described.run.tasks is not None:
         with signals.phase("loading the tasks"), report.doing("loading the tasks"):
