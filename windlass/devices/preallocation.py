@@ -5,6 +5,7 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
+from typing import Any
 
 import jax
 import numpy as np
@@ -15,7 +16,7 @@ from windlass.processes.exclusive import EXCLUSIVE
 KERNELS = "jax.experimental.pallas.triton"  # what kernels are made with
 
 
-def preallocate(devices: Sequence[jax.Device]) -> None:
+def preallocate(devices: Sequence[Any]) -> None:
     """Start preallocating memory of those that are GPUs of this process: seconds, without Python.
 
     Whoever runs a program or puts an array there waits for it.
@@ -25,13 +26,13 @@ def preallocate(devices: Sequence[jax.Device]) -> None:
         threading.Thread(target=_preallocate, args=(here,), name="preallocation").start()
 
 
-def _preallocate(devices: Sequence[jax.Device]) -> None:
+def _preallocate(devices: Sequence[Any]) -> None:
     with EXCLUSIVE, ThreadPoolExecutor(len(devices)) as pool:
         for device in devices:
             pool.submit(_put, device)
         importlib.import_module(KERNELS)  # meanwhile
 
 
-def _put(device: jax.Device) -> None:
+def _put(device: Any) -> None:
     with suppress(JaxRuntimeError):  # the run's first array raises it again
         jax.device_put(np.zeros(1), device).block_until_ready()
