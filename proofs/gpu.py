@@ -1,7 +1,8 @@
-"""On an NVIDIA GPU: cuDNN's attention is XLA's, and losses are the CPU's."""
+"""On an NVIDIA GPU: cuDNN's attention and ours are XLA's, and losses are the CPU's."""
 
 import os
 import tempfile
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,13 +12,15 @@ import numpy as np
 from proofs import program
 from tests.training.campaign import RECIPE, Program
 from windlass.layers import kernels
+from windlass.layers.kernels import RowsOfStep
+from windlass.layers.pattern import Pattern
 from windlass.telemetry.metrics import read
 
 # bfloat16 holds 8 bits: a rounding is off by up to 1/256, and neither kernel may be off by much
 # more than a rounding of what float32 gives, in the root mean square.
 TOLERANCE = 1 / 256
 
-# Rows × length × heads × key heads × width of a head, and the window.
+# RowsOfStep × length × heads × key heads × width of a head, and the window.
 SHAPES = [
     (2, 512, 8, 2, 64, None),
     (2, 512, 8, 2, 64, 100),
@@ -48,7 +51,7 @@ def prove() -> dict:
 
 
 def agreement(rows: int, length: int, heads: int, shared: int, dim: int, window: int | None):
-    """How far cuDNN and XLA in bfloat16 are from XLA in float32, on rows of several documents."""
+    """How far kernels in bfloat16 are from XLA in float32, on rows of several documents."""
     rng = np.random.default_rng(0)
     q, k, v, weight = (
         jnp.array(rng.normal(size=(rows, length, each, dim)), jnp.bfloat16)
@@ -57,10 +60,13 @@ def agreement(rows: int, length: int, heads: int, shared: int, dim: int, window:
     cuts = np.sort(rng.integers(1, length, size=(rows, 4)), axis=1)
     document = jnp.array((np.arange(length)[None, :, None] >= cuts[:, None]).sum(-1), jnp.int32)
     document = document.at[:, -length // 16 :].set(-1)
+    is_padding = (document < 0)[..., None, None]
 
     def run(kernel, dtype, v=v):
         def total(q, k, v, document, weight):
-            mixed = kernel(q, k, v, document, document, 0, window=window, scale=dim**-0.5)
+            how = {"pattern": Pattern(window=window), "scale": dim**-0.5}
+            mixed = kernel(q, k, v, document, document, 0, **how)
+            mixed = jnp.where(is_padding, 0, mixed)  # which each computes as it likes
             return jnp.sum(mixed.astype(jnp.float32) * weight.astype(jnp.float32)), mixed
 
         of_each = jax.jit(jax.grad(total, argnums=(0, 1, 2), has_aux=True))
@@ -70,16 +76,20 @@ def agreement(rows: int, length: int, heads: int, shared: int, dim: int, window:
 
     with jax.default_matmul_precision("highest"):
         exact = run(kernels.xla, jnp.float32)
-    flash, plain = run(kernels.cudnn, jnp.bfloat16), run(kernels.xla, jnp.bfloat16)
+    flash = {"cudnn": kernels.cudnn, "ours": partial(kernels.cudnn, rows=RowsOfStep("several"))}
+    found = {name: run(kernel, jnp.bfloat16) for name, kernel in flash.items()}
+    every = found | {"xla": run(kernels.xla, jnp.bfloat16)}
     off = {
-        name: {"cudnn": _apart(flash[name], exact[name]), "xla": _apart(plain[name], exact[name])}
+        name: {kernel: _apart(every[kernel][name], exact[name]) for kernel in every}
         for name in exact
     }
     # What is another document's may be anything.
-    others = document != document[:, :1]
-    changed = run(kernels.cudnn, jnp.bfloat16, jnp.where(others[..., None, None], 1000 * v, v))
-    first = jnp.where(others[..., None, None], 0, changed["mixed"] - flash["mixed"])
-    leak = float(jnp.abs(first).max())
+    others = (document != document[:, :1])[..., None, None]
+    leak = 0.0
+    for name, kernel in flash.items():
+        changed = run(kernel, jnp.bfloat16, jnp.where(others, 1000 * v, v))
+        first = jnp.where(others, 0, changed["mixed"] - found[name]["mixed"])
+        leak = max(leak, float(jnp.abs(first).max()))
     close = all(max(each.values()) < TOLERANCE for each in off.values())
     return {
         "shape": f"{rows} x {length}, {heads} heads of {dim}, {shared} of keys, window {window}",

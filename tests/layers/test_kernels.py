@@ -1,6 +1,7 @@
 """Every kernel computes what plain XLA does, and each device gets the one it has."""
 
 import functools
+from types import SimpleNamespace
 
 import equinox as eqx
 import jax
@@ -10,8 +11,8 @@ import pytest
 
 from tests import tiny
 from windlass.layers import kernels
-from windlass.layers.kernels import choose
-from windlass.layers.pattern import Pattern
+from windlass.layers.kernels import RowsOfStep, choose
+from windlass.layers.pattern import CAUSAL, Pattern
 from windlass.models import qwen3
 
 LENGTH = 200  # no multiple of what a TPU kernel takes at a time, nor of a stride of 3
@@ -171,6 +172,30 @@ def test_where_a_gpu_has_no_flash_kernel_it_is_said_why(device_kind, dtype, head
     kernel = choose("gpu", device_kind, dtype, head_dim, length)
     assert not kernel.is_flash
     assert kernel.why == f"plain XLA: {why}"
+
+
+@pytest.mark.parametrize(
+    ("documents", "deterministic", "dim", "expected"),
+    [
+        ("one", False, 64, "cudnn"),
+        ("one", True, 64, "cudnn"),  # which calls our kernels
+        ("several", True, 128, "cudnn"),
+        ("several", False, 256, "cudnn"),
+        ("several", True, 256, "xla"),
+        (None, False, 64, "cudnn"),
+        (None, True, 64, "xla"),
+    ],
+)
+def test_a_deterministic_step_has_our_kernels_or_plain_xla(
+    documents, deterministic, dim, expected, monkeypatch
+):
+    gpu = SimpleNamespace(platform="gpu", device_kind="NVIDIA H200")
+    monkeypatch.setattr(kernels, "device", lambda: gpu)
+    q = jnp.zeros((2, 64, 4, dim), jnp.bfloat16)
+    slots, rows = jnp.zeros((2, 64)), RowsOfStep(documents, deterministic)
+    assert kernels._kernel(q, slots, 0, CAUSAL, rows) == expected
+    is_cudnn = expected == "cudnn" and not kernels._is_ours(q, CAUSAL, rows)
+    assert is_cudnn == (not deterministic)
 
 
 def test_cudnn_has_no_stride_and_no_window_in_both_directions():

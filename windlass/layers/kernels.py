@@ -28,20 +28,26 @@ MIXED = "mixed"  # checkpoint name of attention's output, for rematerialization 
 
 LARGEST = 2**31  # elements of queries that our kernels' offsets reach
 
-_DOCUMENTS: ContextVar[DocumentsInRows | None] = ContextVar("_DOCUMENTS", default=None)
+
+class RowsOfStep(NamedTuple):
+    """The rows of a step, as attention sees them."""
+
+    documents: DocumentsInRows | None = None  # None: where they lie is not known
+    deterministic: bool = False  # each step gives the same bits again
+
+
+ANY_ROWS = RowsOfStep()
+_ROWS: ContextVar[RowsOfStep] = ContextVar("_ROWS", default=ANY_ROWS)
 
 
 @contextmanager
-def rows_of(documents: DocumentsInRows | None) -> Iterator[None]:
-    """Attention traced here is over rows of packed documents, one in each or several.
-
-    None: where documents lie in a row is not known.
-    """
-    before = _DOCUMENTS.set(documents)
+def rows_of(documents: DocumentsInRows | None, *, deterministic: bool = False) -> Iterator[None]:
+    """Attention traced here is over rows of packed documents, one in each or several."""
+    before = _ROWS.set(RowsOfStep(documents, deterministic))
     try:
         yield
     finally:
-        _DOCUMENTS.reset(before)
+        _ROWS.reset(before)
 
 
 class Kernel(NamedTuple):
@@ -62,6 +68,8 @@ def choose(
     head_dim: int,
     length: int,
     pattern: Pattern = CAUSAL,
+    *,
+    deterministic: bool = False,
 ) -> Kernel:
     """The fastest kernel that a kind of device has for such heads, rows and pattern.
 
@@ -87,7 +95,10 @@ def choose(
     for what, applies in reasons.items():
         if applies:
             return Kernel("xla", f"plain XLA: cuDNN has no flash kernel for {what}")
-    return Kernel("cudnn", "cuDNN flash attention, by documents")
+    why = "cuDNN flash attention, by documents"
+    if deterministic:
+        why = "our flash attention within packed documents, plain XLA elsewhere: deterministic"
+    return Kernel("cudnn", why)
 
 
 def attend(
@@ -121,8 +132,9 @@ def attend(
     scale = 1 / math.sqrt(q.shape[-1]) if scale is None else scale
     pattern = Pattern(causal, window, stride, sinks=sinks is not None)
     beside = () if sinks is None else (sinks,)
-    kernel = _kernel(q, slots, first, pattern)
-    mix = _program(kernel, pattern, scale, _DOCUMENTS.get() if kernel == "cudnn" else None)
+    of_step = _ROWS.get()
+    kernel = _kernel(q, slots, first, pattern, of_step)
+    mix = _program(kernel, pattern, scale, of_step if kernel == "cudnn" else None)
     at = first if stride == 1 else _standing(document, first, stride, phase)
     rows = layout(("batch",), q.shape[:1])
     if rows is None:  # no mesh
@@ -211,17 +223,17 @@ def cudnn(
     *,
     pattern: Pattern,
     scale: float,
-    documents: DocumentsInRows | None = None,
+    rows: RowsOfStep = ANY_ROWS,
 ) -> Array:
     """cuDNN's flash attention; within several documents of a row, that of our kernels.
 
     cuDNN knows documents by a mask, and computes what it hides. Rows of a single document need
     none: what stands behind it is padding, which no query of the document sees.
     """
-    if documents == "several" and pattern.causal and _is_in_reach(q):
+    if _is_ours(q, pattern, rows):
         how: dict[str, Any] = dict(scale=scale, window=pattern.window, saved_as=MIXED)
         return document_attention.attend(q, k, v, document, **how)
-    is_single = pattern.causal and documents == "one"
+    is_single = pattern.causal and rows.documents == "one"
     same = document[:, None, :, None] == slots[:, None, None, :]
     return jax.nn.dot_product_attention(
         q,
@@ -235,8 +247,11 @@ def cudnn(
     )
 
 
-def _is_in_reach(q: Array) -> bool:
-    return q.shape[-1] <= document_attention.WIDEST and q.size < LARGEST
+def _is_ours(q: Array, pattern: Pattern, rows: RowsOfStep) -> bool:
+    """True if our kernels attend within the documents of such rows."""
+    known = ("one", "several") if rows.deterministic else ("several",)
+    in_reach = q.shape[-1] <= document_attention.WIDEST and q.size < LARGEST
+    return rows.documents in known and pattern.causal and in_reach
 
 
 def splash(
@@ -312,7 +327,7 @@ def _seeing(mixed: Array, document: Array, slots: Array, at: Array, pattern: Pat
     return jnp.where(sees[:, :, None, None], mixed, 0)
 
 
-def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
+def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern, rows: RowsOfStep) -> str:
     """Kernel for the devices of the mesh; the flash kernels are for whole rows."""
     here, (_, length, _, dim) = device(), q.shape
     cells = -(-length // pattern.stride)
@@ -320,13 +335,17 @@ def _kernel(q: Array, slots: Array, first: Any, pattern: Pattern) -> str:
     if not is_whole:
         return "xla"
     chosen = choose(here.platform, here.device_kind, q.dtype.name, dim, length, pattern)
+    # XLA ends a step with an IndexError that has the gradient of the same cuDNN attention twice and
+    # is deterministic (openxla/xla, pull request 46500).
+    if chosen.name == "cudnn" and rows.deterministic and not _is_ours(q, pattern, rows):
+        return "xla"
     return "sketch" if chosen.is_flash and is_sketched() else chosen.name
 
 
 @functools.cache
-def _program(kernel: str, pattern: Pattern, scale: float, documents: DocumentsInRows | None):
+def _program(kernel: str, pattern: Pattern, scale: float, rows: RowsOfStep | None):
     """A kernel as a part of its own in a program."""
-    how: dict[str, Any] = {} if documents is None else {"documents": documents}
+    how: dict[str, Any] = {} if rows is None else {"rows": rows}
 
     def mix(*arrays):
         return KERNELS[kernel](*arrays, pattern=pattern, scale=scale, **how)

@@ -169,8 +169,8 @@ class Programs:
             ema=self.run.train.ema,
             hashed=self.run.data.hashed,
             helpers=self.built.joined,
-            # By a mask cuDNN is known to give the same bits.
-            documents=None if self.run.train.deterministic else self.documents,
+            documents=self.documents,
+            deterministic=self.run.train.deterministic,
         )
         options = self.built.described.compiler_options
         is_last = number == len(self.stages) - 1

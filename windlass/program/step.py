@@ -137,6 +137,7 @@ def make_step(
     hashed: Sequence[str] = ("tokens",),
     helpers: Callable[[dict[str, PyTree]], dict[str, Any]] = dict,
     documents: DocumentsInRows | None = None,
+    deterministic: bool = False,
 ) -> Step:
     """The step, to be compiled. What changes is in `State`; what does not is an argument here.
 
@@ -155,7 +156,7 @@ def make_step(
 
     def step(state: State, frozen: Frozen, batch: Batch) -> tuple[State, dict[str, Array]]:
         def total(weights, rows, key, carry):
-            with kernels.rows_of(documents):
+            with kernels.rows_of(documents, deterministic=deterministic):
                 return call(weights, frozen, rows, key, carry, state.step)
 
         key = jax.random.fold_in(jax.random.wrap_key_data(state.key), state.step)

@@ -64,7 +64,10 @@ def attention(run: Run, kind: str, device_kind: str) -> Kernel | None:
     window, stride = getattr(run.model, "window", None), getattr(run.model, "stride", 1)
     sinks = getattr(run.model, "sinks", False)
     pattern = Pattern(causal=run.model.causal, window=window, stride=stride, sinks=sinks)
-    return choose(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length, pattern)
+    return choose(
+        *(kind, device_kind, compute, run.model.sizes["head_dim"], run.data.length, pattern),
+        deterministic=run.train.deterministic,
+    )
 
 
 def _layout(
