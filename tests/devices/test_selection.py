@@ -5,7 +5,15 @@ import os
 import pytest
 
 from windlass.config import read
-from windlass.devices.selection import Device, choose, devices, enough_threads, present
+from windlass.devices.selection import (
+    SCHEDULER,
+    Device,
+    choose,
+    devices,
+    enough_threads,
+    keep_order,
+    present,
+)
 from windlass.errors import UserError
 
 CPU = {"cpu": ["cpu"]}
@@ -180,6 +188,21 @@ def test_simulated_devices_have_threads_to_wait_in(flags, cores, before, after, 
     with enough_threads():
         assert os.environ.get("PJRT_NPROC") == after
     assert os.environ.get("PJRT_NPROC") == before
+
+
+@pytest.mark.parametrize(
+    ("flags", "after"),
+    [
+        ("--xla_force_host_platform_device_count=8", f" {SCHEDULER}=false"),
+        (f"--xla_force_host_platform_device_count=8 {SCHEDULER}=true", ""),
+        ("--xla_force_host_platform_device_count=1", ""),
+        ("", ""),
+    ],
+)
+def test_collectives_of_simulated_devices_are_begun_in_one_order(flags, after, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    keep_order()
+    assert os.environ["XLA_FLAGS"] == flags + after
 
 
 def test_the_devices_that_answer_are_the_ones_chosen():

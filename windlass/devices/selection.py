@@ -42,6 +42,7 @@ class DeviceChoice(NamedTuple):
 SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
 THREADS_OF_XLA = "PJRT_NPROC"
 THREADS = 4  # for each simulated device
+SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 # What PyTorch/XLA users have in their environment, and what it means here.
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
@@ -122,8 +123,7 @@ def enough_threads() -> Iterator[None]:
     none is left for those waited for, and XLA aborts after 40 seconds. Processes that are started
     later count their own.
     """
-    found = re.search(SIMULATED, os.environ.get("XLA_FLAGS", ""))
-    count = int(found[1]) if found else 1
+    count = _simulated()
     if count == 1 or THREADS * count <= (os.cpu_count() or 1) or THREADS_OF_XLA in os.environ:
         yield
         return
@@ -134,8 +134,26 @@ def enough_threads() -> Iterator[None]:
         del os.environ[THREADS_OF_XLA]
 
 
+def keep_order() -> None:
+    """Have XLA begin collectives in the same order on all simulated devices, unless the user has.
+
+    It begins those behind a loop while some in it are under way, on each device as it comes there:
+    they wait for each other, and XLA aborts. Where programs are scheduled for memory it does not.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _simulated() > 1 and SCHEDULER not in flags:
+        os.environ["XLA_FLAGS"] = f"{flags} {SCHEDULER}=false"
+
+
+def _simulated() -> int:
+    """The number of devices that a CPU simulates."""
+    found = re.search(SIMULATED, os.environ.get("XLA_FLAGS", ""))
+    return int(found[1]) if found else 1
+
+
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
+    keep_order()
     names = {}
     with enough_threads():
         failing.start()
