@@ -10,7 +10,7 @@ import pytest
 import windlass
 
 ORDER: Sequence[str] = (
-    "errors version units files seal garbage terminal markup chance dynamics doubly_stochastic columns "
+    "errors version units files seal terminal markup chance dynamics doubly_stochastic columns "
     "puzzles teacher_cache config processes devices layers networks quantization models "
     "adapters residuals hub sources formats data preferences objectives optim checkpoint "
     "telemetry run run_folder program starting evaluation analysis planning training reports "

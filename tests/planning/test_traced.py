@@ -3,9 +3,9 @@
 import gc
 
 from tests.trained import recipe
-from windlass.garbage import uncollected
 from windlass.models import qwen3
 from windlass.planning import targets, traced
+from windlass.processes.garbage import uncollected
 from windlass.program.abstract import abstract_model
 from windlass.program.built import Built
 from windlass.program.programs import Programs

@@ -5,7 +5,7 @@ import signal
 import sys
 from io import TextIOWrapper
 
-from windlass.garbage import uncollected
+from windlass.processes.garbage import uncollected
 from windlass.processes.signals import Signals
 
 

@@ -6,7 +6,7 @@ from functools import partial
 from typing import Any, TextIO
 
 from windlass.cli import prepare_streams
-from windlass.garbage import uncollected
+from windlass.processes.garbage import uncollected
 from windlass.processes.pipe import Pipe
 from windlass.processes.signals import Signals
 

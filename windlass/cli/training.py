@@ -21,8 +21,8 @@ from windlass.cli.options import (
 )
 from windlass.config import AnyRecipe, Written, shipped
 from windlass.errors import UserError
-from windlass.garbage import uncollected
 from windlass.processes.clusters import ClusterFlags, find
+from windlass.processes.garbage import uncollected
 from windlass.processes.parent import stand_by
 from windlass.terminal import Terminal
 

@@ -10,7 +10,6 @@ from windlass import markup, units
 from windlass.config import Layers
 from windlass.config.recipe import overlay
 from windlass.devices import alignment, precision
-from windlass.garbage import uncollected
 from windlass.planning import changes, compiler
 from windlass.planning import cost as costs
 from windlass.planning import memory as memories
@@ -25,6 +24,7 @@ from windlass.planning.prices import Prices
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.trials import divided
+from windlass.processes.garbage import uncollected
 from windlass.program.described import Described
 from windlass.run import checks
 

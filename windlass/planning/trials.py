@@ -9,13 +9,13 @@ from windlass import units
 from windlass.devices import chips, mesh
 from windlass.devices.mesh import Mesh
 from windlass.devices.mesh_choice import MeshChoice
-from windlass.garbage import uncollected
 from windlass.planning import memory as memories
 from windlass.planning import time as times
 from windlass.planning.memory import Memory
 from windlass.planning.targets import Target
 from windlass.planning.time import Time
 from windlass.planning.traced import trace
+from windlass.processes.garbage import uncollected
 from windlass.program.described import Described, Divided
 from windlass.run import checks
 

@@ -12,9 +12,9 @@ from typing import Any
 import jax
 
 from windlass.errors import UserError
-from windlass.garbage import uncollected
 from windlass.processes import hosts
 from windlass.processes.exclusive import EXCLUSIVE
+from windlass.processes.garbage import uncollected
 from windlass.telemetry.compile_cache import Kept
 from windlass.telemetry.compile_debug import CompileDebug
 from windlass.telemetry.console import ConsoleReport
