@@ -11,10 +11,11 @@ from windlass.devices.selection import (
     choose,
     devices,
     enough_threads,
-    keep_order,
     present,
+    scheduled_for_memory,
 )
 from windlass.errors import UserError
+from windlass.processes import hosts
 
 CPU = {"cpu": ["cpu"]}
 TPU = {"tpu": ["TPU v5 lite"] * 8, "cpu": ["cpu"]}
@@ -191,18 +192,23 @@ def test_simulated_devices_have_threads_to_wait_in(flags, cores, before, after, 
 
 
 @pytest.mark.parametrize(
-    ("flags", "after"),
+    ("flags", "processes", "more"),
     [
-        ("--xla_force_host_platform_device_count=8", f" {SCHEDULER}=false"),
-        (f"--xla_force_host_platform_device_count=8 {SCHEDULER}=true", ""),
-        ("--xla_force_host_platform_device_count=1", ""),
-        ("", ""),
+        ("--xla_force_host_platform_device_count=8", 1, f" {SCHEDULER}=false"),
+        ("--xla_force_host_platform_device_count=8", 2, ""),
+        (f"--xla_force_host_platform_device_count=8 {SCHEDULER}=true", 1, ""),
+        ("--xla_force_host_platform_device_count=1", 1, ""),
+        ("", 1, ""),
     ],
 )
-def test_collectives_of_simulated_devices_are_begun_in_one_order(flags, after, monkeypatch):
+def test_programs_of_simulated_devices_are_scheduled_for_memory(
+    flags, processes, more, monkeypatch
+):
     monkeypatch.setenv("XLA_FLAGS", flags)
-    keep_order()
-    assert os.environ["XLA_FLAGS"] == flags + after
+    monkeypatch.setattr(hosts, "count", lambda: processes)
+    with scheduled_for_memory():
+        assert os.environ["XLA_FLAGS"] == flags + more
+    assert os.environ["XLA_FLAGS"] == flags
 
 
 def test_the_devices_that_answer_are_the_ones_chosen():

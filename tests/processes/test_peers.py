@@ -14,6 +14,7 @@ import yaml
 
 from tests.flags import with_devices
 from tests.spawn import LONGEST, REPOSITORY, processes
+from tests.strangers import HERE
 from tests.training.campaign import RECIPE, Ended, Program, weights
 from windlass.checkpoint.store import folder_of, steps_in
 from windlass.devices.selection import THREADS_OF_XLA
@@ -43,7 +44,7 @@ def numbers(run: Path) -> list[dict]:
     """What a run recorded of its steps, but for how long they took."""
     names = ("step", "loss", "gradient_norm", "learning_rate", "tokens", "token_hash")
     records = map(json.loads, (run / "metrics.jsonl").read_text().splitlines())
-    return [{name: record[name] for name in names} for record in records]
+    return [{name: record[name] for name in names if name in record} for record in records]
 
 
 @pytest.mark.long
@@ -84,6 +85,23 @@ def test_a_run_that_lost_a_process_and_then_was_stopped_has_the_same_bits(
     assert whole.finish(*KEYS, f"train.steps={stopped}").code == 0
     assert weights(disturbed) == weights(whole.run_dir)
     assert numbers(disturbed) == numbers(whole.run_dir)
+
+
+@pytest.mark.long
+def test_a_second_start_takes_the_same_steps(tmp_path, monkeypatch):
+    # Two loops, each with collectives that others need not wait for. Of a program that XLA has read
+    # from the compilation cache those took each other's numbers, once threads were there to do so.
+    monkeypatch.setenv(THREADS_OF_XLA, "8")
+    recipe = yaml.safe_load((HERE / "recipes/recursive_text.yaml").read_text())
+    recipe["train"] = {"batch": 8, "steps": 5, "accumulation": 2}
+    (tmp_path / "text.yaml").write_text(yaml.safe_dump(recipe))
+    for run in ("first", "second", "third"):
+        with processes(tmp_path, ["text.yaml", f"run.dir={tmp_path / run}"], devices=1) as both:
+            assert [ended.code for ended in both.finish()] == [0, 0]
+        compiled = (tmp_path / run / "compile.jsonl").read_text().splitlines()
+        assert compiled and not any(json.loads(line)["cached"] for line in compiled)
+    first, *others = (numbers(tmp_path / run) for run in ("first", "second", "third"))
+    assert first and all(other == first for other in others)
 
 
 def test_devices_that_leave_a_process_without_any_are_refused():

@@ -10,6 +10,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
+from windlass.processes import hosts
 from windlass.telemetry import compile_cache
 from windlass.telemetry.compile_cache import keep, setting
 
@@ -50,6 +51,15 @@ def test_nothing_is_kept_when_jax_was_told_not_to(place):
     jax.config.update("jax_enable_compilation_cache", False)
     try:
         assert keep() == (None, None) and not place.exists()
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+
+
+def test_nothing_is_kept_of_several_processes_on_cpus(place, monkeypatch):
+    monkeypatch.setattr(hosts, "count", lambda: 2)
+    try:
+        assert keep("gpu") == keep() == (place, None)
+        assert keep("cpu") == (None, None) and not setting("jax_enable_compilation_cache")
     finally:
         jax.config.update("jax_enable_compilation_cache", True)
 

@@ -12,6 +12,7 @@ import jax
 from windlass.config import KINDS, listing, section
 from windlass.devices import failing
 from windlass.errors import UserError
+from windlass.processes import hosts
 
 
 @section
@@ -120,29 +121,45 @@ def enough_threads() -> Iterator[None]:
 
     It has one for each device, or core where these are more. Collectives of a program that do not
     need each other it begins in another order on each device: with all threads in one that waits,
-    none is left for those waited for, and XLA aborts after 40 seconds. Processes that are started
-    later count their own.
+    none is left for those waited for, and XLA aborts after 40 seconds.
     """
     count = _simulated()
     if count == 1 or THREADS * count <= (os.cpu_count() or 1) or THREADS_OF_XLA in os.environ:
         yield
         return
-    os.environ[THREADS_OF_XLA] = str(THREADS * count)
+    with _in_environment(THREADS_OF_XLA, str(THREADS * count)):
+        yield
+
+
+@contextmanager
+def scheduled_for_memory() -> Iterator[None]:
+    """Let XLA start so that devices simulated in one process do not wait for each other for ever.
+
+    By default it begins collectives behind a loop while some in it are under way, on each device as
+    it comes there, and aborts. Where it schedules programs for memory it does not, unless the user
+    has it do otherwise. Between processes nothing says whose numbers arrive: there the order of
+    collectives, which the default keeps, is all there is.
+    """
+    flags = os.environ.get("XLA_FLAGS", "")
+    if _simulated() == 1 or SCHEDULER in flags or hosts.count() > 1:
+        yield
+        return
+    with _in_environment("XLA_FLAGS", f"{flags} {SCHEDULER}=false"):
+        yield
+
+
+@contextmanager
+def _in_environment(name: str, value: str) -> Iterator[None]:
+    """Set a variable that XLA reads when it starts, and processes started later are not to."""
+    before = os.environ.get(name)
+    os.environ[name] = value
     try:
         yield
     finally:
-        del os.environ[THREADS_OF_XLA]
-
-
-def keep_order() -> None:
-    """Have XLA begin collectives in the same order on all simulated devices, unless the user has.
-
-    It begins those behind a loop while some in it are under way, on each device as it comes there:
-    they wait for each other, and XLA aborts. Where programs are scheduled for memory it does not.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _simulated() > 1 and SCHEDULER not in flags:
-        os.environ["XLA_FLAGS"] = f"{flags} {SCHEDULER}=false"
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
 
 
 def _simulated() -> int:
@@ -153,9 +170,8 @@ def _simulated() -> int:
 
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
-    keep_order()
     names = {}
-    with enough_threads():
+    with enough_threads(), scheduled_for_memory():
         failing.start()
         for kind in KINDS:
             try:
