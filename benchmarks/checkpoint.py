@@ -14,7 +14,6 @@ import statistics
 import sys
 import tempfile
 import time
-from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -46,16 +45,13 @@ class TimedStore(Store):
     rival: list[float] = []
     state_bytes = 0
 
-    def begin(self, step: int, state: Any, *others: Any, **more: Any) -> bool:
-        self._began = time.perf_counter()
-        return super().begin(step, state, *others, **more)
-
     def save(self, step: int, state: Any, *others: Any, **more: Any) -> bool:
-        if len(self.blocked) == SAVES:  # that of the end of the run
+        self._began = time.perf_counter()
+        if not step or len(self.blocked) == SAVES:  # those of the start and of the end
             return super().save(step, state, *others, **more)
-        began = time.perf_counter()
         self.wait()
-        self.waited.append(time.perf_counter() - began)
+        self.waited.append(time.perf_counter() - self._began)
+        self._began = time.perf_counter()
         is_new = super().save(step, state, *others, **more)
         self.blocked.append(time.perf_counter() - self._began)
         if len(self.blocked) == SAVES:
@@ -64,8 +60,8 @@ class TimedStore(Store):
             os.kill(os.getpid(), signal.SIGTERM)
         return is_new
 
-    def _finish(self, name: str, written: Future) -> None:
-        super()._finish(name, written)
+    def _finish(self, name: str) -> None:
+        super()._finish(name)
         self.durable.append(time.perf_counter() - self._began)
 
     def save_as_others_do(self, state: Any) -> None:

@@ -383,39 +383,6 @@ def test_frozen_arrays_are_stored_once_and_checked(
         )
 
 
-def test_a_save_that_begins_goes_on_behind_others_until_its_state_is_taken(
-    opened, place, abstract, identity, same_bits
-):
-    store = opened()
-    state = place(3, (2, 2, 2))
-    assert store.save_frozen(state.model, identity)
-    assert store.begin(0, state, identity)
-    store.taken()
-    jax.tree.map(lambda x: x.delete(), state)  # as a step does that is donated it
-    store.wait()
-    assert names(store.folder) == {"frozen", "0"}
-    assert not store.begin(0, place(4, (2, 2, 2)), identity)
-    expected = place(3, (2, 2, 2))
-    assert same_bits(store.restore(abstract(expected), identity).state, expected)
-
-
-def test_a_save_does_not_begin_where_the_one_before_it_failed(opened, identity, monkeypatch):
-    monkeypatch.setattr(sys, "unraisablehook", orbax_faults.unraisable_hook)  # pytest has its own
-    numbers = np.random.default_rng(0).normal(size=100_000)
-    store = opened()
-    unlimited = resource.getrlimit(resource.RLIMIT_FSIZE)
-    try:
-        resource.setrlimit(resource.RLIMIT_FSIZE, (200_000, unlimited[1]))
-        store.save_frozen({"x": jnp.asarray(numbers, jnp.float32)}, identity)
-        store.begin(0, {"x": jnp.zeros(3)}, identity)
-        with pytest.raises(UserError, match="saving the frozen arrays in .*: File too large"):
-            store.taken()
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, unlimited)
-    assert names(store.folder) == set()
-    store.wait()  # it is told once
-
-
 def test_a_tree_without_arrays_can_be_stored(opened, identity):
     store = opened()
     store.save_frozen({"none": None, "empty": jnp.zeros((0, 2))}, identity)

@@ -43,7 +43,7 @@ def measure(tree: PyTree) -> dict[str, int]:
 
 
 def _fingerprint(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
-    bits = _bits(array)
+    bits = as_words(array)
     # The index counts modulo 2^32, in row-major order, from one iota per axis: a flat iota would
     # need a reshape, and with it the whole array on every device.
     layout = jax.typeof(bits).sharding
@@ -62,7 +62,7 @@ def _fingerprint(array: Shaped[Array, "..."]) -> UInt32[Array, ""]:
 _compiled = jax.jit(_fingerprint)
 
 
-def _bits(array: Shaped[Array, "..."]) -> UInt32[Array, "..."]:
+def as_words(array: Shaped[Array, "..."]) -> UInt32[Array, "..."]:
     """The same bits as 32-bit words; an element wider than that gets a last axis of words."""
     if jnp.issubdtype(array.dtype, jnp.complexfloating):
         array = jnp.stack([array.real, array.imag], axis=-1)

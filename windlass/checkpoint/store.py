@@ -15,7 +15,7 @@ from jax.errors import JaxRuntimeError
 from jaxtyping import PyTree
 
 from windlass import seal
-from windlass.checkpoint import archive
+from windlass.checkpoint import archive, host_memory
 from windlass.checkpoint.fingerprint import named
 from windlass.errors import PeerLost, UserError
 from windlass.files import DAMAGED, FULL, folder_lock, put_aside
@@ -25,7 +25,7 @@ from windlass.processes.failures import is_of_an_exchange
 T = TypeVar("T")
 Identity = dict[str, str | int | float]
 
-FROZEN = "frozen"
+FIRST, FROZEN = "0", "frozen"
 REMOVING = ".removing"
 ATTEMPTS = 20  # to read a checkpoint before a trainer on another host removes it
 
@@ -47,7 +47,6 @@ class Store:
 
     `save` returns when the state is off the device, so that it may be donated; writing, hashing
     and deleting old ones go on behind it. An error there is raised by the next `save` or `wait`.
-    `begin` returns before: the state may be donated behind `taken`.
 
     Of several processes all call the same in the same order. Each writes and reads its own shards;
     the first alone says what is there, and renames and removes.
@@ -66,55 +65,34 @@ class Store:
         self._orbax = archive.writer(self._seal)
         self._writing = ""
         self._background = ThreadPoolExecutor(1, thread_name_prefix="checkpoint")
-        self._pending: list[tuple[str, Future]] = []
-        self._taken: Future | None = None
+        self._pending: tuple[str, Future] | None = None
 
     def save(
         self, step: int, state: PyTree, identity: Identity, metrics: dict[str, Any] | None = None
     ) -> bool:
         """Start saving; False when this step is there already, which changes nothing."""
-        self.wait()
-        is_new = self.begin(step, state, identity, metrics)
-        self.taken()
-        return is_new
-
-    def begin(
-        self, step: int, state: PyTree, identity: Identity, metrics: dict[str, Any] | None = None
-    ) -> bool:
-        """Start saving, behind what is being saved already; the state is still on the device."""
         numbers = {name: float(value) for name, value in (metrics or {}).items()}
-        return self._begin(str(step), state, step=step, identity=identity, metrics=numbers)
+        return self._start(str(step), state, step=step, identity=identity, metrics=numbers)
 
     def save_frozen(self, arrays: PyTree, identity: Identity) -> bool:
         """Start saving what never changes in a run; False when it is there already."""
-        self.wait()
-        is_new = self._begin(FROZEN, arrays, identity=identity)
-        self.taken()
-        return is_new
-
-    def taken(self) -> None:
-        """Return when all that `begin` was called with is off the device."""
-        if self._taken is None:
-            return
-        taken, self._taken = self._taken, None
-        if taken.exception() is not None:  # of its save, or of one before it
-            self.wait()
+        return self._start(FROZEN, arrays, identity=identity)
 
     def wait(self) -> None:
-        """Return when the last save is on disk and hashed, or raise what went wrong with one."""
-        while self._pending:
-            name, pending = self._pending.pop(0)
-            try:
-                pending.result()
-            except FAILURES as error:
-                self._pending.clear()  # which were not begun
-                raise self._failure(name, error) from error
+        """Return when the last save is on disk and hashed, or raise what went wrong with it."""
+        if self._pending is None:
+            return
+        (name, pending), self._pending = self._pending, None
+        try:
+            pending.result()
+        except FAILURES as error:
+            raise self._failure(name, error) from error
 
     def close(self) -> None:
         try:
             self.wait()
         finally:
-            self._background.shutdown()
+            self._background.shutdown(cancel_futures=True)
             self._orbax.close()
 
     def steps(self) -> list[int]:
@@ -160,26 +138,29 @@ class Store:
         self.wait()
         return load_frozen(self.folder.parent, arrays, identity)
 
-    def _begin(self, name: str, tree: PyTree, **about: Any) -> bool:
+    def _start(self, name: str, tree: PyTree, **about: Any) -> bool:
+        self.wait()
         if hosts.broadcast(f"has {name}", (self.folder / name).is_dir):
             return False
-        manifest = archive.describe(tree, **about)
-        before = [pending for _, pending in self._pending]
-        self._taken = self._background.submit(self._write, name, tree, manifest, before)
-        self._pending.append((name, self._background.submit(self._finish, name, self._taken)))
-        return True
-
-    def _write(self, name: str, tree: PyTree, manifest: dict, before: list[Future]) -> None:
-        for one in before:
-            one.result()
+        manifest, arrays = archive.describe(tree, **about), named(tree)
+        is_shared = name == FIRST and host_memory.is_used_by(arrays)
+        kinds = [_kind(array) for array in arrays.values()]
         self._writing = name
-        archive.write(self._orbax, self.folder / name, tree, manifest)
+        try:
+            if is_shared:
+                arrays = host_memory.share_zeros(arrays)
+            archive.write(self._orbax, self.folder / name, arrays, manifest)
+        except FAILURES as error:
+            raise self._failure(name, error) from error
+        self._pending = name, self._background.submit(self._finish, name)
+        if is_shared:  # behind the first steps, for the next save
+            self._background.submit(host_memory.reserve, kinds)
+        return True
 
     def _seal(self) -> None:
         seal.seal(self.folder / (self._writing + archive.UNFINISHED), leave=archive.LATE)
 
-    def _finish(self, name: str, written: Future) -> None:
-        written.result()
+    def _finish(self, name: str) -> None:
         self._orbax.wait_until_finished()
         if not hosts.is_first():
             return
@@ -322,6 +303,10 @@ def load_frozen(
             f"the frozen arrays in {folder} are damaged ({damaged}); "
             "put back a copy of that folder, or start another run with run.dir"
         ) from damaged
+
+
+def _kind(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=array.sharding)
 
 
 def _as_stored(arrays: PyTree, stored: dict[str, dict]) -> PyTree:

@@ -142,9 +142,6 @@ class Loop:
             self.explains_exhaustion("while reference log-probabilities were computed"),
         ):
             reference.ensure(self.session, state, frozen, self.folder, self.terminal.console)
-        if first == 0:  # beside the compilation
-            with self.phases("checkpoint"):
-                self.store.begin(0, state, self.session.identity)
         processes.barrier("compiling the step")
         with (
             self.signals.phase("compiling the step"),
@@ -153,10 +150,14 @@ class Loop:
             step = self.compile(self.session.programs.stage(first))
         step = self.watch.debug.timed(step)
         self.terminal.fact("compiled", self.watch.summary())
+        # Behind the compilation, beside which the stacks that go now were saved.
         with self.phases("checkpoint"):
-            self.store.taken()
+            self.store.wait()
         with self.explains_exhaustion("while the frozen layers were taken apart"):
             frozen = self.session.programs.resident(frozen)
+        if first == 0:
+            with self.phases("checkpoint"):
+                self.store.save(0, state, self.session.identity)
         with self.signals.waits():
             with (
                 self.terminal.doing("training", patience=BETWEEN_STEPS),
