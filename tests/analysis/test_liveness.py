@@ -287,6 +287,21 @@ def test_one_number_that_a_loop_reads_everywhere_is_made_inside_of_it():
     assert held(step, matrix()) - held(step, matrix(), lanes=128) == ONE - 4
 
 
+def test_rows_that_a_loop_takes_by_turns_are_cut_out_of_where_they_lie():
+    def sums(rows, *, order, read_again=False):
+        turns = jnp.transpose(rows.reshape(8, 4, SIDE, SIDE), order)
+        total, _ = jax.lax.scan(lambda y, x: (y + x @ x, None), jnp.zeros(turns.shape[1:]), turns)
+        return total + jnp.sum(turns @ turns) if read_again else total
+
+    rows = jax.ShapeDtypeStruct((32, SIDE, SIDE), jnp.float32)
+    outer = functools.partial(sums, order=(1, 0, 2, 3))
+    whole, inner = 32 * ONE, functools.partial(sums, order=(1, 0, 3, 2))
+    assert held(outer, rows, lanes=128) < whole < held(outer, rows)
+    assert held(inner, rows, lanes=128) > whole  # tiles are other ones
+    again = functools.partial(outer, read_again=True)
+    assert held(again, rows, lanes=128) == held(again, rows)
+
+
 def test_a_grouped_matmul_writes_what_it_computes_and_reads_matrices_row_by_row():
     rows, experts, sizes = matrix(), (4, SIDE, SIDE // 2, 2), jax.ShapeDtypeStruct((4,), jnp.int32)
     weight = jax.ShapeDtypeStruct(experts, jnp.float32)

@@ -8,7 +8,19 @@ from pathlib import Path
 import jax
 import pytest
 
-from benchmarks.plan_cases import DELTA, GPU, HALF, MIDDLE, OSS, SEVEN, SPARSE, TPU, Case, case
+from benchmarks.plan_cases import (
+    ATHENA,
+    DELTA,
+    GPU,
+    HALF,
+    MIDDLE,
+    OSS,
+    SEVEN,
+    SPARSE,
+    TPU,
+    Case,
+    case,
+)
 from tests.trained import recipe
 from windlass.analysis.per_device import device_shape
 from windlass.analysis.primitives import sub_jaxprs
@@ -38,6 +50,8 @@ def planned(one: Case) -> memory.Memory:
         (case(SEVEN, "v6e-8", 16, length=2048, rank=16), 0.02),
         (case(MIDDLE, "v6e-1", 8, rank=16), 0.01),
         (case(MIDDLE, "v5e-4", 16, rank=8, remat="full", objective="preference"), 0.01),
+        # Rows of a microbatch, with what the last step left of them, are read as they lie.
+        (case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA), 0.01),
         pytest.param(
             case(DELTA, "v6e-8", 16, remat="full"),
             0.05,

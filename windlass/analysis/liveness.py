@@ -289,7 +289,27 @@ class _Liveness:
         if operation.kind is Kind.REDUCTION and self.compiler.sums_devices_at_once:
             # Over devices alone, each of which has one element of it.
             return self.size(operation.reads[0]) == self.size(operation.results[0])
+        if self.is_strided(i):
+            return True
         return operation.kind in (Kind.ALIAS, Kind.RESIDUAL) and not self.is_merged(i)
+
+    def is_strided(self, i: int) -> bool:
+        """Return True if a loop reads slices of a value, whose outer axes alone are transposed.
+
+        As microbatches, of every so many rows: slices are cut out of the rows as they lie. The two
+        innermost axes are those of a TPU's tiles, which stay.
+        """
+        operation = self.operations[i]
+        if operation.name != "transpose" or self.compiler.lanes is None:
+            return False
+        order: Any = operation.equation.params["permutation"]
+        readers = [self.operations[j] for j in self.readers[operation.results[0]]]
+        is_outer = order[-2:] == tuple(range(len(order)))[-2:]
+        return (
+            is_outer
+            and bool(readers)
+            and all(_is_sliced(operation.results[0], reader) for reader in readers)
+        )
 
     def is_merged(self, i: int) -> bool:
         """Return True if a narrow axis is merged into matrices for a grouped matmul: a copy.
@@ -508,6 +528,15 @@ def _is_constant(value: int, operation: Operation) -> bool:
     (body,) = sub_jaxprs(operation.equation)
     first, _ = constants_and_carry(body, operation.equation)
     return value not in operation.arguments[first:]
+
+
+def _is_sliced(value: int, operation: Operation) -> bool:
+    """Return True if a scan reads a slice of a value in each iteration, and nothing else of it."""
+    if operation.name != "scan":
+        return False
+    (body,) = sub_jaxprs(operation.equation)
+    first, carried = constants_and_carry(body, operation.equation)
+    return value not in operation.arguments[: first + carried]
 
 
 def _itemsize(variable: Any) -> int:
