@@ -203,6 +203,21 @@ def test_no_gradient_of_frozen_weights_is_computed_where_layers_take_turns(monke
     assert 0 < in_turn <= 1.01 * flops()
 
 
+@pytest.mark.parametrize(
+    ("kinds", "remat", "takes_turns"), [(2, "full", True), (2, "saved", False), (1, "full", False)]
+)
+def test_layers_of_a_round_that_are_computed_again_take_turns(kinds, remat, takes_turns):
+    stack, x, batch = example(kinds)
+    weights, static = eqx.partition(arrange(stack, remat=remat, unroll=1), eqx.is_array)
+
+    def total(weights):
+        return jnp.sum(eqx.combine(weights, static)(x, Packed(batch))[0])
+
+    # Behind which the gradients of a layer are complete before the layer below is computed again.
+    program = str(jax.make_jaxpr(jax.grad(total))(weights))
+    assert ("optimization_barrier" in program) == takes_turns
+
+
 @pytest.mark.parametrize("unroll", [1, 5])
 def test_layers_of_two_kinds_each_keep_what_they_asked_to_keep(unroll):
     stack, x, batch = example(2)

@@ -136,8 +136,8 @@ class Stack(eqx.Module):
 
     def _takes_turns(self, in_loop: bool) -> bool:
         """Return True if a layer's gradients are to be complete before the layer below begins."""
-        several_streams = len(self.kinds) > 1 and self.streams.are_several
-        return several_streams if in_loop else on_one_gpu()
+        are_long = len(self.kinds) > 1 and (self.streams.are_several or self.remat == "full")
+        return are_long if in_loop else on_one_gpu()
 
     def _reported(self, out_rounds: Sequence, out_odd: Sequence) -> Report:
         """Reports of all layers: those of the rounds by kind, and those after the last round."""
@@ -233,7 +233,8 @@ def _in_turn(x: PyTree, weights: PyTree) -> tuple[PyTree, PyTree]:
 
     The compiler would else go back through all layers that it sees first, and compute the gradients
     of their weights at the end, where what these are products of is held for all layers. In the
-    body of a loop it seldom does so with one stream, and what is complete takes room itself.
+    body of a loop it seldom does so with one stream, unless layers are computed again, and what is
+    complete takes room itself.
     """
     leaves, structure = jax.tree.flatten((x, weights))
     is_trained = [False] * len(leaves)
