@@ -52,15 +52,9 @@ def planned(one: Case) -> memory.Memory:
         (case(MIDDLE, "v5e-4", 16, rank=8, remat="full", objective="preference"), 0.01),
         # Rows of a microbatch, with what the last step left of them, are read as they lie.
         (case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA), 0.01),
-        pytest.param(
-            case(DELTA, "v6e-8", 16, remat="full"),
-            0.05,
-            marks=pytest.mark.xfail(
-                reason="5.7% too low: libtpu holds nine arrays as wide as the MLP, the plan three",
-                strict=True,
-            ),
-        ),
-        (case(HALF, "h200", 32), 0.03),
+        # Of four layers in a round one at a time is computed again.
+        (case(DELTA, "v6e-8", 16, remat="full"), 0.02),
+        (case(HALF, "h200", 32), 0.01),
         (case(HALF, "h200", 16, remat="none"), 0.03),
         (case(MIDDLE, "h200", 16, rank=16), 0.03),
     ],
