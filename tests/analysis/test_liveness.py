@@ -20,7 +20,6 @@ def held(function, *shapes, **compiler) -> int:
     """Bytes that a function's own arrays take at most, the result not counted."""
     usual = CompilerModel(
         fuses_epilogues=False,
-        accumulates=False,
         reuses_buffers=True,
         materializes_shared=False,
         has_random_kernel=False,
@@ -154,19 +153,6 @@ def test_what_is_added_to_a_product_may_be_added_while_it_is_made():
 
     assert held(narrower, matrix(), fuses_epilogues=True) == ONE  # two halves
     assert held(narrower, matrix()) == ONE + ONE // 2
-
-
-def test_a_matmul_may_be_added_to_what_a_loop_carries_in_its_buffer():
-    def total(rows, *, scale):
-        def add(y, x):
-            return y + scale(x @ x), None
-
-        return jax.lax.scan(add, jnp.zeros((SIDE, SIDE)), rows)[0].sum()
-
-    rows = jax.ShapeDtypeStruct((8, SIDE, SIDE), jnp.float32)
-    plain, doubled = (functools.partial(total, scale=one) for one in (lambda x: x, jnp.tanh))
-    assert held(plain, rows) - held(plain, rows, accumulates=True) == ONE
-    assert held(doubled, rows) == held(doubled, rows, accumulates=True)
 
 
 def test_what_is_indexed_along_its_innermost_axis_may_be_copied():

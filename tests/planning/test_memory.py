@@ -54,7 +54,7 @@ def planned(one: Case) -> memory.Memory:
         (case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA), 0.01),
         # Of four layers in a round one at a time is computed again.
         (case(DELTA, "v6e-8", 16, remat="full"), 0.02),
-        (case(HALF, "h200", 32), 0.01),
+        (case(HALF, "h200", 32), 0.03),
         (case(HALF, "h200", 16, remat="none"), 0.03),
         (case(MIDDLE, "h200", 16, rank=16), 0.03),
     ],

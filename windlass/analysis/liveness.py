@@ -42,7 +42,6 @@ class CompilerModel(NamedTuple):
     """Compiler model: what some compilers do and others do not."""
 
     fuses_epilogues: bool  # what is added to a matmul is part of its kernel
-    accumulates: bool  # a matmul is added to what a loop carries by its kernel, in its buffer
     reuses_buffers: bool  # of anything a result is computed from, however indirectly
     materializes_shared: bool  # what several operations read, instead of computing it in each
     has_random_kernel: bool  # random bits are never fused into what reads them
@@ -440,26 +439,14 @@ class _Liveness:
         devices have parts are all-reduced first.
         """
         operation = self.operations[i]
-        if operation.kind not in _CONTRACTED or operation.name == GROUPED:
+        if operation.kind not in _CONTRACTED or not self.compiler.fuses_epilogues:
             return False
-        if _is_partial(operation):
+        if operation.name == GROUPED or _is_partial(operation):
             return False
         (value,) = operation.results
-        if not self.compiler.fuses_epilogues:
-            return self.compiler.accumulates and self.is_accumulated(value)
         readers = [self.operations[j].name for j in self.readers[value]]
         is_epilogue = readers in (["add"], ["add_any"], ["convert_element_type"])
         return is_epilogue and value not in self.results
-
-    def is_accumulated(self, value: int) -> bool:
-        """Return True if a value is only added to an argument, such as the carry of a loop.
-
-        C of cuBLAS: C = A B + C.
-        """
-        readers = [self.operations[j] for j in self.readers[value]]
-        if len(readers) != 1 or readers[0].name not in _SUMS or value in self.results:
-            return False
-        return any(read in self.inputs for read in readers[0].reads)
 
     def is_read_from_memory(self, value: int) -> bool:
         """Return True if an unfused operation reads the value."""

@@ -203,7 +203,6 @@ def _compiler_model(traced: Traced, chip: Chip) -> CompilerModel:
 
     return CompilerModel(
         fuses_epilogues=is_tpu,
-        accumulates=chip.kind == "gpu",
         reuses_buffers=is_tpu,
         materializes_shared=chip.kind == "cpu",
         has_random_kernel=chip.kind == "gpu",
