@@ -46,10 +46,11 @@ def planned(one: Case) -> memory.Memory:
         (case(SPARSE, "v5e-16", 16, rank=16), 0.05),
         (case(SPARSE, "v6e-8", 16, rank=16, mesh=(1, 2, 1), expert=4), 0.05),
         (case(OSS, "v6e-8", 16, rank=16), 0.05),
-        # Of the maps to heads values' alone is copied; where norms are computed again, all are.
+        # Of the maps to heads values' alone is copied; where all is computed again, all are.
         (case(SEVEN, "v6e-8", 16, length=2048, rank=16), 0.02),
         (case(MIDDLE, "v6e-1", 8, rank=16), 0.01),
         (case(MIDDLE, "v5e-4", 16, rank=8, remat="full", objective="preference"), 0.01),
+        (case("Llama-3.1-8B", "v6e-8", 16, rank=16, remat="full"), 0.01),
         # Rows of a microbatch, with what the last step left of them, are read as they lie.
         (case(ATHENA, "v5e-8", 256, length=2048, microbatch=None, accumulation=2, of=ATHENA), 0.01),
         # Of four layers in a round one at a time is computed again.

@@ -177,11 +177,11 @@ def _relaid(model: PyTree, remat: str) -> PyTree:
     """A model without the maps to heads that a loop reads as they lie.
 
     Those of queries and keys, whose rotation takes them in any layout, unless the backward pass
-    computes their norms again.
+    computes them again.
     """
 
     def without(node: Any) -> Any:
-        if not isinstance(node, Attention) or (remat == "full" and node.query_norm is not None):
+        if not isinstance(node, Attention) or remat == "full":
             return node
         return eqx.tree_at(lambda one: (one.query, one.key), node, (None, None))
 
