@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 from jax.extend.core import Jaxpr
 
+from windlass.analysis import scan
 from windlass.analysis.flattened import Flattened, Operation
 from windlass.analysis.per_device import device_shape, shape
 from windlass.analysis.primitives import Kind, constants_and_carry, contraction, sub_jaxprs
@@ -113,7 +114,7 @@ class _Liveness:
         found: dict[int, list[int]] = defaultdict(list)
         first: dict[tuple, int] = {}
         for i, operation in enumerate(self.operations if self.compiler.zeros_at_once else []):
-            for value in self.materialized.intersection(_stacked(operation)) - self.results:
+            for value in self.materialized.intersection(scan.stacked(operation)) - self.results:
                 like = self.shape(value), self.variables[value].aval.dtype
                 found[first.setdefault(like, i)].append(value)
         return found
@@ -178,7 +179,7 @@ class _Liveness:
         """A buffer of the same size that is dead after the operation, which it may overwrite."""
         if operation.kind in _IN_PLACE:
             reads = operation.reads
-        elif (carried := _carried(operation, value)) is not None:
+        elif (carried := scan.carried(operation, value)) is not None:
             reads = [carried]
         elif (overwritten := _overwritten(operation, value)) is not None:
             reads = list(self.sources(overwritten))
@@ -308,7 +309,7 @@ class _Liveness:
         return (
             is_outer
             and bool(readers)
-            and all(_is_sliced(operation.results[0], reader) for reader in readers)
+            and all(scan.is_sliced(operation.results[0], reader) for reader in readers)
         )
 
     def is_merged(self, i: int) -> bool:
@@ -330,7 +331,7 @@ class _Liveness:
     def is_sunk(self, value: int) -> bool:
         """Return True if a value is one number everywhere, which a loop makes where it is read."""
         readers = [self.operations[j] for j in self.readers[value]]
-        is_constant = bool(readers) and all(_is_constant(value, one) for one in readers)
+        is_constant = bool(readers) and all(scan.is_constant(value, one) for one in readers)
         return is_constant and self.compiler.lanes is not None and self.is_uniform(value)
 
     def is_uniform(self, value: int) -> bool:
@@ -494,49 +495,12 @@ def _is_partial(operation: Operation) -> bool:
     return own < whole
 
 
-def _carried(operation: Operation, value: int) -> int | None:
-    """The initial carry that a result of a scan is the last of."""
-    if operation.name != "scan":
-        return None
-    (body,) = sub_jaxprs(operation.equation)
-    first, carried = constants_and_carry(body, operation.equation)
-    i = operation.results.index(value)
-    return operation.arguments[first + i] if i < carried else None
-
-
-def _stacked(operation: Operation) -> list[int]:
-    """Results of a scan that have an axis of its iterations."""
-    if operation.name != "scan":
-        return []
-    (body,) = sub_jaxprs(operation.equation)
-    _, carried = constants_and_carry(body, operation.equation)
-    return operation.results[carried:]
-
-
 def _overwritten(operation: Operation, value: int) -> int | None:
     """The argument of a kernel in whose buffer it writes a result, by its declaration."""
     written: Any = operation.equation.params.get("aliases", ())
     places = {result: argument for argument, result in written}
     i = operation.results.index(value)
     return operation.arguments[places[i]] if i in places else None
-
-
-def _is_constant(value: int, operation: Operation) -> bool:
-    """Return True if a scan reads a value as it is in all of its iterations."""
-    if operation.name != "scan":
-        return False
-    (body,) = sub_jaxprs(operation.equation)
-    first, _ = constants_and_carry(body, operation.equation)
-    return value not in operation.arguments[first:]
-
-
-def _is_sliced(value: int, operation: Operation) -> bool:
-    """Return True if a scan reads a slice of a value in each iteration, and nothing else of it."""
-    if operation.name != "scan":
-        return False
-    (body,) = sub_jaxprs(operation.equation)
-    first, carried = constants_and_carry(body, operation.equation)
-    return value not in operation.arguments[: first + carried]
 
 
 def _itemsize(variable: Any) -> int:
