@@ -13,7 +13,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.experimental.compilation_cache import compilation_cache
 from jax.sharding import NamedSharding
 from jaxtyping import PyTree
 
@@ -163,18 +162,6 @@ def on(sizes: tuple[int, int, int], expert: int = 1) -> Iterator[jax.sharding.Me
     mesh = build(split, jax.devices()[: math.prod(split.values())])
     with jax.set_mesh(mesh):
         yield mesh
-
-
-@contextmanager
-def afresh() -> Iterator[None]:
-    """Compile even what is in the cache, so that what the compiler says is said."""
-    jax.config.update("jax_enable_compilation_cache", False)
-    compilation_cache.reset_cache()
-    try:
-        yield
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
-        compilation_cache.reset_cache()
 
 
 def placed(tree: PyTree, batch: PyTree, mesh: jax.sharding.Mesh) -> tuple[PyTree, PyTree]:

@@ -5,17 +5,8 @@ import os
 import pytest
 
 from windlass.config import read
-from windlass.devices.selection import (
-    SCHEDULER,
-    Device,
-    choose,
-    devices,
-    enough_threads,
-    present,
-    scheduled_for_memory,
-)
+from windlass.devices.selection import Device, choose, devices, enough_threads, present
 from windlass.errors import UserError
-from windlass.processes import hosts
 
 CPU = {"cpu": ["cpu"]}
 TPU = {"tpu": ["TPU v5 lite"] * 8, "cpu": ["cpu"]}
@@ -189,26 +180,6 @@ def test_simulated_devices_have_threads_to_wait_in(flags, cores, before, after, 
     with enough_threads():
         assert os.environ.get("PJRT_NPROC") == after
     assert os.environ.get("PJRT_NPROC") == before
-
-
-@pytest.mark.parametrize(
-    ("flags", "processes", "more"),
-    [
-        ("--xla_force_host_platform_device_count=8", 1, f" {SCHEDULER}=false"),
-        ("--xla_force_host_platform_device_count=8", 2, ""),
-        (f"--xla_force_host_platform_device_count=8 {SCHEDULER}=true", 1, ""),
-        ("--xla_force_host_platform_device_count=1", 1, ""),
-        ("", 1, ""),
-    ],
-)
-def test_programs_of_simulated_devices_are_scheduled_for_memory(
-    flags, processes, more, monkeypatch
-):
-    monkeypatch.setenv("XLA_FLAGS", flags)
-    monkeypatch.setattr(hosts, "count", lambda: processes)
-    with scheduled_for_memory():
-        assert os.environ["XLA_FLAGS"] == flags + more
-    assert os.environ["XLA_FLAGS"] == flags
 
 
 def test_the_devices_that_answer_are_the_ones_chosen():

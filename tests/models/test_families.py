@@ -295,7 +295,7 @@ def whole(family: str):
 
 
 def test_ten_steps_are_the_same_on_a_mesh_of_all_three_axes(family, capfd):
-    with tiny.on((2, 2, 2)) as mesh, tiny.afresh():
+    with tiny.on((2, 2, 2)) as mesh:
         model, _ = tiny.placed(tiny.model(family), {}, mesh)
         rows = NamedSharding(mesh, P(None, *row_axes(mesh)))
         curve, weights = trained(model, jax.device_put(ten_batches(), rows))
@@ -307,7 +307,7 @@ def test_ten_steps_are_the_same_on_a_mesh_of_all_three_axes(family, capfd):
 
 
 def test_an_array_that_a_compiler_must_make_whole_is_said(capfd):
-    with tiny.on((2, 2, 2)), tiny.afresh():
+    with tiny.on((2, 2, 2)):
         x = jax.sharding.reshard(jnp.ones((8, 8, 8)), P(("data", "tensor"), None, None))
         jax.jit(lambda x: jax.sharding.reshard(jnp.sin(x), P(None, "tensor", "data")))(x)
     assert REMATERIALISED in capfd.readouterr().err
@@ -349,7 +349,7 @@ SPARSE = [name for name in FAMILIES if "experts" in tiny.config(name).sizes]
 @pytest.mark.parametrize("name", SPARSE)
 @pytest.mark.long
 def test_ten_steps_are_the_same_with_experts_on_devices_of_their_own(name, expert, capfd):
-    with tiny.on((1, 4 // expert, 2), expert) as mesh, tiny.afresh():
+    with tiny.on((1, 4 // expert, 2), expert) as mesh:
         model, _ = tiny.placed(tiny.model(name), {}, mesh)
         rows = NamedSharding(mesh, P(None, *row_axes(mesh)))
         curve, weights = trained(model, jax.device_put(ten_batches(), rows))

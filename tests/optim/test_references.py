@@ -233,7 +233,7 @@ def test_on_a_mesh_muon_gives_each_device_whole_matrices_of_some_layers(layers, 
     turn = muon.Optimizer(learning_rate=RATE)._turned
     expected = turn(whole, about)
     query = Linear("embed", "heads head_dim", SIZES, key=jax.random.key(0))
-    with tiny.on((2, 2, 2)) as mesh, tiny.afresh():
+    with tiny.on((2, 2, 2)) as mesh:
         stacked = jax.tree.map(lambda _: whole, query)
         x = jax.device_put(whole, placements(stacked, mesh).weight)
         way, more = muon.stations(x, 1)

@@ -10,7 +10,7 @@ import jax
 import pytest
 from jax.experimental.compilation_cache import compilation_cache
 
-from windlass.processes import hosts
+from windlass.starting.describe import describe
 from windlass.telemetry import compile_cache
 from windlass.telemetry.compile_cache import keep, setting
 
@@ -18,11 +18,11 @@ from windlass.telemetry.compile_cache import keep, setting
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A user's cache, and JAX as it is when nobody told it where to keep programs."""
-    before = setting("jax_compilation_cache_dir")
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_enable_compilation_cache", True)
     yield tmp_path / "compiled"
-    jax.config.update("jax_compilation_cache_dir", before)
+    jax.config.update("jax_enable_compilation_cache", False)
+    jax.config.update("jax_compilation_cache_dir", None)
     compilation_cache.reset_cache()
 
 
@@ -49,19 +49,15 @@ def test_a_folder_that_jax_was_told_of_is_left_as_it_is(place, tmp_path):
 
 def test_nothing_is_kept_when_jax_was_told_not_to(place):
     jax.config.update("jax_enable_compilation_cache", False)
-    try:
-        assert keep() == (None, None) and not place.exists()
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
+    assert keep() == (None, None) and not place.exists()
 
 
-def test_nothing_is_kept_of_several_processes_on_cpus(place, monkeypatch):
-    monkeypatch.setattr(hosts, "count", lambda: 2)
-    try:
-        assert keep("gpu") == keep() == (place, None)
-        assert keep("cpu") == (None, None) and not setting("jax_enable_compilation_cache")
-    finally:
-        jax.config.update("jax_enable_compilation_cache", True)
+def test_nothing_is_kept_of_several_devices_on_cpus(place):
+    assert keep("gpu", 8) == keep("cpu") == (place, None)
+    one, two = (["device=cpu", f"device.count={count}"] for count in (1, 2))
+    assert describe("quickstart", one).compile_cache == (place, None)
+    assert describe("quickstart", two).compile_cache == (None, None)
+    assert not setting("jax_enable_compilation_cache")
 
 
 def test_a_folder_that_others_may_write_to_is_not_used(place):

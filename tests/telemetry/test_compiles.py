@@ -85,8 +85,7 @@ def test_a_changed_shape_dtype_and_sharding_are_each_named_as_the_cause(watched)
 
 
 def test_a_record_says_what_was_compiled_when_and_from_where(watched):
-    with tiny.afresh():
-        Program(double, "step")(np.int16(3), batch())
+    Program(double, "step")(np.int16(3), batch())
     (record,) = watched.ours
     assert (record["function"], record["inputs"], record["outputs"]) == ("double", 2, 2)
     assert record["step"] == 0 and record["cached"] is False and record["seconds"] > 0
@@ -149,9 +148,8 @@ def test_when_strict_a_program_is_not_compiled_again_and_its_arguments_are_whole
 
 
 def test_small_programs_are_noted_and_summed_up(watched):
-    with tiny.afresh():
-        jnp.cbrt(np.ones((3, 5), np.float32))
-        jnp.cbrt(np.ones((3, 6), np.float32))
+    jnp.cbrt(np.ones((3, 5), np.float32))
+    jnp.cbrt(np.ones((3, 6), np.float32))
     watched.watch.flush()
     found = [record for record in watched.records if record["function"] == "cbrt"]
     assert [record["cause"] for record in found] == ["first", "argument 0: f32[3,5] -> f32[3,6]"]
@@ -212,7 +210,7 @@ def test_a_long_compilation_shows_signs_of_life_and_how_long_it_took_before(tmp_
     former.write_text("".join(json.dumps(record) + "\n" for record in seconds))
     files = [tmp_path / "absent.jsonl", former]
     watched = Watched(tmp_path, former=files, patience=0.01)
-    with watched.report, watched.watch, tiny.afresh():
+    with watched.report, watched.watch:
         Program(slow, "step").prepare(jax.ShapeDtypeStruct((64, 64), jnp.float32))
     first, *_, last = watched.out.getvalue().splitlines()
     assert first == "compiling the step, 0:00; last time 1:05"

@@ -9,7 +9,6 @@ import jax
 import pytest
 from rich.console import Console
 
-from tests import tiny
 from tests.training.campaign import RECIPE, Stops
 from windlass.errors import UserError
 from windlass.telemetry.console import ConsoleReport
@@ -29,7 +28,7 @@ def trained(*keys: str, stops: int | None = None) -> list[str]:
     """Lines that a run printed."""
     console = Console(record=True, width=1000, file=StringIO())
     # What is in the cache may have been compiled before the layers had scopes.
-    with ConsoleReport(console) as report, tiny.afresh():
+    with ConsoleReport(console) as report:
         train(RECIPE, [*KEYS, *keys], signals=Stops(stops), report=report)
     return console.export_text().splitlines()
 

@@ -12,7 +12,6 @@ import jax
 from windlass.config import KINDS, listing, section
 from windlass.devices import failing
 from windlass.errors import UserError
-from windlass.processes import hosts
 
 
 @section
@@ -43,7 +42,6 @@ class DeviceChoice(NamedTuple):
 SIMULATED = r"--xla_force_host_platform_device_count=(\d+)"
 THREADS_OF_XLA = "PJRT_NPROC"
 THREADS = 4  # for each simulated device
-SCHEDULER = "--xla_cpu_enable_concurrency_optimized_scheduler"
 # What PyTorch/XLA users have in their environment, and what it means here.
 _PJRT = {"TPU": "tpu", "CUDA": "gpu", "GPU": "gpu", "CPU": "cpu"}
 
@@ -119,47 +117,20 @@ def choose(
 def enough_threads() -> Iterator[None]:
     """Let XLA start with threads for all that simulated devices wait for, unless the user counts.
 
-    It has one for each device, or core where these are more. Collectives of a program that do not
-    need each other it begins in another order on each device: with all threads in one that waits,
-    none is left for those waited for, and XLA aborts after 40 seconds.
+    It has one for each device, or core where these are more. A collective behind a loop may begin
+    while one of the loop is under way, on each device as it comes there: with all threads in those
+    that wait, none is left for those waited for, and XLA aborts after 40 seconds. Processes that
+    are started later count their own.
     """
     count = _simulated()
     if count == 1 or THREADS * count <= (os.cpu_count() or 1) or THREADS_OF_XLA in os.environ:
         yield
         return
-    with _in_environment(THREADS_OF_XLA, str(THREADS * count)):
-        yield
-
-
-@contextmanager
-def scheduled_for_memory() -> Iterator[None]:
-    """Let XLA start so that devices simulated in one process do not wait for each other for ever.
-
-    By default it begins collectives behind a loop while some in it are under way, on each device as
-    it comes there, and aborts. Where it schedules programs for memory it does not, unless the user
-    has it do otherwise. Between processes nothing says whose numbers arrive: there the order of
-    collectives, which the default keeps, is all there is.
-    """
-    flags = os.environ.get("XLA_FLAGS", "")
-    if _simulated() == 1 or SCHEDULER in flags or hosts.count() > 1:
-        yield
-        return
-    with _in_environment("XLA_FLAGS", f"{flags} {SCHEDULER}=false"):
-        yield
-
-
-@contextmanager
-def _in_environment(name: str, value: str) -> Iterator[None]:
-    """Set a variable that XLA reads when it starts, and processes started later are not to."""
-    before = os.environ.get(name)
-    os.environ[name] = value
+    os.environ[THREADS_OF_XLA] = str(THREADS * count)
     try:
         yield
     finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
+        del os.environ[THREADS_OF_XLA]
 
 
 def _simulated() -> int:
@@ -171,7 +142,7 @@ def _simulated() -> int:
 def present() -> dict[str, list[str]]:
     """The devices JAX can reach, by kind: not what is installed, but what answers."""
     names = {}
-    with enough_threads(), scheduled_for_memory():
+    with enough_threads():
         failing.start()
         for kind in KINDS:
             try:

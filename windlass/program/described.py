@@ -145,7 +145,7 @@ def read_for(
         return [*found, *([*checks.too_long(run), *checks.unfrozen(run)] if is_trained else [])]
 
     run, ((layout, began),) = layers.read(Run, chosen.kind, checks=[problems]), layouts
-    cache = keep(chosen.kind)
+    cache = keep(chosen.kind, len(devices))
     warnings = chosen.warnings + precision.warnings(run.precision, chosen.kind, chip)
     warnings += alignment.warnings(checks.widths(run), chosen.kind, chip)
     warnings += [cache.warning] if cache.warning else []

@@ -12,7 +12,6 @@ import jax
 from jax.experimental.compilation_cache import compilation_cache
 
 from windlass.files import FULL
-from windlass.processes import hosts
 
 LIMIT = 5 * 10**9  # bytes; JAX_COMPILATION_CACHE_MAX_SIZE says otherwise
 BLOCK = 4096  # bytes that a disk with any room at all has
@@ -31,13 +30,14 @@ class Kept(NamedTuple):
         return sum(about.st_size for _, about in _entries(self.folder)) if self.folder else 0
 
 
-def keep(kind: str | None = None) -> Kept:
+def keep(kind: str | None = None, devices: int = 1) -> Kept:
     """Enable JAX's compilation cache for every program, in its configured folder or in ours.
 
-    Not for several processes on CPUs: in a program that XLA reads from it, collectives that do not
-    need each other begin in any order, another one in each process, and take each other's numbers.
+    Not for several devices on CPUs, simulated or of several processes: a program that XLA has read
+    from the cache begins collectives that do not need each other in any order, another one on each
+    device, which wait for each other until XLA aborts, or take each other's numbers.
     """
-    if kind == "cpu" and hosts.count() > 1:
+    if kind == "cpu" and devices > 1:
         jax.config.update("jax_enable_compilation_cache", False)
         compilation_cache.reset_cache()  # or JAX goes on as it began
     if not setting("jax_enable_compilation_cache"):
