@@ -6,6 +6,7 @@ import importlib.util
 import os
 import pkgutil
 import re
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,8 +18,11 @@ from tests.flags import quick
 # Before anything imports jax.
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {quick(devices=8)}"
-# Programs of several devices may not be read from the cache, of which one process has all sorts.
-os.environ["JAX_ENABLE_COMPILATION_CACHE"] = "false"
+# One folder for all processes that tests start. It holds code, so it is the user's alone.
+compiled = Path(tempfile.gettempdir()) / f"windlass-tests-{os.getuid()}"
+compiled.mkdir(mode=0o700, exist_ok=True)
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(compiled))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0.3")
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("JAX_TRACEBACK_IN_LOCATIONS_LIMIT", "0")  # nobody reads them here
 gc.set_threshold(100_000, 20, 50)  # a trace makes millions of objects, hardly one of them garbage
@@ -44,6 +48,8 @@ from tests import tiny  # noqa: E402
 from windlass.devices import selection  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
+# Here are programs of several devices, which may not be read from it (see compile_cache.keep).
+jax.config.update("jax_enable_compilation_cache", False)
 selection.present()  # JAX starts
 
 LIKE_LLAMA = ("llama", "mistral", "qwen2", "qwen3")

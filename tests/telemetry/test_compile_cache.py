@@ -18,11 +18,13 @@ from windlass.telemetry.compile_cache import keep, setting
 @pytest.fixture
 def place(tmp_path, monkeypatch):
     """A user's cache, and JAX as it is when nobody told it where to keep programs."""
+    before = setting("jax_compilation_cache_dir")
     monkeypatch.setenv("WINDLASS_CACHE", str(tmp_path))
     jax.config.update("jax_enable_compilation_cache", True)
+    jax.config.update("jax_compilation_cache_dir", None)
     yield tmp_path / "compiled"
     jax.config.update("jax_enable_compilation_cache", False)
-    jax.config.update("jax_compilation_cache_dir", None)
+    jax.config.update("jax_compilation_cache_dir", before)
     compilation_cache.reset_cache()
 
 

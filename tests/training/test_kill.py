@@ -43,7 +43,9 @@ def campaign(tmp_path_factory) -> Campaign:
     undisturbed = Program(folder / "undisturbed", WHOLE, quick())
     disturbed = Program(folder / "disturbed", WHOLE, quick())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("JAX_ENABLE_COMPILATION_CACHE", "true")
+        # Programs are kept where a user has them, and not where the other tests do.
+        for name in ("COMPILATION_CACHE_DIR", "PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS"):
+            patch.delenv(f"JAX_{name}")
         patch.setenv("WINDLASS_CACHE", str(folder / "cache"))
         for number, _, at in STOPS:
             ended = disturbed.disturb(lambda program, at=at: program.step >= at, number)
