@@ -36,7 +36,7 @@ REDUCED: dict[str, dict[str, Any]] = {
         **{"model.passes": 2, "model.h_cycles": 1, "data.source.count": 400},
     },
 }
-QUICK = ("quickstart", "legal-cot-sft")  # the others run among the long tests
+QUICK = ("quickstart",)  # the others run among the long tests
 MODELS = ("Qwen/Qwen2.5-0.5B", "Qwen/Qwen3-0.6B", "Qwen/Qwen3-1.7B")
 
 

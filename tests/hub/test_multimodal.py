@@ -14,7 +14,9 @@ pytest.importorskip("transformers")
 pytest.importorskip("torch")
 
 
-@pytest.fixture(scope="module", params=["qwen3_5", "qwen3_5_moe"])
+@pytest.fixture(
+    scope="module", params=["qwen3_5", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
 def case(request) -> str:
     return request.param
 

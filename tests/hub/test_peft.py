@@ -22,8 +22,8 @@ from windlass.hub import peft
 from windlass.hub.names import to_tensors
 from windlass.models import phi3
 
-# The scale of rslora is held in tests/adapters, the rest is that of plain; DeltaNet compiles long.
-LONG = ("rslora", "deltanet")
+# The scale of rslora is held in tests/adapters, the rest is that of plain; the others compile long.
+LONG = ("rslora", "deltanet", "shared keys")
 cases = pytest.mark.parametrize(
     "case",
     [pytest.param(x, marks=pytest.mark.long) if x in LONG else x for x in peers.CASES],

@@ -25,6 +25,9 @@ TABLES = {
     "qwen3_5_moe": qwen3_5_moe.NAMES,
 }
 LORA = Adapter(rank=3, alpha=5.0)
+families = pytest.mark.parametrize(
+    "name", ["mixtral", "qwen3_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
 
 
 def adapted(family: str):
@@ -47,7 +50,7 @@ def logits(model, config) -> np.ndarray:
 # PEFT looks for the patterns that it makes for fused parameters among modules alone.
 @pytest.mark.filterwarnings("ignore:The following (rank|alpha)_pattern keys:RuntimeWarning")
 @pytest.mark.skipif(not peers.HAS_PEFT, reason="peft is what is compared with")
-@pytest.mark.parametrize("name", TABLES)
+@families
 def test_peft_computes_the_same_with_an_adapter_of_experts_and_router(name, tmp_path):
     import peft as theirs
     import torch
@@ -65,7 +68,7 @@ def test_peft_computes_the_same_with_an_adapter_of_experts_and_router(name, tmp_
     assert np.abs(found - reference.recorded(name).logits).max() > 1e-2
 
 
-@pytest.mark.parametrize("name", TABLES)
+@families
 def test_an_adapter_of_experts_comes_back_from_its_folder(name, tmp_path):
     model = adapted(name)
     published.save_adapter(tmp_path, model, LORA, TABLES[name], "owner/base")

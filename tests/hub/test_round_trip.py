@@ -129,7 +129,9 @@ def test_files_of_bfloat16_are_read_into_the_type_of_the_model_and_written_back_
         assert np.array_equal(answers(out, config), answers(folder, config))
 
 
-@pytest.mark.parametrize("case", ["mixtral", "qwen3_moe", "qwen3_5_moe"])
+@pytest.mark.parametrize(
+    "case", ["mixtral", "qwen3_moe", pytest.param("qwen3_5_moe", marks=pytest.mark.long)]
+)
 def test_experts_in_one_tensor_are_read_as_those_in_one_each(case, tmp_path):
     folder = folders.write(case, tmp_path / "came", shard_bytes=10**9)
     weights = reference.fused(reference.tensors(reference.config(case)))

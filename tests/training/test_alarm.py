@@ -98,12 +98,14 @@ def test_slow_logging_is_named():
     assert cause(alarms(UNREACHABLE, console=console)) == "logging"
 
 
+@pytest.mark.long
 def test_steps_that_are_slow_by_themselves_are_said_to_be(monkeypatch):
     monkeypatch.setattr(alarm, "SHORTEST", 0.0)
     (line,) = alarms(UNREACHABLE, "telemetry.every=4", "train.steps=40")
     assert "and the steps themselves are slow (waiting for data " in line
 
 
+@pytest.mark.long
 def test_a_run_that_is_fast_enough_has_no_alarm(monkeypatch):
     monkeypatch.setattr(alarm, "SHORTEST", 0.0)
     assert alarms("alarm.tokens_per_second=0.01", "train.steps=10") == []

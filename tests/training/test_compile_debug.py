@@ -67,6 +67,7 @@ def test_a_run_without_any_is_left_as_it_is():
     assert not [line for line in lines if "dispatched" in line]
 
 
+@pytest.mark.long
 def test_pt_xla_debug_logs_compilations_and_times_the_first_steps(monkeypatch):
     monkeypatch.setenv("PT_XLA_DEBUG", "1")
     lines = trained()
@@ -87,6 +88,7 @@ def test_pt_xla_debug_logs_compilations_and_times_the_first_steps(monkeypatch):
     ]
 
 
+@pytest.mark.long
 def test_xla_hlo_debug_writes_programs_as_the_compiler_has_them(monkeypatch):
     monkeypatch.setenv("XLA_HLO_DEBUG", "1")
     lines = trained()
@@ -101,6 +103,7 @@ def test_xla_hlo_debug_writes_programs_as_the_compiler_has_them(monkeypatch):
     assert compilations(lines) == []
 
 
+@pytest.mark.long
 def test_xla_ir_debug_writes_jaxprs_and_a_later_start_writes_its_own(monkeypatch):
     monkeypatch.setenv("XLA_IR_DEBUG", "true")
     assert notes(trained("train.steps=2")) == [

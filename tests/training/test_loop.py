@@ -337,6 +337,7 @@ def test_frozen_weights_are_the_same_bits_after_training_and_are_stored_once(par
     assert api.generate(run, "Once", tokens=4)
 
 
+@pytest.mark.long
 def test_frozen_layers_that_are_held_one_by_one_train_to_the_same_bits(here, monkeypatch):
     keys = ['train.trainable=["blocks.mlp.*"]', "train.layers_per_loop=2", "device.count=1"]
     keys += ["train.batch=4", "train.steps=3", "train.sample=Once", "train.sampling.tokens=4"]

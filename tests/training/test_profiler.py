@@ -69,6 +69,7 @@ def test_steps_are_traced_and_their_operations_listed_by_part():
     assert steps == {3, 4}
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_amid_has_a_profile_of_the_steps_it_took_and_none_after():
     lines = trained("profile.steps=[2,5]", stops=3)
     assert [line for line in lines if line.startswith("profile of steps 2 to 3 in ")]

@@ -76,6 +76,7 @@ def numbers(folder: Path) -> list[tuple]:
     return [tuple(record[name] for name in SAME) for record in records]
 
 
+@pytest.mark.long
 def test_a_run_that_is_stopped_in_a_part_goes_on_to_the_same_bits(made, tmp_path):
     run = recipe(made, tmp_path / "cache")
     _, text = go(run, tmp_path / "whole")

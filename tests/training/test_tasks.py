@@ -181,6 +181,7 @@ def test_the_best_checkpoint_is_that_of_the_metric_which_train_best_names(place,
     assert str(best) in stored
 
 
+@pytest.mark.long
 def test_a_run_that_was_interrupted_ends_with_the_same_bits_and_scores(place, told, monkeypatch):
     monkeypatch.chdir(place)
     trained("run.dir=again", "checkpoint.keep=3", signals=Stops(3))
