@@ -48,7 +48,7 @@ from tests import tiny  # noqa: E402
 from windlass.devices import selection  # noqa: E402
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
-# Here are programs of several devices, which may not be read from it (see compile_cache.keep).
+# Programs here are of several devices: read from the cache, XLA would abort (compile_cache.keep).
 jax.config.update("jax_enable_compilation_cache", False)
 selection.present()  # JAX starts
 

@@ -27,7 +27,6 @@ def here(tmp_path, monkeypatch):
 def trained(*keys: str, stops: int | None = None) -> list[str]:
     """Lines that a run printed."""
     console = Console(record=True, width=1000, file=StringIO())
-    # What is in the cache may have been compiled before the layers had scopes.
     with ConsoleReport(console) as report:
         train(RECIPE, [*KEYS, *keys], signals=Stops(stops), report=report)
     return console.export_text().splitlines()
